@@ -1,0 +1,140 @@
+"""What a policy is: `choose` a backend for a request, `observe` what came of it; and a registry by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from backends.backend import Candidate
+from backends.speculation import Method
+from policies.request import RequestFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, and why.
+
+    Parameters
+    ----------
+    backend
+        Name of the chosen candidate.
+    reason
+        One of a small fixed set of words for each policy (it becomes a Prometheus label): the rule's name,
+        `fewest_in_flight`, `next_in_turn` and the like. Never a number or anything from the request.
+    propensity
+        Probability with which the policy would choose this backend in this situation, in (0, 1].
+    """
+
+    backend: str
+    policy: str
+    reason: str
+    propensity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a policy thinks of one candidate, for `POST /admin/explain`.
+
+    Parameters
+    ----------
+    score
+        What the policy minimises, in its own unit; None where it does not score this candidate.
+    note
+        For a person: the rule that names it, the term that decides.
+    """
+
+    backend: str
+    score: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request that was relayed.
+
+    Parameters
+    ----------
+    status
+        HTTP status the client was given; 499 if the client left first.
+    ttft_s, e2e_s
+        Seconds from the request's arrival to its first content chunk, and to its end; ttft None if none came.
+    tpot_s
+        Seconds per output token after the first; None where fewer than two tokens came.
+    prompt_tokens, output_tokens
+        From the engine's usage where it sent it, else estimated.
+    tokens_per_step
+        Output tokens per engine step (accepted + 1); None if not known.
+    """
+
+    request: RequestFeatures
+    decision: Decision
+    method: Method
+    status: int
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_step: float | None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+
+
+class PolicySettings(BaseModel):
+    """Base of every policy's settings: what may stand beside `name:` under `policy:` in the pool file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Policy(ABC):
+    """Chooses a backend for each request of one model.
+
+    A policy is one small file: subclass, set `name`, write `choose`, decorate with `register`. It is built once
+    a model with its settings, is called from one thread, and must not block.
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[PolicySettings]] = PolicySettings
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose one of `candidates` (never empty, all able to serve the request) for `request`."""
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Say what `choose` would think of each candidate, changing nothing."""
+        return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
+
+    def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
+        """Learn from a finished request."""
+
+
+_REGISTRY: dict[str, type[Policy]] = {}
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(policy: P) -> P:
+    """Make a policy known by its name (a class decorator).
+
+    Raises
+    ------
+    ValueError
+        If another policy has that name.
+    """
+    if _REGISTRY.setdefault(policy.name, policy) is not policy:
+        raise ValueError(f"two policies are called {policy.name!r}")
+    return policy
+
+
+def policies() -> dict[str, type[Policy]]:
+    """Return every registered policy by name, importing those that come with the gateway."""
+    import policies.fixed
+    import policies.thresholds  # noqa: F401
+
+    return dict(sorted(_REGISTRY.items()))
