@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from policies import template
+from policies.overlap import WINDOW, repeated_share
+from policies.prompt import Prompt, read_prompt
+from policies.source_code import code_share
+
+MIN_P_EPSILON = 1e-5
+"""vLLM's own bound (`_SAMPLING_EPS`): a `min_p` up to it is as good as none, and a speculating server takes it."""
+
+COMPLETIONS_MAX_TOKENS = 16
+"""What vLLM, as OpenAI, takes for a completion that sends no `max_tokens`."""
+
+_LARGEST = 2**31 - 1
+_WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 
 class Endpoint(StrEnum):
@@ -25,25 +43,36 @@ class RequestFeatures:
     ----------
     model
         The name the client asked for.
+    n
+        Sequences that the request asks for: `n`, times the prompts where it brings several.
     temperature
         As sent; the model's default where the request has none.
     overlap
-        Share of the prompt's word 3-grams that occur earlier in the prompt, 0 to 1.
+        Share of the prompt's word 3-grams that occur earlier in the prompt, 0 to 1, over its last 512 words (token
+        ids where it came as such).
     code_share
-        Share of the prompt's lines that look like source code, 0 to 1.
+        Share of the prompt's lines that look like source code, 0 to 1, over its last 4,096 characters.
     prompt_tokens
         Exact where the prompt came as token ids, else estimated from its length.
     max_tokens
-        The request's limit on output tokens; None where it has none.
+        The request's limit on output tokens, for each sequence; None where it has none. A completion that names none
+        has 16, as vLLM has it.
     template
         Eight hex digits that stand for what requests of one application share (the system prompt or the head of
         the prompt); empty where there is nothing to tell it by.
     turns
-        Messages in the conversation; 1 for a bare prompt.
+        Messages in the conversation but for the system prompt; 1 for a bare prompt.
+    structured
+        The answer is bound to a grammar: a JSON schema, a regular expression, a choice, a tool that must be called.
+    tools
+        The request offers tools and lets the model call them.
     baseline_only
         The parameters present that no speculating vLLM serves (`min_p`, `logit_bias`); empty for most.
     qps, in_flight
         Load of the model when the request arrived: arrivals per second over the last seconds, and requests under way.
+    workload
+        What the client declares in the header `x-gateway-workload`, in lower case; empty where it declares nothing,
+        or nothing that is a name (letters, digits, `.`, `_`, `-`; at most 40).
     """
 
     model: str
@@ -63,3 +92,124 @@ class RequestFeatures:
     baseline_only: tuple[str, ...] = ()
     qps: float = 0.0
     in_flight: int = 0
+    workload: str = ""
+
+
+def describe(
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    *,
+    model: str,
+    default_temperature: float,
+    qps: float,
+    in_flight: int,
+    workload: str = "",
+) -> RequestFeatures:
+    """Describe a request from its parsed body.
+
+    Never raises on JSON of any shape: the engine judges validity, and a field that makes no sense counts as absent.
+    Cost is bounded by the number of messages, not their length (`python -m benchmarks.describe` measures it).
+
+    Parameters
+    ----------
+    default_temperature
+        What the model takes where a request sends none (its generation config, usually).
+    qps, in_flight, workload
+        As in `RequestFeatures`; `workload` is the header's value as it came.
+    """
+    prompt = read_prompt(body)
+    tail = prompt.tail()
+    units = tail.split() if tail else [unit for unit in prompt.ids[-WINDOW:] if isinstance(unit, int)]
+    temperature = _number(body.get("temperature"))
+    top_p = _number(body.get("top_p"))
+    tool_choice = body.get("tool_choice")
+    tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
+    return RequestFeatures(
+        model=model,
+        endpoint=endpoint,
+        stream=body.get("stream") is True,
+        n=min(_LARGEST, max(1, _count(body.get("n")) or 1) * prompt.batch),
+        temperature=default_temperature if temperature is None else max(0.0, temperature),
+        top_p=1.0 if top_p is None else top_p,
+        overlap=repeated_share(units),
+        code_share=code_share(tail),
+        prompt_tokens=prompt.tokens,
+        max_tokens=_max_tokens(endpoint, body),
+        template=_template(prompt),
+        turns=prompt.turns,
+        structured=_structured(body) or (tools and _forces_tool(tool_choice)),
+        tools=tools,
+        baseline_only=_baseline_only(body),
+        qps=qps,
+        in_flight=in_flight,
+        workload=_declared(workload) if workload else "",
+    )
+
+
+def _template(prompt: Prompt) -> str:
+    if prompt.system:
+        return template.of_system_prompt(prompt.system[0])
+    if prompt.pieces:
+        return template.of_prompt(prompt.pieces[0])
+    return template.of_token_ids(prompt.ids)
+
+
+def _max_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
+    for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in the order in which vLLM looks
+        if (limit := _count(body.get(key))) is not None:
+            return limit
+    return COMPLETIONS_MAX_TOKENS if endpoint is Endpoint.COMPLETIONS and "max_tokens" not in body else None
+
+
+def _baseline_only(body: Mapping[str, Any]) -> tuple[str, ...]:
+    min_p = _number(body.get("min_p"))
+    bound = min_p is not None and min_p > MIN_P_EPSILON
+    biased = bool(body.get("logit_bias"))
+    if not bound and not biased:
+        return ()
+    return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
+
+
+def _structured(body: Mapping[str, Any]) -> bool:
+    if body.get("structured_outputs"):
+        return True
+    if _is_format(body.get("response_format")):
+        return True
+    for key in ("text", "output_config"):  # of the responses, and of Anthropic's messages
+        if isinstance(settings := body.get(key), dict) and _is_format(settings.get("format")):
+            return True
+    # vLLM before 0.12 has these beside each other; an empty choice or schema is none.
+    return any(body.get(key) for key in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"))
+
+
+def _is_format(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text"
+
+
+def _forces_tool(choice: object) -> bool:
+    if isinstance(choice, dict):  # one tool by name; Anthropic wraps "auto", "any" and "none" too
+        return choice.get("type") not in ("auto", "none")
+    return choice == "required"
+
+
+def _declared(workload: str) -> str:
+    name = workload.strip().lower()
+    return name if _WORKLOAD.fullmatch(name) else ""
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number, from a string too, as vLLM's own validation would; else None."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 32):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            return None
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _count(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(min(max(number, 0.0), _LARGEST))
