@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -84,10 +86,18 @@ class Outcome:
     accepted_tokens: int | None = None
 
 
+SettingsPath = tuple[str | int, ...]
+"""Where in a policy's settings a value stands, as pydantic's `loc`: `("rules", 0, "prefer", 1)`."""
+
+
 class PolicySettings(BaseModel):
     """Base of every policy's settings: what may stand beside `name:` under `policy:` in the pool file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def named_backends(self) -> dict[SettingsPath, str]:
+        """Return the backends that the settings name, and where: whoever knows the pool checks that they exist."""
+        return {}
 
 
 class Policy(ABC):
@@ -133,8 +143,9 @@ def register(policy: P) -> P:
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Return every registered policy by name, importing those that come with the gateway."""
-    import policies.fixed
-    import policies.thresholds  # noqa: F401
+    """Return every registered policy by name, importing each module of this package so that it can register."""
+    import policies
 
+    for module in iter_modules(policies.__path__):
+        import_module(f"policies.{module.name}")
     return dict(sorted(_REGISTRY.items()))

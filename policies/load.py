@@ -1,0 +1,75 @@
+"""How much work a backend has: this gateway's own requests, and what the engine reports of others'."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from backends.backend import Candidate
+
+STALE_AFTER_S = 10.0
+"""Age from which an engine's report no longer counts; several scrapes have failed by then."""
+
+_SMALLEST_WEIGHT = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    at_s: float
+    requests: int
+
+
+class LoadMeter:
+    """Counts the requests on each backend, others' clients and other gateways included.
+
+    `in_flight` is exact and current but knows only this process. The engine's report (`running + waiting`) knows
+    everybody but is as old as the last scrape, and holds our own requests as well. So the report is used for the others
+    alone: when a new one is first seen, our requests of that moment are taken off it, and what remains counts until the
+    next report. Adding the two then counts nothing twice, and every request of ours shows at once, not a scrape later.
+    What the remainder misses: our requests that began or ended between the scrape and the first decision after it.
+
+    Parameters
+    ----------
+    stale_after_s
+        A report older than this counts as none, and so does one that was never made.
+    clock
+        The clock of `EngineLoad.at_s`, in seconds.
+    """
+
+    def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stale_after_s = stale_after_s
+        self._clock = clock
+        self._others: dict[str, _Others] = {}
+
+    def requests(self, candidate: Candidate) -> int:
+        """Return the requests on a backend, as far as known."""
+        load = candidate.load
+        if load.at_s <= 0.0 or self._clock() - load.at_s > self._stale_after_s:
+            return candidate.in_flight
+        seen = self._others.get(candidate.name)
+        if seen is None or seen.at_s != load.at_s:
+            seen = _Others(load.at_s, max(0, load.running + load.waiting - candidate.in_flight))
+            self._others[candidate.name] = seen
+        return candidate.in_flight + seen.requests
+
+    def score(self, candidate: Candidate) -> float:
+        """Return requests per unit of weight with one more sent there; less is better.
+
+        The one more is the request to be placed: an idle pool prefers its heaviest backend, and two backends of weights
+        2 and 1 fill up 2 to 1. A weight of zero makes a backend the last resort.
+        """
+        return (self.requests(candidate) + 1) / max(candidate.weight, _SMALLEST_WEIGHT)
+
+    def least(self, candidates: Sequence[Candidate], rng: Random) -> tuple[Candidate, float]:
+        """Return the least loaded candidate, and the probability that it was picked: ties are drawn at random.
+
+        Without the draw, all gateways in front of an idle pool would send to the same backend.
+        """
+        scores = [self.score(candidate) for candidate in candidates]
+        lowest = min(scores)
+        tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
+        if len(tied) == 1:
+            return tied[0], 1.0
+        return tied[rng.randrange(len(tied))], 1.0 / len(tied)
