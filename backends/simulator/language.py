@@ -1,0 +1,108 @@
+"""An n-gram language model that walks through a corpus and jumps between places that look alike.
+
+Following the corpus from one place is an n-gram model of unbounded order; jumping to another place where the last
+tokens are the same is a back-off to that order. How often it jumps, and how little must look alike, is how random
+the text is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+_ORDERS = 3
+
+
+class CorpusModel:
+    """The n-gram model of one corpus.
+
+    Parameters
+    ----------
+    ids
+        The corpus as token ids.
+    vocabulary
+        Number of token ids there are.
+    """
+
+    def __init__(self, ids: Sequence[int], vocabulary: int) -> None:
+        self.ids = list(ids) or [0]
+        self._base = vocabulary
+        tokens = np.asarray(self.ids, dtype=np.int64)
+        keys = tokens * vocabulary**2
+        keys[1:] += tokens[:-1] * vocabulary
+        keys[2:] += tokens[:-2]
+        order = np.argsort(keys[:-1], kind="stable")  # the last place has nothing after it
+        self._places: list[int] = order.tolist()
+        self._keys: list[int] = keys[order].tolist()
+
+    def span(self, context: Sequence[int], order: int) -> tuple[int, int]:
+        """Return the half-open range of `place` arguments whose last `order` tokens (1 to 3) are `context`'s."""
+        base, low, width = self._base, 0, 1
+        for depth in range(_ORDERS):
+            if depth < order:
+                low += context[-1 - depth] * base ** (2 - depth)
+            else:
+                width *= base
+        return bisect_left(self._keys, low), bisect_left(self._keys, low + width)
+
+    def place(self, index: int) -> int:
+        """Return the position in `ids` of the `index`-th place in context order."""
+        return self._places[index]
+
+    def jump(self, context: Sequence[int], order: int, random: Random) -> tuple[int, float]:
+        """Choose a place that looks like the end of `context`, backing off from `order` tokens to one to none.
+
+        Returns
+        -------
+        tuple
+            The position in `ids` (what follows it is the next token), and the share of places of this context that go
+            on alike, estimated from up to 16 of them.
+        """
+        for length in range(min(order, len(context)), 0, -1):
+            low, high = self.span(context, length)
+            if high > low:
+                place = self._places[low + int(random.random() * (high - low))]
+                step = max(1, (high - low) // 16)
+                sample = self._places[low:high:step]
+                following = self.ids[place + 1]
+                return place, sum(self.ids[other + 1] == following for other in sample) / len(sample)
+        return int(random.random() * (len(self.ids) - 1)), 1 / self._base
+
+    def continuations(self, context: Sequence[int], limit: int) -> list[tuple[int, float]]:
+        """Return the most frequent next tokens after `context` with their shares, at most `limit`, most likely first."""
+        for length in range(min(_ORDERS, len(context)), 0, -1):
+            low, high = self.span(context, length)
+            if high - low >= limit or (length == 1 and high > low):
+                counts = Counter(self.ids[place + 1] for place in self._places[low : min(high, low + 256)])
+                total = counts.total()
+                return [(token, count / total) for token, count in counts.most_common(limit)]
+        return []
+
+    def sentence_about(self, topic: Sequence[int], starts: frozenset[int], random: Random) -> int:
+        """Return a position just before a sentence that has a rare token of `topic` in it.
+
+        Parameters
+        ----------
+        topic
+            Tokens of what is asked.
+        starts
+            Tokens after which a sentence or a paragraph begins.
+        """
+        rare = []
+        for token in dict.fromkeys(topic):
+            low, high = self.span([token], 1)
+            if 0 < high - low <= 60:
+                rare.append((low, high))
+        if rare:
+            low, high = rare[int(random.random() * len(rare))]
+            place = self._places[low + int(random.random() * (high - low))]
+        else:
+            place = int(random.random() * (len(self.ids) - 1))
+        for position in range(place, max(0, place - 60), -1):
+            if self.ids[position] in starts:
+                return position
+        return place
