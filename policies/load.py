@@ -54,6 +54,10 @@ class LoadMeter:
             self._others[candidate.name] = seen
         return candidate.in_flight + seen.requests
 
+    def per_weight(self, candidate: Candidate) -> float:
+        """Return the requests on a backend per unit of its weight."""
+        return self.requests(candidate) / max(candidate.weight, _SMALLEST_WEIGHT)
+
     def score(self, candidate: Candidate) -> float:
         """Return requests per unit of weight with one more sent there; less is better.
 

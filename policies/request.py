@@ -20,8 +20,10 @@ MIN_P_EPSILON = 1e-5
 COMPLETIONS_MAX_TOKENS = 16
 """What vLLM, as OpenAI, takes for a completion that sends no `max_tokens`."""
 
+WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+"""The names of workloads that count when declared."""
+
 _LARGEST = 2**31 - 1
-_WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 
 class Endpoint(StrEnum):
@@ -194,7 +196,7 @@ def _forces_tool(choice: object) -> bool:
 
 def _declared(workload: str) -> str:
     name = workload.strip().lower()
-    return name if _WORKLOAD.fullmatch(name) else ""
+    return name if WORKLOAD.fullmatch(name) else ""
 
 
 def _number(value: object) -> float | None:

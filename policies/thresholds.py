@@ -1,0 +1,148 @@
+"""Rules that a person can read: conditions on the request and the load, and the methods to prefer where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from backends.backend import Candidate
+from backends.faults import Fault, error_of
+from policies.conditions import holds
+from policies.fixed import LoadPolicy, LoadSettings
+from policies.policy import Assessment, Decision, SettingsPath, register
+from policies.request import RequestFeatures
+from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_meant
+
+
+class Spill(BaseModel):
+    """How much more than the least loaded backend a preferred one may have: `slack + ratio * least` requests.
+
+    Sending each request where it alone is fastest makes everybody slower once there is load: a request slows those that
+    already run there. Up to some number of requests a batch costs no more than a single one, hence the slack; from then
+    on a backend with `ratio` times the work of another has lost what its method gained.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slack: float = Field(default=8.0, ge=0, description="Requests that do not count, per unit of weight.")
+    ratio: float = Field(default=1.25, ge=1, description="Times the requests of the least loaded backend.")
+
+    def bound(self, least: float) -> float:
+        """Return the most requests per unit of weight that a preferred backend may have to be taken."""
+        return self.slack + self.ratio * least
+
+
+class ThresholdSettings(LoadSettings):
+    """The rules, tried in order, and how much load a preference may pile up."""
+
+    rules: tuple[Rule, ...] = Field(
+        default_factory=default_rules,
+        description="The first whose conditions hold decides.",
+        json_schema_extra={"minItems": 1},
+    )
+    spill: Spill = Field(default=Spill(), description="When a preferred backend is passed over for its load.")
+
+    @model_validator(mode="after")
+    def _each_rule_counts(self) -> Self:
+        faults = (
+            [] if self.rules else [Fault(("rules",), "no rules", "write one, or leave `rules` out for the defaults")]
+        )
+        names: set[str] = set()
+        catch_all = ""
+        for position, rule in enumerate(self.rules):
+            if rule.name in names:
+                faults.append(Fault(("rules", position, "name"), f"two rules are called '{rule.name}'", "rename one"))
+            if catch_all:
+                hint = f"'{catch_all}' has no conditions and takes every request: put it last"
+                faults.append(Fault(("rules", position), f"rule '{rule.name}' is never reached", hint))
+            elif not rule.when.conditions():
+                catch_all = rule.name
+            names.add(rule.name)
+        if faults:
+            raise error_of(type(self).__name__, faults)
+        return self
+
+    def named_backends(self) -> dict[SettingsPath, str]:
+        """Return the backends that rules prefer by name."""
+        return {
+            ("rules", position, "prefer", place): target.removeprefix(BACKEND)
+            for position, rule in enumerate(self.rules)
+            for place, target in enumerate(rule.prefer)
+            if target.startswith(BACKEND)
+        }
+
+
+@register
+class Thresholds(LoadPolicy):
+    """Sends each request where the first rule that matches it prefers, load permitting.
+
+    Of a preferred method the least loaded backend is taken; where that has too much to do (`Spill`), the next in the
+    rule's list; where the list ends, the least loaded backend of all. Reasons: the rule's name; `spilled` where load
+    kept it from every backend of its list, `none_preferred` where none of them is there, `no_rule` where no rule
+    matches.
+    """
+
+    name = "thresholds"
+    Settings = ThresholdSettings
+    settings: ThresholdSettings
+
+    def __init__(self, settings: ThresholdSettings) -> None:
+        super().__init__(settings)
+        self._rules = [(rule, tuple(rule.when.conditions().items())) for rule in settings.rules]
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose by the first rule whose conditions hold."""
+        counts = [self.meter.requests(candidate) for candidate in candidates]
+        rule = self._first_that_holds(request, sum(counts) / len(counts))
+        reason = NO_RULE
+        if rule is not None:
+            reason = NONE_PREFERRED
+            bound = self._bound(candidates)
+            for target in rule.prefer:
+                meant = [candidate for candidate in candidates if is_meant(target, candidate)]
+                if not meant:
+                    continue
+                chosen, propensity = self.meter.least(meant, self.rng)
+                if self.meter.per_weight(chosen) <= bound:
+                    return Decision(chosen.name, self.name, rule.name, propensity)
+                reason = SPILLED
+        chosen, propensity = self.meter.least(candidates, self.rng)
+        return Decision(chosen.name, self.name, reason, propensity)
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Tell for each candidate at which place the rule names it, the score, and whether load rules it out."""
+        counts = [self.meter.requests(candidate) for candidate in candidates]
+        rule = self._first_that_holds(request, sum(counts) / len(counts))
+        if rule is None:
+            return [
+                Assessment(load.backend, load.score, f"no rule matches; {load.note}")
+                for load in super().assess(request, candidates)
+            ]
+        bound = self._bound(candidates)
+        return [self._assess_by(rule, candidate, bound) for candidate in candidates]
+
+    def _assess_by(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
+        why = f"rule '{rule.name}' ({rule.when})"
+        place = next((place for place, target in enumerate(rule.prefer, 1) if is_meant(target, candidate)), None)
+        if place is None:
+            return Assessment(candidate.name, None, f"{why} does not name it")
+        requests = self.meter.per_weight(candidate)
+        if requests > bound:
+            note = f"{why} names it at place {place}; passed over: {requests:g} requests, at most {bound:g} go by rule"
+            return Assessment(candidate.name, None, note)
+        return Assessment(candidate.name, float(place), f"{why} names it at place {place}; {requests:g} requests")
+
+    def _bound(self, candidates: Sequence[Candidate]) -> float:
+        return self.settings.spill.bound(min(self.meter.per_weight(candidate) for candidate in candidates))
+
+    def _first_that_holds(self, request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
+        for rule, conditions in self._rules:
+            for feature, condition in conditions:
+                value = in_flight_per_backend if feature == "in_flight_per_backend" else getattr(request, feature)
+                if not holds(condition, value):
+                    break
+            else:
+                return rule
+        return None
