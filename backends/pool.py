@@ -1,0 +1,242 @@
+"""The replicas together: which are well, which are not, and why.
+
+Two sources tell. Probes ask each replica every couple of seconds (`/health`, `/metrics`, and `/v1/models` before it
+is let in). The relay reports what really happened to requests; a refused connection counts at once, so that the next
+request goes elsewhere before any probe has run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from backends.backend import Backend, EngineLoad, State
+from backends.metrics import EngineMetrics
+from backends.probe import Probe, ProbeResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When a replica is taken out and let back in.
+
+    Parameters
+    ----------
+    interval_s, timeout_s
+        Between two probes of a replica, and for one to answer.
+    failures
+        Probes in a row that time out or fail before a replica that was up counts as down. A refused connection
+        counts at once: nothing listens there.
+    eject_s, eject_max_s
+        How long a replica with broken answers stays out, the first time and at most; it doubles each time.
+    broken_in_a_row
+        Answers broken off in a row that eject a replica. Answers that are not HTTP eject it at once.
+    stall_s
+        A replica that has requests but reports not one more token for so long is down, though it answers probes.
+    """
+
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+    failures: int = 2
+    eject_s: float = 2.0
+    eject_max_s: float = 60.0
+    broken_in_a_row: int = 3
+    stall_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Record:
+    """What the pool remembers of one replica between two looks."""
+
+    probe: Probe
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    failed_probes: int = 0
+    broken: int = 0
+    ejections: int = 0
+    ejected_until_s: float = 0.0
+    drained: bool = False
+    engine: EngineMetrics | None = None
+    progress: tuple[int, int] = (0, 0)
+    progress_at_s: float = 0.0
+
+
+class Pool:
+    """Every replica of every model, with its condition kept up to date.
+
+    Parameters
+    ----------
+    backends
+        The replicas; their `state`, `state_reason` and `load` are written here and nowhere else.
+    probe
+        Makes the probe of a replica.
+    on_down
+        Told when a replica goes from up to not up, so that what waits there for its first byte can go elsewhere.
+    """
+
+    def __init__(
+        self,
+        backends: Iterable[Backend],
+        rules: HealthRules,
+        probe: Callable[[Backend, float], Probe] = Probe,
+        on_down: Callable[[Backend], None] | None = None,
+    ) -> None:
+        self.rules = rules
+        self._by_model: dict[str, list[Backend]] = {}
+        self._records: dict[tuple[str, str], _Record] = {}
+        for backend in backends:
+            self._by_model.setdefault(backend.model, []).append(backend)
+            self._records[backend.model, backend.name] = _Record(probe(backend, rules.timeout_s))
+        self._on_down = on_down
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to probe."""
+        for backend in self:
+            self._tasks.append(asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}"))
+
+    async def stop(self) -> None:
+        """Stop probing."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for record in self._records.values():
+            await record.probe.close()
+
+    def __iter__(self) -> Iterator[Backend]:
+        """Iterate over all backends, model by model."""
+        for backends in self._by_model.values():
+            yield from backends
+
+    def of(self, model: str) -> Sequence[Backend]:
+        """Return all replicas of a model, in the order of the pool file."""
+        return self._by_model.get(model, ())
+
+    def up(self, model: str) -> list[Backend]:
+        """Return the replicas of a model that may be sent requests."""
+        return [backend for backend in self._by_model.get(model, ()) if backend.state is State.UP]
+
+    def engine(self, backend: Backend) -> EngineMetrics | None:
+        """Return what the replica's last metrics page said; None if none was read."""
+        return self._records[backend.model, backend.name].engine
+
+    def model_card(self, model: str) -> dict[str, object] | None:
+        """Return how a replica of the model that is or was up describes it in `/v1/models`; None if none did yet."""
+        cards = (self._records[model, backend.name].probe.model_card for backend in self.of(model))
+        return next((card for card in cards if card is not None), None)
+
+    # What the relay reports.
+
+    def report_failure(self, backend: Backend, kind: str, message: str) -> None:
+        """Take note of a request that a replica failed.
+
+        Parameters
+        ----------
+        kind
+            As in `UpstreamError`: `connect`, `broken`, `garbage`; or `timeout`.
+        """
+        record = self._records[backend.model, backend.name]
+        record.broken += 1
+        if kind == "connect":
+            self._set(backend, State.DOWN, message)
+        elif kind in {"garbage", "timeout"} or record.broken >= self.rules.broken_in_a_row:
+            self._eject(backend, record, message)
+        record.wake.set()  # look at once
+
+    def report_success(self, backend: Backend) -> None:
+        """Take note of a request that a replica answered whole."""
+        record = self._records[backend.model, backend.name]
+        if record.broken or record.ejections:
+            record.broken = 0
+            record.ejections = 0
+
+    # What an operator does.
+
+    def drain(self, backend: Backend) -> None:
+        """Send a replica nothing more; what it is working on may finish."""
+        self._records[backend.model, backend.name].drained = True
+        self._set(backend, State.DRAINING, "drained by an operator")
+
+    def resume(self, backend: Backend) -> None:
+        """Let a drained replica back in, once its next probe succeeds."""
+        record = self._records[backend.model, backend.name]
+        if record.drained:
+            record.drained = False
+            self._set(backend, State.STARTING, "resumed by an operator, not yet checked")
+            record.wake.set()
+
+    # Watching.
+
+    async def _watch(self, backend: Backend) -> None:
+        record = self._records[backend.model, backend.name]
+        while True:
+            record.wake.clear()
+            result = await record.probe.look(admit=backend.state is not State.UP)
+            self._judge(backend, record, result)
+            pause_s = self.rules.interval_s
+            if backend.state is State.STARTING:
+                pause_s = min(pause_s, 0.25)  # a pool that starts is waited for
+            elif backend.state is State.EJECTED:
+                pause_s = min(pause_s, max(0.05, record.ejected_until_s - time.monotonic()))
+            try:
+                async with asyncio.timeout(pause_s):
+                    await record.wake.wait()
+                await asyncio.sleep(min(0.1, self.rules.interval_s))  # reports come in bursts; one look serves them all
+            except TimeoutError:
+                pass
+
+    def _judge(self, backend: Backend, record: _Record, result: ProbeResult) -> None:
+        now_s = time.monotonic()
+        if result.engine is not None:
+            record.engine = result.engine
+            backend.load = EngineLoad(result.engine.running, result.engine.waiting, result.engine.kv_usage, at_s=now_s)
+        if record.drained:
+            return
+        if result.problem is not None:
+            record.failed_probes += 1
+            sure = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
+            if sure and not (backend.state is State.STARTING and result.refused):
+                self._set(backend, State.DOWN, result.problem)
+            return
+        record.failed_probes = 0
+        if self._is_stalled(backend, record, now_s):
+            self._set(backend, State.DOWN, f"has requests, but made no token for {self.rules.stall_s:g} s")
+        elif backend.state is State.EJECTED and now_s < record.ejected_until_s:
+            return
+        else:
+            self._set(backend, State.UP, "")
+
+    def _is_stalled(self, backend: Backend, record: _Record, now_s: float) -> bool:
+        engine = record.engine
+        if engine is None:
+            return False
+        progress = (engine.prompt_tokens, engine.generation_tokens)
+        if progress != record.progress or engine.running + engine.waiting == 0:
+            record.progress, record.progress_at_s = progress, now_s
+        return now_s - record.progress_at_s > self.rules.stall_s
+
+    def _eject(self, backend: Backend, record: _Record, message: str) -> None:
+        if backend.state is not State.UP:
+            return  # several requests fail together: that is one fault
+        out_s = min(self.rules.eject_s * 2.0**record.ejections, self.rules.eject_max_s)
+        record.ejections += 1
+        record.broken = 0
+        record.ejected_until_s = time.monotonic() + out_s
+        self._set(backend, State.EJECTED, f"{message}; out for {out_s:g} s")
+
+    def _set(self, backend: Backend, state: State, reason: str) -> None:
+        record = self._records[backend.model, backend.name]
+        if record.drained and state is not State.DRAINING:
+            return
+        before = backend.state
+        if state is not before:
+            level = logging.INFO if state in {State.UP, State.DRAINING, State.STARTING} else logging.WARNING
+            logger.log(level, "%s/%s is %s%s", backend.model, backend.name, state, f": {reason}" if reason else "")
+        backend.state = state
+        backend.state_reason = reason
+        if before is State.UP and state in {State.DOWN, State.EJECTED} and self._on_down is not None:
+            self._on_down(backend)

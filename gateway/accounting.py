@@ -1,0 +1,115 @@
+"""What an exchange came to: times, tokens, acceptance; told to the policy and counted for Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.metrics import Metrics
+from gateway.routing import Routed
+from gateway.served import Upstream
+from gateway.sse import EventStream
+from gateway.usage import Usage
+from policies.policy import Decision, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When things happened, on the clock of `time.perf_counter`; 0.0 for what did not.
+
+    Parameters
+    ----------
+    first_s, last_s
+        First and last chunk of a stream.
+    """
+
+    arrived_s: float
+    first_s: float
+    last_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An exchange that has ended, with everything that is known of it.
+
+    Parameters
+    ----------
+    usage
+        The engine's own account; None if it gave none.
+    stream
+        What was seen of the stream; None if the answer was none.
+    """
+
+    routed: Routed
+    decision: Decision
+    upstream: Upstream
+    status: int
+    timing: Timing
+    usage: Usage | None
+    stream: EventStream | None
+
+
+def account(ended: Ended, metrics: Metrics) -> Outcome:
+    """Work out the outcome, count it, and let the policy observe it."""
+    outcome = outcome_of(ended)
+    _count(outcome, ended, metrics)
+    ended.routed.model.policy.observe(outcome)
+    return outcome
+
+
+def outcome_of(ended: Ended) -> Outcome:
+    """Work out what became of a request.
+
+    Tokens come from the engine's usage, else from the number and size of the chunks; tokens per step from the
+    engine's acceptance, else from the tokens per chunk, since one content chunk is one step.
+    """
+    routed, timing, stream, usage = ended.routed, ended.timing, ended.stream, ended.usage or Usage()
+    features = routed.features
+    endpoint = features.endpoint
+    single = features.n == 1
+    output_tokens = usage.output_tokens
+    if output_tokens is None:
+        output_tokens = 0
+        if stream is not None:
+            steps = stream.steps(endpoint, with_usage=False)
+            output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
+    elif stream is not None and single:
+        routed.model.learn_token_size(stream.text_bytes(), output_tokens)
+    tokens_per_step = usage.tokens_per_step
+    if tokens_per_step is None and stream is not None and single and output_tokens:
+        steps = stream.steps(endpoint, with_usage=usage.output_tokens is not None)
+        tokens_per_step = max(1.0, output_tokens / steps) if steps else None
+    generation_s = timing.last_s - timing.first_s if timing.first_s else usage.generation_s
+    return Outcome(
+        request=features,
+        decision=ended.decision,
+        method=ended.upstream.backend.method,
+        status=ended.status,
+        ttft_s=timing.first_s - timing.arrived_s if timing.first_s else None,
+        tpot_s=generation_s / (output_tokens - 1) if generation_s and single and output_tokens > 1 else None,
+        e2e_s=timing.ended_s - timing.arrived_s,
+        prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_per_step=tokens_per_step,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
+
+
+def _count(outcome: Outcome, ended: Ended, metrics: Metrics) -> None:
+    bound, usage, temperature = ended.upstream.metrics, ended.usage, outcome.request.temperature
+    bound.e2e.observe(outcome.e2e_s)
+    if outcome.ttft_s is not None:
+        bound.ttft.observe(outcome.ttft_s)
+    if outcome.tpot_s is not None:
+        bound.tpot.observe(outcome.tpot_s)
+    if usage is not None and usage.queue_s is not None:
+        bound.queue.observe(usage.queue_s)
+    bound.prompt_tokens.inc(outcome.prompt_tokens)
+    bound.output_tokens.inc(outcome.output_tokens)
+    if outcome.tokens_per_step is not None:
+        source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
+        steps = outcome.output_tokens / outcome.tokens_per_step
+        metrics.count_steps(bound, temperature, source, steps, outcome.output_tokens)
+    if outcome.drafted_tokens is not None and outcome.accepted_tokens is not None:
+        metrics.count_drafts(bound, temperature, outcome.drafted_tokens, outcome.accepted_tokens)

@@ -1,0 +1,410 @@
+"""One exchange: a request, the backend it is sent to, and the answer on its way back.
+
+Nothing of an answer is passed on before it is known to be one: of a stream, its first whole event; of any other
+answer of an inference endpoint, all of it. Until then a request can go to another backend, once.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import orjson
+
+from backends.backend import Backend, State
+from backends.connection import Call, HeaderList, UpstreamError, request_head
+from gateway.accounting import Ended, Timing, account
+from gateway.auth import Client
+from gateway.headers import Header, downstream_headers, upstream_headers
+from gateway.openai import GatewayError, endpoint_of
+from gateway.routing import Routed, Wish
+from gateway.served import Upstream
+from gateway.sse import EventStream, is_engine_error, is_event_stream
+from gateway.usage import Usage, read_usage
+from policies.policy import Decision
+from policies.request import Endpoint
+
+if TYPE_CHECKING:
+    from gateway.relay import Inbound, Relay, Reply
+
+_WHOLE_ANSWER_BYTES = 1 << 20
+_RETRYABLE = frozenset({500, 502, 503, 504})
+_DOWN_PATIENCE_S = 5.0  # for a stream whose backend fails its health checks
+
+
+class Exchange:
+    """One request from its reading to its outcome; the receiver of its upstream call."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_call",
+        "_client",
+        "_decision",
+        "_first_s",
+        "_headers",
+        "_heard_s",
+        "_inbound",
+        "_last_s",
+        "_passed_head",
+        "_relay",
+        "_reply",
+        "_request_id",
+        "_retried",
+        "_routed",
+        "_status",
+        "_stream",
+        "_tried",
+        "_upstream",
+        "_whole",
+        "_wish",
+        "endpoint",
+    )
+
+    def __init__(self, relay: Relay, inbound: Inbound, client: Client, reply: Reply) -> None:
+        self._relay = relay
+        self._inbound = inbound
+        self._client = client
+        self._reply = reply
+        self._request_id = b""
+        self._wish = Wish()
+        self.endpoint = endpoint_of(inbound.path)
+        self._routed: Routed | None = None
+        self._decision: Decision | None = None
+        self._upstream: Upstream | None = None
+        self._call: Call | None = None
+        self._tried: list[str] = []
+        self._retried: tuple[Backend, str] | None = None
+        self._first_s = 0.0
+        self._last_s = 0.0
+        self._heard_s = inbound.arrived_s
+        self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        """Forget an answer that was not passed on."""
+        self._status = 0
+        self._headers: HeaderList = []
+        self._passed_head = False
+        self._stream: EventStream | None = None
+        self._whole = False  # hold the answer until it is complete
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    # From the door.
+
+    def begin(self) -> None:
+        """Route the request and send it on, or answer with what is wrong."""
+        relay, inbound = self._relay, self._inbound
+        headers = dict(inbound.headers)
+        self._request_id = headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
+        self._wish = Wish.read(headers)
+        now_s = time.monotonic()
+        try:
+            routed = relay.router.route(inbound.path, inbound.method, inbound.body, self._client, self._wish, now_s)
+            relay.limits.enter(self._client)
+        except GatewayError as error:
+            relay.metrics.requests.labels("", "", "", "refused").inc()
+            self._answer(error)
+            return
+        self._routed = routed
+        routed.model.traffic.arrive(now_s)
+        routed.model.traffic.in_flight += 1
+        relay.exchanges.add(self)
+        try:
+            candidates = self._candidates()
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        self._send(candidates)
+
+    def client_gone(self) -> None:
+        """Give the request up: the client has left, and the engine need not go on."""
+        if self in self._relay.exchanges:
+            self._cancel_call()
+            self._finish(499, "cancelled")
+
+    def pause(self) -> None:
+        """Read no more of the answer for now: the client is slow to take it."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._call is not None:
+            self._heard_s = time.perf_counter()  # what was silent meanwhile was the client
+            self._call.resume()
+
+    # To the backend.
+
+    def _candidates(self) -> list[Backend]:
+        assert self._routed is not None
+        return self._relay.router.candidates(self._routed, self._client, self._wish, self._tried)
+
+    def _send(self, candidates: list[Backend]) -> None:
+        relay, inbound, routed = self._relay, self._inbound, self._routed
+        assert routed is not None
+        decision = relay.router.choose(routed, candidates, self._wish)
+        upstream = routed.model.upstreams[decision.backend]
+        self._decision, self._upstream = decision, upstream
+        self._expect_answer()
+        head = request_head(
+            inbound.method.encode(),
+            inbound.target,
+            upstream_headers(
+                inbound.headers,
+                authority=upstream.client.address.authority,
+                request_id=self._request_id,
+                body_bytes=len(inbound.body),
+                has_body=bool(inbound.body) or inbound.method in {"POST", "PUT", "PATCH"},
+                api_key=upstream.backend.api_key,
+                keep_client_key=relay.keyring.is_open,
+            ),
+        )
+        upstream.backend.in_flight += 1
+        self._heard_s = time.perf_counter()
+        if not self._tried:
+            relay.metrics.overhead.labels(routed.model.name).observe(self._heard_s - inbound.arrived_s)
+        relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
+        self._call = upstream.client.send(head, inbound.body, self, head_only=inbound.method == "HEAD")
+
+    def _release(self) -> None:
+        """Let go of the backend, whatever became of the call."""
+        if self._upstream is not None and self._call is not None:
+            self._upstream.backend.in_flight -= 1
+        self._call = None
+
+    def _cancel_call(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._release()
+
+    def _elsewhere(self, kind: str) -> bool:
+        """Send the request to another backend, if nothing of it was answered and it was not sent twice already."""
+        upstream = self._upstream
+        assert upstream is not None
+        if self._passed_head or self._tried or self._wish.backend:
+            return False
+        if self.endpoint is Endpoint.OTHER and self._inbound.method not in {"GET", "HEAD"} and kind != "connect":
+            return False  # it may have had its effect already
+        self._tried.append(upstream.backend.name)
+        try:
+            candidates = self._candidates()
+        except GatewayError:
+            self._tried.clear()
+            return False
+        self._retried = (upstream.backend, kind)
+        self._cancel_call()
+        self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
+        self._send(candidates)
+        return True
+
+    def backend_is_down(self, backend: Backend) -> None:
+        """Go elsewhere if this exchange waits for its first byte from `backend`."""
+        if self._call is None or self._upstream is None or self._upstream.backend is not backend or self._passed_head:
+            return
+        if not self._elsewhere("down"):
+            self._fail("down", backend.state_reason)
+
+    def check_silence(self, now_s: float) -> None:
+        """Fail if the backend has been silent for longer than it may."""
+        if self._call is None or self._call.paused:
+            return
+        assert self._upstream is not None
+        patience = self._relay.patience
+        limit_s = patience.idle_s if self._passed_head or self._body else patience.first_byte_s
+        if self._upstream.backend.state is State.DOWN:
+            limit_s = min(limit_s, _DOWN_PATIENCE_S)
+        if now_s - self._heard_s > limit_s:
+            self._fail_or_elsewhere("timeout", f"sent nothing for {limit_s:g} s")
+
+    # From the backend.
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Take the head of the answer, and decide how much of it must be seen before it is passed on."""
+        self._heard_s = time.perf_counter()
+        self._status = status
+        self._headers = headers
+        if self.endpoint is Endpoint.OTHER:
+            return
+        kind = _header(headers, b"content-type")
+        encoded = bool(_header(headers, b"content-encoding"))
+        if status == 200 and kind.startswith(b"text/event-stream"):
+            self._stream = None if encoded else EventStream(self.endpoint)
+            return
+        length = _header(headers, b"content-length")
+        self._whole = not encoded and (not length or (length.isdigit() and int(length) <= _WHOLE_ANSWER_BYTES))
+        if status == 200 and not kind.startswith(b"application/json"):
+            what = kind.decode("latin-1") or "no content type"
+            self._fail_or_elsewhere("garbage", f"answered with {what}, not JSON or an event stream")
+
+    def on_data(self, data: bytes) -> None:
+        """Pass bytes of the answer on, as soon as it is known to be one."""
+        now_s = time.perf_counter()
+        previous_s, self._heard_s = self._heard_s, now_s
+        stream = self._stream
+        if stream is None:
+            self._on_plain_data(data)
+            return
+        data = stream.feed(data)
+        if not data:
+            return
+        if self._passed_head:
+            assert self._upstream is not None
+            self._upstream.metrics.itl.observe(now_s - previous_s)
+            self._last_s = now_s
+            self._reply.data(data)
+            return
+        if not is_event_stream(data):
+            self._fail_or_elsewhere("garbage", "answered with something other than events")
+            return
+        if is_engine_error(data) and self._elsewhere("status"):
+            return
+        self._first_s = self._last_s = now_s
+        self._pass_head()
+        self._reply.data(data)
+
+    def _on_plain_data(self, data: bytes) -> None:
+        if self._whole:
+            self._body.append(data)
+            self._body_bytes += len(data)
+            if self._body_bytes <= _WHOLE_ANSWER_BYTES:
+                return
+            self._whole = False  # too long to hold
+            data = b"".join(self._body)
+        if not self._passed_head:
+            self._pass_head()
+        self._reply.data(data)
+
+    def on_end(self) -> None:
+        """Pass the end on, and count what it was."""
+        if self._status in _RETRYABLE and self._elsewhere("status"):
+            return
+        usage: Usage | None = None
+        if self._whole:
+            body = b"".join(self._body)
+            if self._status == 200:
+                try:
+                    usage = read_usage(orjson.loads(body))
+                except orjson.JSONDecodeError:
+                    self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
+                    return
+            self._pass_head()
+            if body:
+                self._reply.data(body)
+        elif self._stream is not None:
+            rest = self._stream.rest()
+            if not self._passed_head and not rest:
+                self._fail_or_elsewhere("broken", "ended a stream with nothing in it")
+                return
+            if not self._passed_head:
+                self._pass_head()
+            if rest:
+                self._reply.data(rest)
+            usage = next(filter(None, map(read_usage, self._stream.last_documents())), None)
+        elif not self._passed_head:
+            self._pass_head()
+        self._reply.end()
+        self._succeed(usage)
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Go elsewhere, or tell the client that the answer will not come or not end."""
+        self._fail_or_elsewhere(error.kind, str(error))
+
+    # What becomes of it.
+
+    def _fail_or_elsewhere(self, kind: str, message: str) -> None:
+        assert self._upstream is not None
+        call = self._call
+        self._relay.pool.report_failure(self._upstream.backend, kind, message)
+        if self._call is call and not self._elsewhere(kind):  # else the report took the backend out, and us away
+            self._fail(kind, message)
+
+    def _fail(self, kind: str, message: str) -> None:
+        """End badly: with an error if nothing was answered, in a stream with an error event, else by breaking off."""
+        assert self._upstream is not None
+        who = f"Backend {self._upstream.backend.name}"
+        if not self._passed_head:
+            status = {"timeout": 504, "connect": 503, "down": 503}.get(kind, 502)
+            wait_s = 2.0 if status == 503 else None
+            what = f"{who} {message}. Send the request again."
+            self._refuse(GatewayError(status, what, code=f"backend_{kind}", retry_after_s=wait_s))
+            return
+        self._cancel_call()
+        if self._stream is not None:
+            what = f"{who} {message}: this answer is not complete. Send the request again."
+            self._reply.data(GatewayError(502, what, code=f"backend_{kind}").event(self.endpoint))
+            self._reply.end()
+        else:
+            self._reply.cut()
+        self._finish(502, "interrupted")
+
+    def _refuse(self, error: GatewayError) -> None:
+        self._cancel_call()
+        self._answer(error)
+        self._finish(error.status, "unanswered")
+
+    def _answer(self, error: GatewayError) -> None:
+        body = error.body(self.endpoint)
+        headers = [*error.headers(), (b"content-length", str(len(body)).encode()), (b"x-request-id", self._request_id)]
+        self._reply.head(error.status, headers + self._own_headers())
+        self._reply.data(b"" if self._inbound.method == "HEAD" else body)
+        self._reply.end()
+
+    def _pass_head(self) -> None:
+        self._passed_head = True
+        headers = downstream_headers(self._headers, request_id=self._request_id, ours=self._own_headers())
+        self._reply.head(self._status, headers)
+
+    def _own_headers(self) -> list[Header]:
+        decision, upstream = self._decision, self._upstream
+        if decision is None or upstream is None:
+            return []
+        headers = [
+            (b"x-gateway-backend", decision.backend.encode()),
+            (b"x-gateway-method", upstream.backend.method.encode()),
+            (b"x-gateway-policy", decision.policy.encode()),
+            (b"x-gateway-reason", decision.reason.encode()),
+        ]
+        if upstream.backend.simulated:
+            headers.append((b"x-gateway-simulated", b"true"))
+        if self._tried:
+            headers.append((b"x-gateway-retried-from", self._tried[0].encode()))
+        return headers
+
+    def _succeed(self, usage: Usage | None) -> None:
+        assert self._upstream is not None
+        self._release()
+        status, pool = self._status, self._relay.pool
+        if status < 500:
+            pool.report_success(self._upstream.backend)
+            if self._retried is not None and self._retried[1] == "status":
+                # What another backend could serve was not the request's fault.
+                pool.report_failure(self._retried[0], "status", "answered 5xx to what another backend could serve")
+        self._finish(status, "ok" if status < 400 else "client_error" if status < 500 else "engine_error", usage)
+
+    def _finish(self, status: int, outcome: str, usage: Usage | None = None) -> None:
+        """Count the exchange and tell whom it concerns what came of it."""
+        relay, routed = self._relay, self._routed
+        assert routed is not None
+        relay.exchanges.discard(self)
+        routed.model.traffic.in_flight -= 1
+        tokens = 0
+        if self._upstream is None or self._decision is None:
+            relay.metrics.requests.labels(routed.model.name, "", "", outcome).inc()
+        else:
+            relay.metrics.count_outcome(self._upstream.metrics, outcome)
+            if self.endpoint is not Endpoint.OTHER and outcome in {"ok", "cancelled", "interrupted"}:
+                timing = Timing(self._inbound.arrived_s, self._first_s, self._last_s, time.perf_counter())
+                ended = Ended(routed, self._decision, self._upstream, status, timing, usage, self._stream)
+                result = account(ended, relay.metrics)
+                tokens = result.prompt_tokens + result.output_tokens
+                for listener in relay.listeners:
+                    listener(result)
+        relay.limits.leave(self._client, tokens)
+        if tokens:
+            relay.metrics.keys.labels(self._client.name).inc(tokens)
+
+
+def _header(headers: HeaderList, name: bytes) -> bytes:
+    return next((value for key, value in headers if key == name), b"")

@@ -1,0 +1,167 @@
+"""What Prometheus sees: `gateway_...` series, all with bounded labels, bound once for each backend.
+
+With one worker the values live in the process; with several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
+imported, the workers keep them in files there, and each can answer for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from backends.backend import Backend, State
+from backends.metrics import EngineMetrics
+
+_BACKEND = ("model", "backend", "method")
+_LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
+_OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
+_TEMPERATURES = ((0.0, "0"), (0.3, "0-0.3"), (0.5, "0.3-0.5"), (0.7, "0.5-0.7"), (1.0, "0.7-1"))
+
+
+def temperature_bucket(temperature: float) -> str:
+    """Return the label of a temperature: `0`, `0-0.3`, ... `0.7-1`, `1+`; bounds belong to the lower bucket."""
+    return next((label for bound, label in _TEMPERATURES if temperature <= bound), "1+")
+
+
+@dataclass(slots=True)
+class BackendMetrics:
+    """The series of one backend, with their labels bound."""
+
+    labels: tuple[str, str, str]
+    ttft: Histogram
+    itl: Histogram
+    tpot: Histogram
+    e2e: Histogram
+    queue: Histogram
+    prompt_tokens: Counter
+    output_tokens: Counter
+    outcomes: dict[str, Counter] = field(default_factory=dict)
+    speculation: dict[tuple[str, str], tuple[Counter, Counter]] = field(default_factory=dict)
+    drafts: dict[str, tuple[Counter, Counter]] = field(default_factory=dict)
+
+
+class Metrics:
+    """Every series of the gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        many = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        registry = None if many else self.registry
+        if many:
+            MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...], *, add_up: bool = False) -> Gauge:
+            return Gauge(
+                name, text, labels, registry=registry, multiprocess_mode="livesum" if add_up else "livemostrecent"
+            )
+
+        self.requests = counter("gateway_requests", "Requests ended, by what became of them", (*_BACKEND, "outcome"))
+        self.ttft = histogram(
+            "gateway_ttft_seconds", "Arrival to first chunk of the answer (streams)", _BACKEND, _LATENCY_S
+        )
+        self.itl = histogram(
+            "gateway_itl_seconds", "Between two chunks of a stream; one chunk is one engine step", _BACKEND, _STEP_S
+        )
+        self.tpot = histogram("gateway_tpot_seconds", "Time per output token after the first", _BACKEND, _STEP_S)
+        self.e2e = histogram("gateway_e2e_seconds", "Arrival to the end of the answer", _BACKEND, _LATENCY_S)
+        self.queue = histogram("gateway_queue_seconds", "Waiting in the engine, where it says", _BACKEND, _LATENCY_S)
+        self.overhead = histogram(
+            "gateway_overhead_seconds", "From a request's last byte to its being sent on", ("model",), _OVERHEAD_S
+        )
+        self.prompt_tokens = counter("gateway_prompt_tokens", "Prompt tokens", _BACKEND)
+        self.output_tokens = counter("gateway_output_tokens", "Output tokens", _BACKEND)
+        self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*_BACKEND, "temperature", "source"))
+        self.step_tokens = counter(
+            "gateway_step_tokens", "Tokens that those steps emitted", (*_BACKEND, "temperature", "source")
+        )
+        self.drafted = counter("gateway_drafted_tokens", "Tokens drafted", (*_BACKEND, "temperature"))
+        self.accepted = counter("gateway_accepted_tokens", "Drafted tokens accepted", (*_BACKEND, "temperature"))
+        self.decisions = counter("gateway_decisions", "Choices made", ("model", "policy", "reason"))
+        self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
+        self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, add_up=True)
+        self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
+        self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))
+        self.simulated = gauge("gateway_backend_simulated", "1 if the backend is simulated", _BACKEND)
+        self.running = gauge("gateway_backend_running", "Requests in the engine's batch, as it says", _BACKEND)
+        self.waiting = gauge("gateway_backend_waiting", "Requests queued in the engine, as it says", _BACKEND)
+        self.kv_usage = gauge("gateway_backend_kv_usage_ratio", "KV cache in use, as it says", _BACKEND)
+        self.acceptance = gauge(
+            "gateway_backend_acceptance_ratio", "Accepted over drafted tokens since the engine started", _BACKEND
+        )
+        self.acceptance_length = gauge(
+            "gateway_backend_acceptance_length", "Accepted + 1 over steps that drafted, since it started", _BACKEND
+        )
+
+    def bind(self, backend: Backend) -> BackendMetrics:
+        """Return a backend's series; do it once, since finding a labelled series costs as much as counting."""
+        labels = (backend.model, backend.name, backend.method.value)
+        return BackendMetrics(
+            labels,
+            ttft=self.ttft.labels(*labels),
+            itl=self.itl.labels(*labels),
+            tpot=self.tpot.labels(*labels),
+            e2e=self.e2e.labels(*labels),
+            queue=self.queue.labels(*labels),
+            prompt_tokens=self.prompt_tokens.labels(*labels),
+            output_tokens=self.output_tokens.labels(*labels),
+        )
+
+    def count_outcome(self, bound: BackendMetrics, outcome: str) -> None:
+        """Count a request that ended on a backend."""
+        series = bound.outcomes.get(outcome)
+        if series is None:
+            series = bound.outcomes[outcome] = self.requests.labels(*bound.labels, outcome)
+        series.inc()
+
+    def count_steps(self, bound: BackendMetrics, temperature: float, source: str, steps: float, tokens: float) -> None:
+        """Count the steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""
+        bucket = temperature_bucket(temperature)
+        series = bound.speculation.get((bucket, source))
+        if series is None:
+            labels = (*bound.labels, bucket, source)
+            series = bound.speculation[bucket, source] = (self.steps.labels(*labels), self.step_tokens.labels(*labels))
+        series[0].inc(steps)
+        series[1].inc(tokens)
+
+    def count_drafts(self, bound: BackendMetrics, temperature: float, drafted: int, accepted: int) -> None:
+        """Count the drafted and accepted tokens of a request, as its engine reported them."""
+        bucket = temperature_bucket(temperature)
+        series = bound.drafts.get(bucket)
+        if series is None:
+            labels = (*bound.labels, bucket)
+            series = bound.drafts[bucket] = (self.drafted.labels(*labels), self.accepted.labels(*labels))
+        series[0].inc(drafted)
+        series[1].inc(accepted)
+
+    def refresh(self, backends: Iterable[tuple[Backend, EngineMetrics | None]]) -> None:
+        """Write down the condition of the backends; called every second, not for each request."""
+        for backend, engine in backends:
+            labels = (backend.model, backend.name, backend.method.value)
+            self.in_flight.labels(*labels).set(backend.in_flight)
+            self.up.labels(*labels).set(backend.state is State.UP)
+            for state in State:
+                self.state.labels(*labels, state.value).set(backend.state is state)
+            self.simulated.labels(*labels).set(backend.simulated)
+            self.running.labels(*labels).set(backend.load.running)
+            self.waiting.labels(*labels).set(backend.load.waiting)
+            self.kv_usage.labels(*labels).set(backend.load.kv_usage)
+            if engine is not None and engine.acceptance_rate is not None:
+                self.acceptance.labels(*labels).set(engine.acceptance_rate)
+            if engine is not None and engine.acceptance_length is not None:
+                self.acceptance_length.labels(*labels).set(engine.acceptance_length)
+
+    def render(self) -> bytes:
+        """Write the page that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,118 @@
+"""One request to one backend and back: the hot path.
+
+Everything here is callbacks on one loop: a door (`gateway.asgi`) hands over a request and a `Reply` to write to, the
+upstream client tells of the answer, and each chunk goes on in the same call that read it. Nothing on this way waits
+for a file, a scrape or a fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from backends.backend import Backend
+from backends.pool import Pool
+from gateway.auth import Client, Keyring
+from gateway.exchange import Exchange
+from gateway.headers import Header
+from gateway.limits import Limits
+from gateway.metrics import Metrics
+from gateway.routing import Router
+from policies.policy import Outcome
+
+
+class Reply(Protocol):
+    """The client's side of an exchange, as a door offers it."""
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        """Begin the answer."""
+
+    def data(self, chunk: bytes) -> None:
+        """Send bytes of its body, now."""
+
+    def end(self) -> None:
+        """End it well."""
+
+    def cut(self) -> None:
+        """Break the connection off: what was sent is not whole, and the client must notice."""
+
+
+@dataclass(slots=True)
+class Inbound:
+    """A request as a door read it.
+
+    Parameters
+    ----------
+    target
+        Path and query as they came.
+    headers
+        Names in lower case, in their order.
+    arrived_s
+        When its last byte came, on the clock of `time.perf_counter`.
+    """
+
+    method: str
+    path: str
+    target: bytes
+    headers: list[Header]
+    body: bytes
+    arrived_s: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an exchange may be silent, in seconds: before its first byte, and between two later ones."""
+
+    first_byte_s: float = 600.0
+    idle_s: float = 60.0
+
+
+class Relay:
+    """Carries every exchange of one gateway process."""
+
+    def __init__(
+        self,
+        router: Router,
+        pool: Pool,
+        keyring: Keyring,
+        limits: Limits,
+        metrics: Metrics,
+        patience: Patience,
+    ) -> None:
+        self.router = router
+        self.pool = pool
+        self.keyring = keyring
+        self.limits = limits
+        self.metrics = metrics
+        self.patience = patience
+        self.exchanges: set[Exchange] = set()
+        self.listeners: list[Callable[[Outcome], None]] = []
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Client:
+        """Tell who sends a request, before its body is read.
+
+        Raises
+        ------
+        GatewayError
+            401 without a valid key.
+        """
+        return self.keyring.identify(headers)
+
+    def begin(self, inbound: Inbound, client: Client, reply: Reply) -> Exchange:
+        """Take a request on. Its answer, good or bad, comes through `reply`, perhaps before this returns."""
+        exchange = Exchange(self, inbound, client, reply)
+        exchange.begin()
+        return exchange
+
+    def abandon(self, backend: Backend) -> None:
+        """Send what waits for its first byte from a backend that went down to another one."""
+        for exchange in list(self.exchanges):
+            exchange.backend_is_down(backend)
+
+    def sweep(self) -> None:
+        """End the exchanges whose backend has been silent for too long; called every second or so."""
+        now_s = time.perf_counter()
+        for exchange in list(self.exchanges):
+            exchange.check_silence(now_s)

@@ -1,0 +1,198 @@
+"""From a request to the backends that may serve it, and to the one that will."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from backends.backend import Backend, State
+from backends.pool import Pool
+from backends.speculation import Method
+from gateway.auth import Client
+from gateway.openai import GatewayError, endpoint_of
+from gateway.served import ServedModel
+from policies.policy import Decision
+from policies.request import Endpoint, RequestFeatures, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request's own headers say about where it should go; empty strings for nothing."""
+
+    backend: str = ""
+    method: str = ""
+    workload: str = ""
+
+    @classmethod
+    def read(cls, headers: Mapping[bytes, bytes]) -> Wish:
+        """Read `x-gateway-backend`, `x-gateway-method` and `x-gateway-workload`."""
+        return cls(
+            headers.get(b"x-gateway-backend", b"").decode("latin-1"),
+            headers.get(b"x-gateway-method", b"").decode("latin-1"),
+            headers.get(b"x-gateway-workload", b"").decode("latin-1"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request that is understood: which model it wants and what it looks like."""
+
+    model: ServedModel
+    features: RequestFeatures
+
+
+class Router:
+    """Finds the model, describes the request, and lets the model's policy choose among those that can serve it.
+
+    Parameters
+    ----------
+    models
+        By every name that clients may ask for, aliases included.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], pool: Pool) -> None:
+        self._models = models
+        self._pool = pool
+        served = {id(model): model for model in models.values()}
+        self._only = next(iter(served.values())) if len(served) == 1 else None
+
+    def route(self, path: str, method: str, body: bytes, client: Client, wish: Wish, now_s: float) -> Routed:
+        """Read a request as far as choosing needs it.
+
+        Raises
+        ------
+        GatewayError
+            400 if the body cannot be read or names no model where it must, 403 if the key may not use the model,
+            404 if there is no such model.
+        """
+        endpoint = endpoint_of(path)
+        document = _parse(body, required=endpoint is not Endpoint.OTHER and method == "POST")
+        model = self._find(document, client, path)
+        features = describe(
+            endpoint,
+            document,
+            model=model.name,
+            default_temperature=model.default_temperature,
+            qps=model.traffic.qps(now_s),
+            in_flight=model.traffic.in_flight,
+            workload=wish.workload,
+        )
+        return Routed(model, features)
+
+    def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
+        """Return the backends that are up and can serve the request, less those already tried.
+
+        Raises
+        ------
+        GatewayError
+            400 or 403 if the request's wish cannot be granted, 503 if no backend is left.
+        """
+        name = routed.model.name
+        members = self._pool.of(name)
+        if wish.backend or wish.method:
+            members = _granted(members, client, wish, name)
+        elif routed.features.baseline_only:
+            # Without a baseline in the pool any engine will do: it answers with an error that says what it lacks.
+            members = [one for one in members if one.method is Method.BASELINE] or members
+        ready = [one for one in members if one.state is State.UP and one.name not in tried]
+        if not ready:
+            raise self._none_left(routed, members, tried)
+        return ready
+
+    def choose(self, routed: Routed, candidates: list[Backend], wish: Wish) -> Decision:
+        """Let the policy choose; a wish leaves it the choice among what was wished for."""
+        decision = routed.model.policy.choose(routed.features, candidates)
+        if wish.backend or wish.method:
+            return Decision(decision.backend, "override", "backend" if wish.backend else "method")
+        return decision
+
+    def _find(self, document: Mapping[str, Any], client: Client, path: str) -> ServedModel:
+        wanted = document.get("model")
+        if wanted is None and self._only is not None:
+            model: ServedModel | None = self._only
+        elif wanted is None:
+            raise GatewayError(
+                400,
+                f'Say which model {path} is for, as "model" in a JSON body; here are: {self._names()}.',
+                code="model_required",
+                param="model",
+            )
+        else:
+            model = self._models.get(wanted) if isinstance(wanted, str) else None
+        if model is None:
+            raise GatewayError(
+                404,
+                f"The model `{wanted}` does not exist here; there are: {self._names()}.",
+                code="model_not_found",
+                param="model",
+            )
+        if client.models is not None and model.name not in client.models:
+            raise GatewayError(
+                403,
+                f"Key {client.name!r} may not use {model.name}; it may use: {', '.join(sorted(client.models))}.",
+                code="model_not_allowed",
+                param="model",
+            )
+        return model
+
+    def _names(self) -> str:
+        return ", ".join(sorted(self._models))
+
+    def _none_left(self, routed: Routed, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
+        why = "; ".join(
+            f"{one.name} failed this request" if one.name in tried else f"{one.name} is {one.state}: {one.state_reason}"
+            for one in members
+        )
+        needs = (
+            f" that can serve {' and '.join(routed.features.baseline_only)}" if routed.features.baseline_only else ""
+        )
+        return GatewayError(
+            503,
+            f"No backend of {routed.model.name}{needs} is up ({why}). Try again shortly.",
+            code="no_backend",
+            retry_after_s=2.0,
+        )
+
+
+def _granted(members: Collection[Backend], client: Client, wish: Wish, model: str) -> list[Backend]:
+    if not client.may_override:
+        raise GatewayError(
+            403,
+            f"Key {client.name!r} may not choose backends: leave out x-gateway-backend and x-gateway-method, "
+            "or set may_override for it.",
+            code="override_not_allowed",
+        )
+    granted = [one for one in members if wish.backend in {"", one.name} and wish.method in {"", one.method}]
+    if not granted:
+        there_are = ", ".join(f"{one.name} ({one.method})" for one in members)
+        raise GatewayError(
+            400,
+            f"No backend of {model} is what x-gateway-backend and x-gateway-method ask for; there are: {there_are}.",
+            code="backend_not_found",
+        )
+    return granted
+
+
+def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
+    if not body and not required:
+        return {}
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            document = json.loads(body)  # takes NaN and large integers, which vLLM does too
+        except (ValueError, RecursionError) as error:
+            if not required:
+                return {}
+            raise GatewayError(
+                400, f"The body is not JSON: {error}. Send a JSON object.", code="invalid_json"
+            ) from None
+    if not isinstance(document, dict):
+        if not required:
+            return {}
+        raise GatewayError(400, "The body is JSON, but not an object: send {...}.", code="invalid_json")
+    return document
