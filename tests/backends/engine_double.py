@@ -1,0 +1,44 @@
+"""A small HTTP server with the bad manners that an engine may have; run as a script by the tests of the launcher."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 503)
+        self.end_headers()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--family", action="store_true", help="leave a child, and an orphan in a session of its own")
+    parser.add_argument("--fail", action="store_true", help="end at once with status 3")
+    options = parser.parse_args()
+    print("engine says", os.environ.get("ENGINE_WORD"), flush=True)
+    if options.fail:
+        sys.exit(3)
+    if options.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: (print("engine ends", flush=True), os._exit(0)))
+    if options.family:
+        sleep = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+        subprocess.Popen(sleep)
+        orphan = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+        subprocess.run([sys.executable, "-c", orphan], check=True)
+    if options.port:
+        HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
+    while True:  # alive, and never ready
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()
