@@ -1,0 +1,123 @@
+"""Time what a decision costs before anything is sent: `python -m benchmarks.describe`. Microseconds, best of five.
+
+First `describe` on bodies of several kinds and sizes, then each policy's `choose` among five backends, then the ways of
+measuring overlap that were tried: the one in use needs no dependency and is the fastest at the sizes that are common.
+"""
+
+from __future__ import annotations
+
+import re
+import timeit
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+
+from backends.backend import Backend, State
+from backends.speculation import Method
+from policies.overlap import repeated_share
+from policies.policy import policies
+from policies.prompt import TAIL_CHARS
+from policies.request import Endpoint, describe
+from policies.source_code import code_share
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_CODE = "def area(width: float, height: float) -> float:\n    # both in metres\n    return width * height\n\n"
+
+
+def best_us(call: Callable[[], object]) -> float:
+    """Return the microseconds of one call, the best of five rounds."""
+    rounds = max(20, int(0.02 / max(1e-7, timeit.timeit(call, number=10) / 10)))
+    return min(timeit.repeat(call, number=rounds, repeat=5)) / rounds * 1e6
+
+
+def prose(characters: int) -> str:
+    """Return made-up sentences of a vocabulary of 2,000 words with the frequencies of Zipf's law."""
+    rng = Random(7)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    text = ""
+    while len(text) < characters:
+        text += " ".join(rng.choices(words, weights, k=14)) + ".\n"
+    return text[:characters]
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    """Return the body of a chat request with a system prompt and one question."""
+    system = {"role": "system", "content": "You are a helpful assistant."}
+    return {"model": "m", "stream": True, "messages": [system, {"role": "user", "content": text}], **fields}
+
+
+def bodies() -> dict[str, tuple[Endpoint, dict[str, Any]]]:
+    """Return the bodies to describe, by what they are."""
+    turns = [{"role": ("user", "assistant")[turn % 2], "content": prose(300)} for turn in range(101)]
+    ids = [int(number) for number in np.random.default_rng(7).zipf(1.3, 8000) % 128000]
+    return {
+        "chat, prose": (Endpoint.CHAT, chat(prose(1800))),
+        "chat, code": (Endpoint.CHAT, chat((_CODE * 20)[:1800])),
+        "chat, Chinese": (Endpoint.CHAT, chat("\u8fd9\u662f\u4e00\u4e2a\u95ee\u9898\u3002" * 85)),
+        "chat, long prose": (Endpoint.CHAT, chat(prose(32000))),
+        "chat, 101 turns": (Endpoint.CHAT, {"model": "m", "messages": turns}),
+        "completions, 8,000 ids": (Endpoint.COMPLETIONS, {"model": "m", "prompt": ids}),
+    }
+
+
+def by_words(text: str) -> float:
+    """Split at punctuation too, as a tokenizer would."""
+    return repeated_share(_WORD.findall(text))
+
+
+def by_sorted_hashes(text: str) -> float:
+    """Hash the words and sort the 3-grams with numpy."""
+    ids = np.fromiter(map(hash, text.split()), dtype=np.int64)
+    grams = (ids[:-2] * 31 + ids[1:-1]) * 37 + ids[2:]
+    return 1.0 - len(np.unique(grams)) / max(1, len(grams))
+
+
+def by_bytes(text: str) -> float:
+    """Take runs of eight bytes for 3-grams, with numpy; counts repeated pieces of words as well."""
+    raw = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint64)
+    grams = raw[:-7].copy()
+    for place in range(1, 8):
+        grams = grams * np.uint64(257) + raw[place : len(raw) - 7 + place]
+    grams.sort()
+    return float((grams[1:] == grams[:-1]).mean())
+
+
+def main() -> None:
+    """Print the three tables."""
+    print(f"{'describe':26} {'bytes':>7} {'us':>7}")
+    for name, (endpoint, body) in bodies().items():
+        cost = best_us(
+            lambda e=endpoint, b=body: describe(e, b, model="m", default_temperature=1.0, qps=1.0, in_flight=1)  # type: ignore[misc]
+        )
+        print(f"{name:26} {len(orjson.dumps(body)):7} {cost:7.1f}")
+
+    methods = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3, Method.DRAFT_MODEL)
+    pool = [Backend(str(method), "m", method, "http://127.0.0.1:1", state=State.UP) for method in methods]
+    request = describe(Endpoint.CHAT, chat(prose(1800)), model="m", default_temperature=0.0, qps=1.0, in_flight=1)
+    print(f"\n{'choose among five':34} {'us':>7}")
+    for name, policy in policies().items():
+        settings = policy.Settings(method="ngram") if name == "static" else policy.Settings()  # type: ignore[call-arg]
+        built = policy(settings)
+        print(f"{name:34} {best_us(lambda b=built: b.choose(request, pool)):7.1f}")  # type: ignore[misc]
+
+    ways: dict[str, Callable[[str], float]] = {
+        "overlap: set of tuples (in use)": lambda text: repeated_share(text.split()),
+        "overlap: words and punctuation": by_words,
+        "overlap: sorted hashes (numpy)": by_sorted_hashes,
+        "overlap: runs of bytes (numpy)": by_bytes,
+        "code_share (in use)": code_share,
+    }
+    print(f"\n{'of a text, us':34} {'500':>7} {'1800':>7} {TAIL_CHARS:>7}")
+    for name, way in ways.items():
+        costs = (best_us(lambda w=way, n=size: w(TEXTS[n])) for size in (500, 1800, TAIL_CHARS))  # type: ignore[misc]
+        print(f"{name:34}", *(f"{cost:7.1f}" for cost in costs))
+
+
+TEXTS = {size: prose(size) for size in (500, 1800, TAIL_CHARS)}
+
+if __name__ == "__main__":
+    main()
