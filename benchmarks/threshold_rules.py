@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean, geometric_mean, quantiles
@@ -125,6 +126,15 @@ def _always(method: Method) -> Choice:
     return lambda request, pool: method.value
 
 
+def _built(policy: type[Policy]) -> Choice:
+    seeded = "seed" in policy.Settings.model_fields
+    return by_policy(policy(policy.Settings.model_validate({"seed": 1} if seeded else {})))
+
+
+def _rules(slack: float, ratio: float) -> Choice:
+    return by_policy(thresholds(slack, ratio))
+
+
 def report_shared(requests: Sequence[Recorded], choices: dict[str, Callable[[], Choice]], seeds: Sequence[int]) -> None:
     """Print mean and 99th percentile of the time to finish at each rate, against `least_loaded`."""
     print(
@@ -161,15 +171,14 @@ def main() -> None:
         print(f"== {len(half)} requests, workload {'declared' if declare else 'not declared'}")
         report_alone(half)
         choices: dict[str, Callable[[], Choice]] = {
-            name: lambda policy=known[name]: by_policy(policy(policy.Settings.model_validate(seed)))  # type: ignore[misc]
-            for name, seed in (("least_loaded", {"seed": 1}), ("power_of_two", {"seed": 1}), ("round_robin", {}))
+            name: partial(_built, known[name]) for name in ("least_loaded", "power_of_two", "round_robin")
         }
         choices["fastest alone"] = lambda: fastest_alone
         bounds = [(float("inf"), 1.0), (Spill().slack, Spill().ratio)]
         if arguments.tune:
             bounds += [(slack, ratio) for slack in (0.0, 2.0, 4.0, 8.0, 16.0) for ratio in (1.0, 1.25, 1.5, 2.0)]
         for slack, ratio in bounds:
-            choices[f"rules {slack:g}+{ratio:g}x"] = lambda s=slack, r=ratio: by_policy(thresholds(s, r))  # type: ignore[misc]
+            choices[f"rules {slack:g}+{ratio:g}x"] = partial(_rules, slack, ratio)
         report_shared(half, choices, seeds=(1, 2) if not arguments.tune else (1,))
 
 

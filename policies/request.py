@@ -23,6 +23,7 @@ COMPLETIONS_MAX_TOKENS = 16
 WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """The names of workloads that count when declared."""
 
+_TOOL_FORCED = ("required", "function", "any", "tool")
 _LARGEST = 2**31 - 1
 
 
@@ -124,7 +125,7 @@ def describe(
     units = tail.split() if tail else [unit for unit in prompt.ids[-WINDOW:] if isinstance(unit, int)]
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
-    tool_choice = body.get("tool_choice")
+    tool_choice = _tool_choice(body.get("tool_choice"))
     tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
     return RequestFeatures(
         model=model,
@@ -139,7 +140,7 @@ def describe(
         max_tokens=_max_tokens(endpoint, body),
         template=_template(prompt),
         turns=prompt.turns,
-        structured=_structured(body) or (tools and _forces_tool(tool_choice)),
+        structured=_structured(body) or (tools and tool_choice in _TOOL_FORCED),
         tools=tools,
         baseline_only=_baseline_only(body),
         qps=qps,
@@ -188,10 +189,9 @@ def _is_format(value: object) -> bool:
     return isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text"
 
 
-def _forces_tool(choice: object) -> bool:
-    if isinstance(choice, dict):  # one tool by name; Anthropic wraps "auto", "any" and "none" too
-        return choice.get("type") not in ("auto", "none")
-    return choice == "required"
+def _tool_choice(choice: object) -> object:
+    """Return the word of a tool choice: OpenAI's as it stands or a tool by name, Anthropic's wrapped in a mapping."""
+    return choice.get("type") if isinstance(choice, dict) else choice
 
 
 def _declared(workload: str) -> str:

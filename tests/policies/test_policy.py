@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import policies as package
+from backends.backend import Backend
+from backends.speculation import Method
+from policies import policy as contract
+from policies.policy import Policy, policies, register
+from policies.request import Endpoint, RequestFeatures
+
+ONE_SMALL_FILE = '''
+from policies.policy import Decision, Policy, PolicySettings, register
+
+
+class LongestNameSettings(PolicySettings):
+    at_most: int = 99
+
+
+@register
+class LongestName(Policy):
+    """Chooses by the length of the name."""
+
+    name = "longest_name"
+    Settings = LongestNameSettings
+
+    def choose(self, request, candidates):
+        names = [it.name for it in candidates if len(it.name) <= self.settings.at_most]
+        return Decision(max(names, key=len), self.name, "longest")
+'''
+
+
+@pytest.fixture
+def new_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "longest_name.py").write_text(ONE_SMALL_FILE, "utf-8")
+    before = dict(policies())
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    yield
+    contract._REGISTRY.clear()
+    contract._REGISTRY.update(before)
+    sys.modules.pop("policies.longest_name", None)
+
+
+@pytest.mark.usefixtures("new_policy")
+def test_a_new_policy_is_one_small_file() -> None:
+    policy = policies()["longest_name"]
+    built = policy(policy.Settings.model_validate({"at_most": 3}))
+    pool = [Backend(name, "m", Method.NGRAM, "http://127.0.0.1:1") for name in ("a", "ccc", "bb", "dddd")]
+    request = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
+    assert built.choose(request, pool).backend == "ccc"
+    assert [it.backend for it in built.assess(request, pool)] == ["a", "ccc", "bb", "dddd"]
+
+
+def test_the_policies_that_come_with_the_gateway() -> None:
+    known = policies()
+    assert {"static", "round_robin", "least_loaded", "power_of_two", "random", "thresholds"} <= set(known)
+    assert all(name == policy.name for name, policy in known.items())
+    assert list(known) == sorted(known)
+
+
+def test_each_policy_chooses_a_candidate_with_a_fixed_reason_and_a_propensity() -> None:
+    pool = [Backend(method, "m", method, "http://127.0.0.1:1") for method in (Method.NGRAM, Method.SUFFIX)]
+    request = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
+    for name, policy in policies().items():
+        built = policy(policy.Settings.model_validate({"method": "suffix"} if name == "static" else {}))
+        for candidates in (pool, pool[:1]):
+            decision = built.choose(request, candidates)
+            assert decision.backend in {candidate.name for candidate in candidates}
+            assert decision.policy == name
+            assert decision.reason.replace("_", "").replace("-", "").isalnum()
+            assert 0.0 < decision.propensity <= 1.0
+            assert len(built.assess(request, candidates)) == len(candidates)
+
+
+def test_two_policies_cannot_share_a_name() -> None:
+    taken = policies()["round_robin"]
+    with pytest.raises(ValueError, match="two policies are called 'round_robin'"):
+        register(type("Other", (taken,), {}))
+    assert policies()["round_robin"] is taken
+    assert issubclass(taken, Policy)
