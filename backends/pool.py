@@ -73,6 +73,9 @@ class Pool:
         The replicas; their `state`, `state_reason` and `load` are written here and nowhere else.
     probe
         Makes the probe of a replica.
+
+    Attributes
+    ----------
     on_down
         Told when a replica goes from up to not up, so that what waits there for its first byte can go elsewhere.
     """
@@ -82,7 +85,6 @@ class Pool:
         backends: Iterable[Backend],
         rules: HealthRules,
         probe: Callable[[Backend, float], Probe] = Probe,
-        on_down: Callable[[Backend], None] | None = None,
     ) -> None:
         self.rules = rules
         self._by_model: dict[str, list[Backend]] = {}
@@ -90,7 +92,7 @@ class Pool:
         for backend in backends:
             self._by_model.setdefault(backend.model, []).append(backend)
             self._records[backend.model, backend.name] = _Record(probe(backend, rules.timeout_s))
-        self._on_down = on_down
+        self.on_down: Callable[[Backend], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -156,17 +158,16 @@ class Pool:
 
     # What an operator does.
 
-    def drain(self, backend: Backend) -> None:
-        """Send a replica nothing more; what it is working on may finish."""
-        self._records[backend.model, backend.name].drained = True
-        self._set(backend, State.DRAINING, "drained by an operator")
-
-    def resume(self, backend: Backend) -> None:
-        """Let a drained replica back in, once its next probe succeeds."""
+    def set_drained(self, backend: Backend, *, drained: bool) -> None:
+        """Take a replica out, letting what it works on finish, or let it back in once its next probe succeeds."""
         record = self._records[backend.model, backend.name]
-        if record.drained:
-            record.drained = False
-            self._set(backend, State.STARTING, "resumed by an operator, not yet checked")
+        if record.drained == drained:
+            return
+        record.drained = drained
+        if drained:
+            self._set(backend, State.DRAINING, "drained by an operator")
+        else:
+            self._set(backend, State.STARTING, "let back in by an operator, not yet checked")
             record.wake.set()
 
     # Watching.
@@ -238,5 +239,5 @@ class Pool:
             logger.log(level, "%s/%s is %s%s", backend.model, backend.name, state, f": {reason}" if reason else "")
         backend.state = state
         backend.state_reason = reason
-        if before is State.UP and state in {State.DOWN, State.EJECTED} and self._on_down is not None:
-            self._on_down(backend)
+        if before is State.UP and state in {State.DOWN, State.EJECTED} and self.on_down is not None:
+            self.on_down(backend)

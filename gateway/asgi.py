@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from gateway.exchange import Exchange
 from gateway.headers import Header
 from gateway.openai import GatewayError, endpoint_of
 from gateway.relay import Inbound, Relay
-from gateway.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -124,7 +124,7 @@ class RelayDoor:
         reply = AsgiReply()
         exchange = self._relay.begin(Inbound(scope["method"], path, target, headers, body), client, reply)
         reply.exchange = exchange
-        watch = asyncio.ensure_future(_watch(receive, exchange))
+        watch = asyncio.ensure_future(_watch(receive, exchange, reply))
         try:
             await reply.deliver(send)
         except (asyncio.CancelledError, OSError):  # the server shuts down, or found the client gone as it wrote
@@ -155,11 +155,12 @@ class RelayDoor:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _watch(receive: Receive, exchange: Exchange) -> None:
+async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None:
     """Wait for the client to leave. Without it nobody notices, and the engine works on for nobody."""
     while (await receive())["type"] != "http.disconnect":
         pass
     exchange.client_gone()
+    reply.cut()
 
 
 def _too_large(limit: int) -> GatewayError:

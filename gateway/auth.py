@@ -57,6 +57,10 @@ class Keyring:
         """Whether requests need no key."""
         return not self._clients
 
+    def named(self, name: str) -> Client | None:
+        """Return the client of a key by the key's name."""
+        return next((client for _, client in self._clients if client.name == name), None)
+
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
         """Tell who sent a request.
 

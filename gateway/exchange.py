@@ -315,29 +315,35 @@ class Exchange:
 
     def _fail_or_elsewhere(self, kind: str, message: str) -> None:
         assert self._upstream is not None
-        call = self._call
-        self._relay.pool.report_failure(self._upstream.backend, kind, message)
-        if self._call is call and not self._elsewhere(kind):  # else the report took the backend out, and us away
+        backend = self._upstream.backend
+        if not self._elsewhere(kind):
             self._fail(kind, message)
+        self._relay.pool.report_failure(backend, kind, message)
 
     def _fail(self, kind: str, message: str) -> None:
-        """End badly: with an error if nothing was answered, in a stream with an error event, else by breaking off."""
         assert self._upstream is not None
-        who = f"Backend {self._upstream.backend.name}"
+        message = f"Backend {self._upstream.backend.name} {message}"
+        if self._passed_head:
+            message += ": this answer is not complete"
+        status = {"timeout": 504, "connect": 503, "down": 503}.get(kind, 502)
+        retry_after_s = 2.0 if status == 503 else None
+        error = GatewayError(
+            status, f"{message}. Send the request again.", code=f"backend_{kind}", retry_after_s=retry_after_s
+        )
+        self.break_off(error)
+
+    def break_off(self, error: GatewayError) -> None:
+        """End badly: with an error if nothing was answered, in a stream with an error event, else by cutting it."""
         if not self._passed_head:
-            status = {"timeout": 504, "connect": 503, "down": 503}.get(kind, 502)
-            wait_s = 2.0 if status == 503 else None
-            what = f"{who} {message}. Send the request again."
-            self._refuse(GatewayError(status, what, code=f"backend_{kind}", retry_after_s=wait_s))
+            self._refuse(error)
             return
         self._cancel_call()
         if self._stream is not None:
-            what = f"{who} {message}: this answer is not complete. Send the request again."
-            self._reply.data(GatewayError(502, what, code=f"backend_{kind}").event(self.endpoint))
+            self._reply.data(error.event(self.endpoint))
             self._reply.end()
         else:
             self._reply.cut()
-        self._finish(502, "interrupted")
+        self._finish(error.status, "interrupted")
 
     def _refuse(self, error: GatewayError) -> None:
         self._cancel_call()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.auth import Client
 from gateway.openai import GatewayError
@@ -18,13 +18,20 @@ class _Bucket:
     level: float
     at_s: float
 
-    def refill(self, now_s: float) -> None:
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until one more can be taken; 0.0 if it can now."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / 60.0)
         self.at_s = now_s
+        return max(0.0, (1.0 - self.level) * 60.0 / self.per_minute)
 
-    def wait_s(self, cost: float) -> float:
-        """Return the seconds until `cost` can be taken; 0.0 if it can now."""
-        return max(0.0, (cost - self.level) * 60.0 / self.per_minute)
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """What a key used at one worker: requests and tokens since it last told, and requests under way there now."""
+
+    requests: int
+    tokens: int
+    in_flight: int
 
 
 @dataclass(slots=True)
@@ -32,15 +39,25 @@ class _Account:
     requests: _Bucket | None
     tokens: _Bucket | None
     in_flight: int = 0
+    new_requests: int = 0
+    new_tokens: int = 0
+    told_in_flight: int = 0
+    elsewhere: dict[int, int] = field(default_factory=dict)  # requests under way at each other worker
+
+    def all_in_flight(self) -> int:
+        return self.in_flight + sum(self.elsewhere.values())
 
 
 class Limits:
     """Keeps each key within its limits. Tokens are charged when an answer ends, so they bound the next minute.
 
+    With several workers each tells the others what its keys used, twice a second: a key can be over its limit by
+    what it sends within that time.
+
     Parameters
     ----------
     max_in_flight
-        Requests under way at a time from all keys together; None for no bound.
+        Requests under way at a time in this process from all keys together; None for no bound.
     clock
         Seconds that only ever grow.
     """
@@ -67,7 +84,7 @@ class Limits:
                 retry_after_s=1.0,
             )
         account = self._account(client)
-        if client.max_in_flight is not None and account.in_flight >= client.max_in_flight:
+        if client.max_in_flight is not None and account.all_in_flight() >= client.max_in_flight:
             raise GatewayError(
                 429,
                 f"Key {client.name!r} may have {client.max_in_flight} requests under way: wait for one to end.",
@@ -75,11 +92,10 @@ class Limits:
                 retry_after_s=1.0,
             )
         now_s = self._clock()
-        for bucket, cost, what in ((account.requests, 1.0, "requests"), (account.tokens, 1.0, "tokens")):
+        for bucket, what in ((account.requests, "requests"), (account.tokens, "tokens")):
             if bucket is None:
                 continue
-            bucket.refill(now_s)
-            wait_s = bucket.wait_s(cost)
+            wait_s = bucket.wait_s(now_s)
             if wait_s > 0.0:
                 raise GatewayError(
                     429,
@@ -87,16 +103,43 @@ class Limits:
                     code="rate_limit_exceeded",
                     retry_after_s=wait_s,
                 )
-        if account.requests is not None:
-            account.requests.level -= 1.0
         account.in_flight += 1
         self._in_flight += 1
+        self._charge(account, requests=1, tokens=0)
+        account.new_requests += 1
 
     def leave(self, client: Client, tokens: int) -> None:
         """Take note that a request has ended, and of the prompt and output tokens it cost."""
         account = self._account(client)
         account.in_flight -= 1
         self._in_flight -= 1
+        self._charge(account, requests=0, tokens=tokens)
+        account.new_tokens += tokens
+
+    def take_used(self) -> dict[str, KeyUse]:
+        """Return what each key used since the last call, for the other workers; keys that did nothing are left out."""
+        used = {}
+        for name, account in self._accounts.items():
+            if account.new_requests or account.new_tokens or account.in_flight != account.told_in_flight:
+                used[name] = KeyUse(account.new_requests, account.new_tokens, account.in_flight)
+                account.new_requests = account.new_tokens = 0
+                account.told_in_flight = account.in_flight
+        return used
+
+    def used_elsewhere(self, worker: int, client: Client, use: KeyUse) -> None:
+        """Take note of what a key used at another worker."""
+        account = self._account(client)
+        account.elsewhere[worker] = use.in_flight
+        self._charge(account, use.requests, use.tokens)
+
+    def worker_died(self, worker: int) -> None:
+        """Forget what was under way at a worker that died."""
+        for account in self._accounts.values():
+            account.elsewhere.pop(worker, None)
+
+    def _charge(self, account: _Account, requests: int, tokens: int) -> None:
+        if account.requests is not None:
+            account.requests.level -= requests
         if account.tokens is not None:
             account.tokens.level -= tokens
 

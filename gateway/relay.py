@@ -19,6 +19,7 @@ from gateway.exchange import Exchange
 from gateway.headers import Header
 from gateway.limits import Limits
 from gateway.metrics import Metrics
+from gateway.openai import GatewayError
 from gateway.routing import Router
 from policies.policy import Outcome
 
@@ -116,3 +117,11 @@ class Relay:
         now_s = time.perf_counter()
         for exchange in list(self.exchanges):
             exchange.check_silence(now_s)
+
+    def stop(self) -> None:
+        """Break off what is still under way: the time to drain is over."""
+        error = GatewayError(
+            503, "The gateway is stopping. Send the request again.", code="gateway_stopping", retry_after_s=1.0
+        )
+        for exchange in list(self.exchanges):
+            exchange.break_off(error)

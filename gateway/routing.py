@@ -15,7 +15,7 @@ from backends.speculation import Method
 from gateway.auth import Client
 from gateway.openai import GatewayError, endpoint_of
 from gateway.served import ServedModel
-from policies.policy import Decision
+from policies.policy import Decision, Policy
 from policies.request import Endpoint, RequestFeatures, describe
 
 
@@ -103,9 +103,9 @@ class Router:
             raise self._none_left(routed, members, tried)
         return ready
 
-    def choose(self, routed: Routed, candidates: list[Backend], wish: Wish) -> Decision:
-        """Let the policy choose; a wish leaves it the choice among what was wished for."""
-        decision = routed.model.policy.choose(routed.features, candidates)
+    def choose(self, routed: Routed, candidates: list[Backend], wish: Wish, policy: Policy | None = None) -> Decision:
+        """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for."""
+        decision = (policy or routed.model.policy).choose(routed.features, candidates)
         if wish.backend or wish.method:
             return Decision(decision.backend, "override", "backend" if wish.backend else "method")
         return decision

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -11,13 +13,19 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     SecretStr,
     SerializeAsAny,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
+    WithJsonSchema,
+    create_model,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from backends.faults import Fault, did_you_mean, error_of, faults_of
 from backends.speculation import Method, SpeculativeConfig, method_faults
@@ -46,7 +54,7 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 Secret = Annotated[SecretStr | None, BeforeValidator(_none_if_empty)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Word = Annotated[str, BeforeValidator(_as_text)]
+Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
 
 
 class Settings(BaseModel):
@@ -232,6 +240,8 @@ class SimulateSettings(Settings):
 class BackendSettings(Settings):
     """One replica: how it speculates, and where it is (`url`), how it is started (`serve`) or what it simulates.
 
+    One of the three, and only one.
+
     Parameters
     ----------
     url
@@ -241,6 +251,10 @@ class BackendSettings(Settings):
     weight
         Its share of the requests relative to the others, for the policies that go by it.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [home]} for home in ("url", "serve", "simulate")]}
+    )
 
     method: Method
     url: Annotated[str, AfterValidator(address)] | None = None
@@ -289,6 +303,15 @@ class PolicyReference(Settings):
         except ValidationError as error:
             raise error_of(cls.__name__, faults_of(error, own)) from None
         return {"name": data["name"], "settings": settings}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the choice among the registered policies, each with its name beside its own settings."""
+        each: list[Any] = []
+        for name, policy in policies().items():
+            own_name: Any = Literal[name]
+            each.append(create_model(f"{policy.__name__}Reference", __base__=policy.Settings, name=(own_name, ...)))
+        return handler(TypeAdapter(reduce(or_, each)).core_schema)
 
 
 class ModelSettings(Settings):

@@ -1,0 +1,150 @@
+"""The application: FastAPI for what the gateway answers itself, the relay for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from backends.backend import State
+from gateway import __version__
+from gateway.admin import admin_router
+from gateway.asgi import Receive, RelayDoor, Scope, Send, refuse
+from gateway.assembly import Gateway
+from gateway.openai import GatewayError
+from gateway.siblings import Siblings
+
+_OWN_PATHS = frozenset({"/health", "/readyz", "/metrics", "/v1/models"})
+_SWEEP_S = 0.5
+
+
+class Application:
+    """The ASGI application of a gateway process.
+
+    The relay's paths never enter FastAPI: a route there costs several times the hop itself.
+    """
+
+    def __init__(self, gateway: Gateway, siblings: Siblings) -> None:
+        self._own = create_app(gateway, siblings)
+        self._relay = RelayDoor(gateway.relay, int(gateway.settings.server.max_body_mib * 2**20))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or take part in the server's lifespan."""
+        if scope["type"] == "http" and not _is_own(scope["path"]):
+            await self._relay(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1003, "reason": "the gateway relays HTTP only"})
+        else:
+            await self._own(scope, receive, send)
+
+
+def _is_own(path: str) -> bool:
+    return path in _OWN_PATHS or path.startswith(("/admin/", "/v1/models/")) or path == "/admin"
+
+
+def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
+    """Return the FastAPI application: health, metrics, models and `/admin`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await gateway.pool.start()
+        tick = asyncio.create_task(_tick(gateway, siblings))
+        try:
+            yield
+        finally:
+            tick.cancel()
+            await asyncio.gather(tick, return_exceptions=True)
+            await gateway.pool.stop()
+            for model in gateway.models.values():
+                for upstream in model.upstreams.values():
+                    upstream.client.close()
+
+    app = FastAPI(
+        title="Speculation gateway",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url="/admin/docs",
+        redoc_url=None,
+        openapi_url="/admin/openapi.json",
+    )
+    app.include_router(admin_router(gateway, siblings))
+
+    @app.exception_handler(GatewayError)
+    async def answer_error(request: Request, error: GatewayError) -> Response:
+        headers = {name.decode(): value.decode() for name, value in error.headers()}
+        return Response(error.body(), error.status, headers)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Say that the process lives."""
+        return Response()
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Say whether every model has a backend that is up: 200 if so, 503 if not."""
+        up = {name: [one.name for one in gateway.pool.up(name)] for name in gateway.models}
+        ready = all(up.values())
+        return JSONResponse({"ready": ready, "up": up}, 200 if ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Write the page for Prometheus."""
+        _refresh(gateway)
+        page = await asyncio.to_thread(gateway.metrics.render)  # 15 ms for 200 series: not on the loop
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """List the models, as OpenAI and vLLM do."""
+        return {"object": "list", "data": _cards(gateway, request)}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> dict[str, Any]:
+        """Describe one model."""
+        cards = _cards(gateway, request)
+        card = next((card for card in cards if card["id"] == name), None)
+        if card is None:
+            names = ", ".join(card["id"] for card in cards)
+            raise GatewayError(
+                404, f"The model `{name}` does not exist here; there are: {names}.", code="model_not_found"
+            )
+        return card
+
+    return app
+
+
+def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
+    client = gateway.relay.identify(dict(request.scope["headers"]))
+    cards = []
+    for name, settings in gateway.settings.models.items():
+        if client.models is not None and name not in client.models:
+            continue
+        known = gateway.pool.model_card(name) or {}
+        simulated = all(one.simulated for one in gateway.pool.of(name))
+        for alias in (name, *settings.aliases):
+            card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}
+            card |= known | {"id": alias}
+            cards.append(card | {"simulated": True} if simulated else card)
+    return cards
+
+
+async def _tick(gateway: Gateway, siblings: Siblings) -> None:
+    """Do what is due every half second beside the requests."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        gateway.relay.sweep()
+        siblings.share_limits(gateway.relay.limits)
+        _refresh(gateway)
+
+
+def _refresh(gateway: Gateway) -> None:
+    gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
+
+
+__all__ = ["Application", "State", "create_app", "refuse"]

@@ -1,0 +1,93 @@
+"""Putting a gateway process together from the pool file: the one place where everything meets."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backends.backend import Backend
+from backends.connection import Address, UpstreamClient
+from backends.pool import HealthRules, Pool
+from gateway.auth import Client, Keyring, digest
+from gateway.limits import Limits
+from gateway.metrics import Metrics
+from gateway.relay import Patience, Relay
+from gateway.routing import Router
+from gateway.served import ServedModel, Upstream
+from gateway.settings import KeySettings, PoolSettings
+from policies.policy import policies
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one gateway process.
+
+    Attributes
+    ----------
+    models
+        By their own name, in the order of the pool file.
+    admin_digest
+        SHA-256 of the admin key.
+    """
+
+    settings: PoolSettings
+    models: dict[str, ServedModel]
+    pool: Pool
+    relay: Relay
+    metrics: Metrics
+    admin_digest: bytes
+
+
+def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
+    """Build a gateway process; nothing is opened or started yet.
+
+    Parameters
+    ----------
+    backends
+        Every replica of the pool, those that the gateway starts with the address they will have.
+    """
+    metrics = Metrics()
+    tls = ssl.create_default_context() if any(one.url.startswith("https:") for one in backends) else None
+    known_policies = policies()
+    models: dict[str, ServedModel] = {}
+    by_name: dict[str, ServedModel] = {}
+    for name, model_settings in settings.models.items():
+        policy = known_policies[model_settings.policy.name](model_settings.policy.settings)
+        upstreams = {
+            backend.name: Upstream(backend, _client(backend, settings.timeouts.connect_s, tls), metrics.bind(backend))
+            for backend in backends
+            if backend.model == name
+        }
+        model = models[name] = ServedModel(name, policy, model_settings.default_temperature, upstreams)
+        by_name |= dict.fromkeys((name, *model_settings.aliases), model)
+    health, timeouts = settings.health, settings.timeouts
+    rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
+    pool = Pool(backends, rules)
+    relay = Relay(
+        Router(by_name, pool),
+        pool,
+        Keyring([_client_of(key) for key in settings.keys]),
+        Limits(settings.server.max_in_flight),
+        metrics,
+        Patience(timeouts.first_byte_s, timeouts.idle_s),
+    )
+    pool.on_down = relay.abandon
+    return Gateway(settings, models, pool, relay, metrics, digest(admin_key))
+
+
+def _client(backend: Backend, connect_timeout_s: float, tls: ssl.SSLContext | None) -> UpstreamClient:
+    address = Address.parse(backend.url)
+    return UpstreamClient(address, connect_timeout_s=connect_timeout_s, tls=tls if address.tls else None)
+
+
+def _client_of(key: KeySettings) -> tuple[bytes, Client]:
+    key_digest = digest(key.key.get_secret_value()) if key.key is not None else bytes.fromhex(key.sha256 or "")
+    return key_digest, Client(
+        key.name,
+        frozenset(key.models) if key.models is not None else None,
+        key.may_override,
+        key.requests_per_minute,
+        key.tokens_per_minute,
+        key.max_in_flight,
+    )

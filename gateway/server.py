@@ -1,0 +1,92 @@
+"""The HTTP server of a gateway process: uvicorn, with signals and draining as the gateway wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from gateway.app import Application
+from gateway.assembly import Gateway
+from gateway.siblings import Siblings
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that they, not we, close
+
+
+class Server(uvicorn.Server):
+    """Serves one gateway process on sockets that are open already.
+
+    uvicorn by itself dies of the signal that ended it; this one only stops when told to, so that the process can end
+    with status 0 after it has stopped what it started.
+    """
+
+    def __init__(self, gateway: Gateway, siblings: Siblings) -> None:
+        self._gateway = gateway
+        self._drain_s = gateway.settings.server.drain_s
+        super().__init__(
+            uvicorn.Config(
+                Application(gateway, siblings),
+                http="httptools",
+                loop="uvloop",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process around."""
+        yield
+
+    def drain(self) -> None:
+        """Take nothing new, let what is under way end, and break it off when its time is over; a second call, now."""
+        if self.should_exit:
+            self._gateway.relay.stop()
+            self.force_exit = True
+            return
+        self.should_exit = True
+        asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
+
+
+def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
+    """Open the socket to serve on.
+
+    Parameters
+    ----------
+    shared
+        True if several worker processes listen on the same port (SO_REUSEPORT).
+    checked
+        True if the port is known to be ours, as it is to a worker.
+
+    Raises
+    ------
+    OSError
+        If the address is not this machine's or the port is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
+    if shared and port and not checked:
+        with socket.socket(family, kind, protocol) as probe:  # a port shared with a stranger would be split silently
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened

@@ -1,0 +1,101 @@
+"""A gateway in front of upstreams that can be told to misbehave, all on real sockets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.backend import Backend, State
+from backends.speculation import Method
+from gateway.assembly import Gateway, assemble
+from gateway.server import Server, listen
+from gateway.settings import PoolSettings
+from gateway.siblings import Siblings
+from tests.gateway.upstream import Upstream
+
+ADMIN_KEY = "the-admin-key"
+MODEL = "m"
+
+
+@dataclass
+class Running:
+    """A gateway that serves, its upstreams, and a client for it."""
+
+    gateway: Gateway
+    upstreams: dict[str, Upstream]
+    url: str
+    client: httpx.AsyncClient
+
+    def backend(self, name: str) -> Backend:
+        return next(one for one in self.gateway.pool if one.name == name)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def until_up(self, *names: str) -> None:
+        await self.until(lambda: all(self.backend(name).state is State.UP for name in names or self.upstreams))
+
+    async def chat(self, text: str = "hi", **fields: Any) -> httpx.Response:
+        headers = fields.pop("headers", {})
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+Start = Callable[..., "contextlib.AbstractAsyncContextManager[Running]"]
+
+FAST = {
+    "timeouts": {"connect_s": 1.0, "first_byte_s": 1.5, "idle_s": 1.0},
+    "health": {"interval_s": 0.2, "timeout_s": 0.5, "eject_s": 0.3, "eject_max_s": 2.0},
+    "server": {"drain_s": 2.0},
+}
+
+
+@contextlib.asynccontextmanager
+async def start_gateway(
+    methods: dict[str, str] | None = None, policy: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Running]:
+    """Start upstreams (name -> method) and a gateway in front of them."""
+    methods = methods or {"a": "baseline", "b": "ngram"}
+    async with contextlib.AsyncExitStack() as stack:
+        upstreams = {name: await stack.enter_async_context(Upstream(name, MODEL)) for name in methods}
+        backends_settings: dict[str, Any] = {}
+        for name, method in methods.items():
+            backends_settings[name] = {"method": method, "url": upstreams[name].url}
+            if method == "ngram":
+                backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
+        pool = PoolSettings.model_validate(
+            {
+                **FAST,
+                "models": {MODEL: {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}},
+                **settings,
+            }
+        )
+        backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
+        gateway = assemble(pool, backends, ADMIN_KEY)
+        opened = stack.enter_context(listen("127.0.0.1", 0, shared=False))
+        server = Server(gateway, Siblings())
+        serving = asyncio.create_task(server.serve(sockets=[opened]))
+        url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+        try:
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False))
+            running = Running(gateway, upstreams, url, client)
+            await running.until(lambda: server.started)
+            await running.until_up()
+            yield running
+        finally:
+            await client.aclose()
+            server.drain()
+            await serving
+
+
+@pytest.fixture
+def gateway_of() -> Start:
+    return start_gateway

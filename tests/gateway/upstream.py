@@ -1,0 +1,178 @@
+"""An HTTP server that answers like vLLM, or breaks in any way it is told to.
+
+No real engine breaks on demand in the middle of a byte; everything that does not have to break is tested against the
+simulator and against vLLM itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass
+class Seen:
+    """A request as it arrived."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Wire:
+    """The connection to the gateway, for a behaviour to write on."""
+
+    upstream: Upstream
+    writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+    seen: Seen
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def json(self, document: Any, status: int = 200, headers: str = "") -> None:
+        body = json.dumps(document).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{headers}content-length: {len(body)}\r\n\r\n"
+        await self.send(head.encode() + body)
+
+    async def begin_stream(self) -> None:
+        await self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    async def chunk(self, data: bytes) -> None:
+        await self.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    async def end_stream(self) -> None:
+        await self.send(b"0\r\n\r\n")
+
+    async def until_closed(self) -> None:
+        """Wait until the gateway closes the connection, and note when."""
+        await self.reader.read(1)
+        self.upstream.aborted += 1
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+Behaviour = Callable[[Wire], Awaitable[None]]
+
+
+def delta(text: str) -> bytes:
+    document = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def answer(name: str, tokens: int = 3) -> dict[str, Any]:
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": f"from {name}"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens},
+    }
+
+
+async def well(wire: Wire) -> None:
+    """Answer at once: a stream of three chunks if asked for one."""
+    if wire.seen.body and wire.seen.json.get("stream"):
+        await wire.begin_stream()
+        for text in ("from ", wire.upstream.name, "!"):
+            await wire.chunk(delta(text))
+        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.end_stream()
+    else:
+        await wire.json(answer(wire.upstream.name))
+
+
+@dataclass
+class Upstream:
+    """One such server: `behaviour` is what it does with requests; health and models have switches of their own."""
+
+    name: str
+    model: str
+    behaviour: Behaviour = well
+    health_status: int = 200
+    health_hangs: bool = False
+    models: bytes | None = None
+    close_after_answer: bool = False
+    seen: list[Seen] = field(default_factory=list)
+    aborted: int = 0
+    connections: int = 0
+    url: str = ""
+    _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def __aenter__(self) -> Self:
+        await self.listen(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    async def listen(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def die(self) -> None:
+        """Stop listening and break every connection."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def come_back(self) -> None:
+        await self.listen(int(self.url.rpartition(":")[2]))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while await self._serve_one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = [(line.partition(": ")[0], line.partition(": ")[2]) for line in head[1:] if line]
+        length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
+        seen = Seen(method, target, headers, await reader.readexactly(length))
+        wire = Wire(self, writer, reader, seen)
+        if target == "/health":
+            if self.health_hangs:
+                await asyncio.sleep(3600)
+            await wire.json({}, self.health_status)
+        elif target == "/v1/models":
+            if self.models is not None:
+                await wire.send(self.models)
+                return False
+            await wire.json({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 2048}]})
+        elif target == "/metrics":
+            body = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+            await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        else:
+            self.seen.append(seen)
+            await self.behaviour(wire)
+            if self.close_after_answer:
+                return False
+        return not writer.transport.is_closing()
