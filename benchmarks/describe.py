@@ -1,7 +1,8 @@
 """Time what a decision costs before anything is sent: `python -m benchmarks.describe`. Microseconds, best of five.
 
 First `describe` on bodies of several kinds and sizes, then each policy's `choose` among five backends, then the ways of
-measuring overlap that were tried: the one in use needs no dependency and is the fastest at the sizes that are common.
+measuring overlap that were tried. Runs of bytes are cheaper than the set in use on long texts alone, and count repeated
+endings of words for repetition.
 """
 
 from __future__ import annotations

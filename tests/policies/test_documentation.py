@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import policies as package
+from policies import policy as contract
+from policies.policy import policies
+from policies.thresholds import ThresholdSettings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = dict(policies())
+    (tmp_path / "first_name.py").write_text(blocks("python")[0], "utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    yield
+    contract._REGISTRY.clear()
+    contract._REGISTRY.update(before)
+    sys.modules.pop("policies.first_name", None)
+
+
+def test_the_rules_shown_are_right() -> None:
+    (shown,) = (block for block in blocks("yaml") if "rules:" in block)
+    settings = yaml.safe_load(shown)["policy"]
+    assert settings.pop("name") == "thresholds"
+    assert len(ThresholdSettings.model_validate(settings).rules) == 5
+
+
+@pytest.mark.usefixtures("own_policy")
+def test_the_policy_of_ones_own_works_as_shown() -> None:
+    assert policies()["first_name"].__name__ == "FirstName"
+
+
+def test_every_policy_is_in_the_table() -> None:
+    assert set(policies()) <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
