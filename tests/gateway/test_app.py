@@ -8,7 +8,6 @@ import hashlib
 import pytest
 
 from gateway.auth import Client, Keyring, digest
-
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.upstream import Wire, answer, delta
 
@@ -34,7 +33,7 @@ async def series(running: Running, name: str) -> dict[str, float]:
 
 async def test_requests_need_a_key_where_there_are_any(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
-        for headers in ({}, bearer("sk-wrong"), bearer(""), {"authorization": "Basic sk-free"}):
+        for headers in ({}, bearer("sk-wrong"), {"authorization": "Bearer"}, {"authorization": "Basic sk-free"}):
             response = await running.chat(headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
