@@ -125,22 +125,24 @@ class Workers:
         return worker
 
     async def _wait(self, worker: _Worker) -> int | None:
+        """Wait for a worker to end, and kill it if it does not although it was told to."""
         loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-        loop.add_reader(worker.process.sentinel, ended.set_result, None)
-        limit_s = self._settings.server.drain_s + _GRACE_S
-        try:
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not ended.done():
-                worker.process.terminate()
-                await asyncio.wait({ended}, timeout=limit_s)
-            if not ended.done():
-                worker.process.kill()
-                await ended
-        finally:
-            loop.remove_reader(worker.process.sentinel)
+        ended = asyncio.Event()
+        sentinel = worker.process.sentinel
+
+        def note_end() -> None:
+            loop.remove_reader(sentinel)
+            ended.set()
+
+        loop.add_reader(sentinel, note_end)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        waiting = asyncio.ensure_future(ended.wait())
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.wait({waiting}, timeout=self._settings.server.drain_s + _GRACE_S)
+        if not ended.is_set():
+            worker.process.kill()
+            await waiting
         worker.process.join()
         return worker.process.exitcode
 
@@ -199,8 +201,8 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     siblings = Siblings(assignment.number, pipe.send)
     server = Server(gateway, siblings)
     loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, server.drain)
+    loop.add_signal_handler(signal.SIGTERM, server.drain)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
 
     def hear() -> None:
         try:
