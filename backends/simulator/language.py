@@ -73,7 +73,7 @@ class CorpusModel:
         return int(random.random() * (len(self.ids) - 1)), 1 / self._base
 
     def continuations(self, context: Sequence[int], limit: int) -> list[tuple[int, float]]:
-        """Return the most frequent next tokens after `context` with their shares, at most `limit`, most likely first."""
+        """Return at most `limit` of the most frequent next tokens after `context` with their shares, best first."""
         for length in range(min(_ORDERS, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high - low >= limit or (length == 1 and high > low):

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Kind(StrEnum):
-    """Kinds of text, as acceptance is measured by them."""
-
-    CHAT = "chat"
-    CODE = "code"
-    MATH = "math"
-    SUMMARIZATION = "summarization"
-    EXTRACTION = "extraction"
-    TRANSLATION = "translation"
-    EDITING = "editing"
-    REPEATING = "repeating"
+from backends.simulator.calibration import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +14,8 @@ class Task:
 
     Parameters
     ----------
+    continues
+        Whether the answer goes on where the prompt ends, instead of answering it.
     passage
         Text of the prompt that the answer is a copy of; empty where the answer is written freely.
     edit_rate
@@ -35,6 +25,7 @@ class Task:
     """
 
     kind: Kind
+    continues: bool = False
     passage: str = ""
     edit_rate: float = 0.0
     opening: str = ""
@@ -44,23 +35,34 @@ class Task:
 _TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _FENCE = re.compile(r"```([\w+-]*)\n(.*?)\n?```", re.DOTALL)
 _QUOTED = re.compile(r"\"\"\"(.{40,}?)\"\"\"|\"([^\"\n]{40,})\"|<(\w+)>\n?(.{40,}?)</\3>", re.DOTALL)
-_CODE_LINE = re.compile(r"^\s*(def |class |import |from \w+ import|return\b|for .*:|if .*:|#include|function |const |let |public |\}|@\w+)")
+_CODE_LINE = re.compile(
+    r"^\s*(def |class |import |from \w+ import|return\b|for .*:|if .*:|#include|function |const |let |public |\}|@\w+)"
+)
+
+
+def _words(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
+
 
 # The first of these to match within the instruction decides. Rates of edits are by how much such answers keep of
 # their source: a repetition all, a correction most, a rewriting half.
 _COPYING = (
-    (re.compile(r"\b(repeat|copy|echo|reproduce|verbatim|print (it|this) back|exactly as)\b", re.I), Kind.REPEATING, 0.0),
-    (re.compile(r"\b(fix|correct|proofread|lint|format|rename|add (type|docstring|comment|error)|debug)", re.I), Kind.EDITING, 0.02),
-    (re.compile(r"\b(edit|refactor|modify|update|change|replace|convert|complete|extend|apply|migrate)\b", re.I), Kind.EDITING, 0.04),
-    (re.compile(r"\b(rewrite|rephrase|paraphrase|improve|simplify|optimi[sz]e)\b", re.I), Kind.EDITING, 0.10),
-)  # fmt: skip
-_TRANSLATING = re.compile(r"\b(translate|translation|in (french|german|spanish|japanese|chinese))\b", re.I)
+    (_words(r"repeat|copy|echo|reproduce|verbatim|print (it|this) back|exactly as"), 0.0),
+    (_words(r"fix|correct|proofread|lint|(re)?format|rename|add (type|docstring|comment|error)\w*|debug"), 0.02),
+    (_words(r"edit|refactor|modify|update|change|replace|convert|complete|extend|apply|migrate"), 0.04),
+    (_words(r"rewrite|rephrase|paraphrase|improve|simplify|optimi[sz]e"), 0.10),
+)
+_TRANSLATING = _words(r"translate|translation|in (french|german|spanish|japanese|chinese)")
+_SOFTWARE = r"function|class|method|code|python|program|script|javascript|rust|sql|java|api|tests?|regex"
 _WRITING = (
-    (re.compile(r"\b(summari[sz]e|summary|tl;?dr|abstract|key points|in brief)\b", re.I), Kind.SUMMARIZATION),
-    (re.compile(r"\b(extract|find all|list (all|every|the)|which of the following|quote|according to|from the (text|document|context))\b", re.I), Kind.EXTRACTION),
-    (re.compile(r"\b(write|implement|create|generate|code|program|script|unit tests?)\b.*\b(function|class|method|code|python|program|script|javascript|rust|sql|java|api|tests?|regex)\b", re.I | re.DOTALL), Kind.CODE),
-    (re.compile(r"\b(solve|calculate|compute|how many|how much|equation|integral|probability|percent|prove)\b|\d\s*[-+*/=]\s*\d", re.I), Kind.MATH),
-)  # fmt: skip
+    (_words(r"summari[sz]e|summary|tl;?dr|abstract|key points|in brief"), Kind.SUMMARIZATION),
+    (_words(r"extract|find all|list (all|every|the)|which of the following|quote"), Kind.EXTRACTION),
+    (_words(r"according to|(from|in|given) the (text|document|context|passage)|based on the"), Kind.RAG),
+    (_words(rf"(write|implement|create|generate|code|program|script)\b[^.?!]*\b({_SOFTWARE})"), Kind.CODE),
+    (_words(r"step by step|think carefully|reason about|prove"), Kind.REASONING),
+    (_words(r"solve|calculate|compute|how many|how much|equation|integral|probability|percent"), Kind.MATH),
+    (re.compile(r"\d\s*[-+*/=]\s*\d"), Kind.MATH),
+)
 _INSTRUCTION_CHARACTERS = 400
 
 
@@ -72,22 +74,31 @@ def understand(prompt: str) -> Task:
     prompt
         A ChatML conversation, of which the last user turn counts, or a bare text to go on from.
     """
-    turns = _TURN.findall(prompt)
-    if not turns:
-        return Task(Kind.CODE if _looks_like_code(prompt[-2000:]) else _written_kind(prompt))
-    asked = turns[-1]
+    asked = last_request(prompt)
+    if asked is prompt:
+        return Task(Kind.CODE if _looks_like_code(prompt[-2000:], 1) else _written_kind(prompt), continues=True)
     passage, language = _passage(asked)
     instruction = _instruction(asked, passage)
-    for pattern, kind, edit_rate in _COPYING:
+    for pattern, edit_rate in _COPYING:
         if passage and pattern.search(instruction):
             fenced = language is not None
-            return Task(kind, passage, edit_rate, f"```{language}\n" if fenced else "", "\n```" if fenced else "")
+            kind = Kind.CODE if _looks_like_code(passage) else Kind.EXTRACTION
+            return Task(
+                kind, False, passage, edit_rate, f"```{language}\n" if fenced else "", "\n```" if fenced else ""
+            )
     if passage and _TRANSLATING.search(instruction):
         return Task(Kind.TRANSLATION)
     kind = _written_kind(instruction)
     if kind is Kind.CHAT and _looks_like_code(asked):
         kind = Kind.CODE
-    return Task(kind, opening="```python\n" if kind is Kind.CODE else "")
+    fence = ("```python\n", "\n```") if kind is Kind.CODE else ("", "")
+    return Task(kind, opening=fence[0], closing=fence[1])
+
+
+def last_request(prompt: str) -> str:
+    """Return the last user turn of a ChatML conversation; `prompt` itself if it is none."""
+    turns = _TURN.findall(prompt)
+    return turns[-1] if turns else prompt
 
 
 def _written_kind(instruction: str) -> Kind:
@@ -112,7 +123,9 @@ def _passage(asked: str) -> tuple[str, str | None]:
     if fences:
         language, block = max(fences, key=lambda fence: len(fence[1]))
         return block, language
-    quotations = [next(part for part in (three, one, tagged) if part) for three, one, _, tagged in _QUOTED.findall(asked)]
+    quotations = [
+        next(part for part in (three, one, tagged) if part) for three, one, _, tagged in _QUOTED.findall(asked)
+    ]
     rest = ""
     for mark in ("\n", ":"):
         before, found, after = asked.partition(mark)
@@ -123,6 +136,6 @@ def _passage(asked: str) -> tuple[str, str | None]:
     return (longest if len(longest) > 0.6 * len(rest) else rest), None
 
 
-def _looks_like_code(text: str) -> bool:
+def _looks_like_code(text: str, least: int = 3) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
-    return len(lines) > 2 and sum(bool(_CODE_LINE.match(line)) for line in lines) > 0.2 * len(lines)
+    return len(lines) >= least and sum(bool(_CODE_LINE.match(line)) for line in lines) > 0.2 * len(lines)

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
+from itertools import pairwise
 from os import urandom
 from random import Random
 
 from backends.simulator import corpus, task, tokenizer
+from backends.simulator.calibration import Kind
 from backends.simulator.language import CorpusModel
-from backends.simulator.task import Kind
-from backends.simulator.tokenizer import END_OF_TURN, Tokenizer
+from backends.simulator.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
 
 # Per kind: median length in tokens, chance per token to take up something said before, mean length of what is taken up.
 _HABITS: dict[Kind, tuple[int, float, float]] = {
@@ -30,8 +31,8 @@ _HABITS: dict[Kind, tuple[int, float, float]] = {
     Kind.SUMMARIZATION: (110, 0.10, 7.0),
     Kind.EXTRACTION: (90, 0.25, 9.0),
     Kind.TRANSLATION: (160, 0.02, 3.0),
-    Kind.EDITING: (260, 0.05, 12.0),
-    Kind.REPEATING: (260, 0.05, 12.0),
+    Kind.REASONING: (600, 0.08, 5.0),
+    Kind.RAG: (120, 0.15, 8.0),
 }
 _LENGTH_SPREAD = 0.5  # standard deviation of the logarithm of the length
 _COPIED_CONFIDENCE = 0.97
@@ -89,7 +90,8 @@ class TargetModel:
         self.tokenizer = tokens
         self._prose = prose
         self._code = code
-        self._starts = frozenset(
+        self.blank = frozenset(token for token in range(len(tokens)) if not tokens.string(token).strip())
+        self.starts = frozenset(
             token for token in range(len(tokens)) if tokens.string(token).endswith((".", "\n\n", ":\n", ".\n"))
         )
 
@@ -106,22 +108,18 @@ class TargetModel:
             Never stop before `limit` (`ignore_eos`).
         """
         asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
-        random = self._random(prompt_ids, sampling)
+        random = self.random(prompt_ids, sampling)
         median, _, _ = _HABITS[asked.kind]
         length = max(6, min(4096, int(median * math.exp(random.gauss(0.0, _LENGTH_SPREAD)))))
-        draft = _Draft(self, prompt_ids, asked.kind, sampling.spread, random, min(limit, max(minimum, length)))
+        opening, closing = self.tokenizer.encode(asked.opening), self.tokenizer.encode(asked.closing)
+        draft = _Draft(self, prompt_ids, asked.kind, sampling.spread, random, limit)
+        draft.say(opening)
         if asked.passage:
-            source = self.tokenizer.encode(asked.passage)
-            draft.limit = limit
-            draft.say(self.tokenizer.encode(asked.opening))
-            draft.copy(source, asked.edit_rate + _slips(asked.kind, sampling.spread))
-            draft.say(self.tokenizer.encode(asked.closing))
-            draft.limit = min(limit, minimum)
+            draft.copy(self.tokenizer.encode(asked.passage), asked.edit_rate + _slips(asked.edit_rate, sampling.spread))
         else:
-            draft.say(self.tokenizer.encode(asked.opening))
-        if endless:
-            draft.limit = limit
-        draft.ramble(self._starts)
+            draft.ramble(min(limit, length), continuing=asked.continues)
+        draft.say(closing)
+        draft.ramble(limit if endless else min(limit, minimum))
         stopped = not endless and len(draft.ids) < limit
         if stopped:
             draft.ids.append(END_OF_TURN)
@@ -130,13 +128,14 @@ class TargetModel:
 
     def corpus_for(self, kind: Kind) -> CorpusModel:
         """Return the corpus that answers of this kind resemble."""
-        return self._code if kind in (Kind.CODE, Kind.EDITING, Kind.REPEATING) else self._prose
+        return self._code if kind is Kind.CODE else self._prose
 
     def alternatives(self, context: Sequence[int], kind: Kind, limit: int) -> list[tuple[int, float]]:
-        """Return what else might have followed `context`, with shares of what the chosen token left, at most `limit`."""
+        """Return at most `limit` tokens that might have followed `context`, with their shares of such places."""
         return self.corpus_for(kind).continuations(context, limit)
 
-    def _random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
+    def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
+        """Return the source of chance for one choice: the same for the same request, greedy or seeded."""
         digest = blake2b(self.name.encode(), digest_size=8)
         digest.update(array("I", prompt_ids).tobytes())
         if sampling.spread:
@@ -154,10 +153,11 @@ class _Draft:
         self.ids: list[int] = []
         self.confidence: list[float] = []
         self.limit = limit
+        self._model = model
         self._corpus = model.corpus_for(kind)
         self._random = random
         self._history = list(prompt_ids)
-        self._seen = dict(zip(zip(prompt_ids, prompt_ids[1:], strict=False), range(1, len(prompt_ids)), strict=False))
+        self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
         self._prompt_length = len(prompt_ids)
         _, take_up, self._mean_run = _HABITS[kind]
         # Hotter text jumps more often, to places that look less alike, and takes up less of what was said.
@@ -191,14 +191,19 @@ class _Draft:
                 self._add(source[position], _COPIED_CONFIDENCE)
                 position += 1
 
-    def ramble(self, starts: frozenset[int]) -> None:
-        """Write freely up to the limit."""
+    def ramble(self, until: int, *, continuing: bool = False) -> None:
+        """Write freely until there are `until` tokens, on a topic of the prompt or `continuing` where it ends."""
         random, corpus_ids, last = self._random, self._corpus.ids, len(self._corpus.ids) - 1
-        if len(self.ids) >= self.limit:
+        if len(self.ids) >= until:
             return
-        place = self._corpus.sentence_about(self._history[-200:], starts, random)
+        if continuing:
+            place, _ = self._corpus.jump(self._history[-3:], 3, random)
+        else:
+            place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
+        while not continuing and not self.ids and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
+            place += 1
         quiet = 0  # tokens for which nothing is taken up, so that a text does not go round in circles
-        while len(self.ids) < self.limit:
+        while len(self.ids) < until:
             roll = random.random()
             if quiet <= 0 and roll < self._take_up_rate and len(self._history) > 1:
                 place, quiet = self._take_up(place)
@@ -219,6 +224,8 @@ class _Draft:
             if self._random.random() < 0.5 or self._prompt_length < 16:
                 return place, 2
             at = int(self._random.random() * (self._prompt_length - 8))  # quotes something from the prompt
+            if self._history[at] == START_OF_TURN:
+                at += 2  # not the name of the role
         run = 2 + int(self._random.expovariate(1.0 / self._mean_run))
         for token in self._history[at + 1 : at + 1 + run]:
             if len(self.ids) >= self.limit or token <= END_OF_TURN:
@@ -228,9 +235,9 @@ class _Draft:
         return resumed, run + 4
 
 
-def _slips(kind: Kind, spread: float) -> float:
-    """Return the probability per copied token of leaving the original, which grows with the temperature."""
-    return (0.01 if kind is Kind.REPEATING else 0.025) * spread**2
+def _slips(edit_rate: float, spread: float) -> float:
+    """Return the probability per copied token of leaving the original unasked, which grows with the temperature."""
+    return (0.025 if edit_rate else 0.01) * spread**2
 
 
 @cache

@@ -60,7 +60,7 @@ class Exchange:
         self.gone = False
         self.status = 0
         self.on_gone: Callable[[], None] | None = None
-        self.on_finished: Callable[[Exchange, int], None] | None = None
+        self.on_finished: Callable[[Exchange], None] | None = None
 
     @property
     def started(self) -> bool:
@@ -73,7 +73,7 @@ class Exchange:
         if content_type is not None:
             headers.append(("content-type", content_type))
         self._send(self._head(status, headers) + (b"" if self.request.method == "HEAD" else body))
-        self._finish(len(body))
+        self._finish()
 
     def start(self, content_type: str = "text/event-stream; charset=utf-8") -> None:
         """Send the head of a streamed answer."""
@@ -92,7 +92,7 @@ class Exchange:
             self.write(data)
         if self._chunked:
             self._send(b"0\r\n\r\n")
-        self._finish(0)
+        self._finish()
 
     def _head(self, status: int, headers: Headers) -> bytes:
         self.status = status
@@ -106,9 +106,9 @@ class Exchange:
         if not self.gone:
             self._connection.send(data)
 
-    def _finish(self, size: int) -> None:
+    def _finish(self) -> None:
         if self.on_finished is not None:
-            self.on_finished(self, size)
+            self.on_finished(self)
         if not self.gone:
             self._connection.finished()
 

@@ -1,0 +1,80 @@
+"""`python -m backends.simulator [FILE]`: host the replicas that a JSON document describes, in one process.
+
+The document is read from FILE, or from stdin without one.
+
+When all of them listen, one line of JSON on stdout says where: `{"ready": [{"name": ..., "url": ...}]}`. A wrong
+document: exit 2, what is wrong on stderr. A port that is taken: exit 1. SIGTERM or SIGINT: exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from backends.simulator import text
+from backends.simulator.server import Replica
+from backends.simulator.settings import SimulatorSettings
+
+
+async def serve(settings: SimulatorSettings) -> None:
+    """Host the replicas until SIGTERM or SIGINT.
+
+    Raises
+    ------
+    OSError
+        If a replica cannot listen where it is told to; nothing is left running then.
+    """
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    with ThreadPoolExecutor(1, "prompts") as executor:
+        names = {replica.model for replica in settings.replicas}
+        models = {name: await loop.run_in_executor(executor, text.load, name) for name in names}
+        replicas = [Replica(each, models[each.model], executor) for each in settings.replicas]
+        try:
+            for replica in replicas:
+                await replica.start()
+            ready = [
+                {"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas
+            ]
+            sys.stdout.write(json.dumps({"ready": ready}) + "\n")
+            sys.stdout.flush()
+            await stopping.wait()
+        finally:
+            for replica in replicas:
+                await replica.stop()
+
+
+def main() -> int:
+    """Read the settings, serve, and return the exit status."""
+    document = Path(sys.argv[1]).read_bytes() if len(sys.argv) > 1 else sys.stdin.buffer.read()
+    try:
+        settings = SimulatorSettings.model_validate_json(document)
+    except ValidationError as error:
+        for wrong in error.errors(include_url=False):
+            where = ".".join(str(part) for part in wrong["loc"]) or "document"
+            sys.stderr.write(f"simulator: {where}: {wrong['msg']}\n")
+        return 2
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        run = asyncio.run
+    else:
+        run = uvloop.run
+    try:
+        run(serve(settings))
+    except OSError as error:
+        sys.stderr.write(f"simulator: cannot listen: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
