@@ -1,0 +1,32 @@
+"""The default pool: the gateway command with its five simulated replicas, started once for these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.gateway.command import ROOT, Command, gateway_command, until
+
+MODEL = "llama-3.1-8b"
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    directory: Path = tmp_path_factory.mktemp("default-pool")
+    with gateway_command(ROOT / "config" / "pool.yaml", directory) as command:
+        until(lambda: command.get("/readyz").status_code == 200, 10.0)
+        yield command
+
+
+@pytest.fixture
+def client(gateway: Command) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+@pytest.fixture
+def async_client(gateway: Command) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, timeout=60.0)
