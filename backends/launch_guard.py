@@ -20,11 +20,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TERMINATE = b"t"
 NOT_STARTED = 127
+TRACKERS_S = 2.0
 
 
 def prctl(option: int, value: int) -> None:
@@ -48,7 +50,7 @@ def start(argv: list[str]) -> int:
 def ended(engine: int) -> int | None:
     """Reap what has ended, the engine's first process excepted; return that one's status if it has ended.
 
-    It stays a zombie so that its id, which names the group, cannot be given to another process meanwhile.
+    That one stays a zombie, so that its id cannot be given to another process meanwhile.
     """
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         if found.si_pid == engine:
@@ -68,17 +70,30 @@ def children() -> list[int]:
     return found
 
 
-def kill_all(engine: int) -> None:
-    """Kill the engine's group and all its descendants, and wait until none is left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(engine, signal.SIGKILL)
+def is_tracker(pid: int) -> bool:
+    """Tell whether it is one of Python's resource trackers.
+
+    Such a process ends by itself when those it works for are dead, and then removes the shared memory they left.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return b"multiprocessing.resource_tracker" in command.read()
+    except OSError:
+        return False
+
+
+def kill_all() -> None:
+    """Kill all descendants and wait until none is left; resource trackers are first given time to clean up."""
+    trackers_until_s = time.monotonic() + TRACKERS_S
     while left := children():  # those of the killed come to this process, and are killed in their turn
         for child in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        for child in left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
+            if time.monotonic() > trackers_until_s or not is_tracker(child):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
 
 
 def watch(engine: int, wakeup: int) -> int:
@@ -116,7 +131,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):  # the gateway is gone: its end of file is seen next
         os.write(report, b"%d\n" % engine)
     status = watch(engine, wakeup)
-    kill_all(engine)
+    kill_all()
     with contextlib.suppress(BrokenPipeError):
         os.write(report, b"%d\n" % status)
 

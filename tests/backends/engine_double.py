@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.shared_memory import SharedMemory
 
 
 class Health(BaseHTTPRequestHandler):
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--family", action="store_true", help="leave a child, and an orphan in a session of its own")
     parser.add_argument("--fail", action="store_true", help="end at once with status 3")
+    parser.add_argument("--share", metavar="NAME", help="create shared memory of this name")
     options = parser.parse_args()
     print("engine says", os.environ.get("ENGINE_WORD"), flush=True)
     if options.fail:
@@ -34,6 +36,9 @@ def main() -> None:
         subprocess.Popen(sleep)
         orphan = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
         subprocess.run([sys.executable, "-c", orphan], check=True)
+    if options.share:
+        shared = SharedMemory(options.share, create=True, size=4096)
+        print("shares", shared.name, flush=True)
     if options.port:
         HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
     while True:  # alive, and never ready

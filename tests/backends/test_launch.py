@@ -69,7 +69,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 -- what other processes do has no event
+        while not condition():
             await asyncio.sleep(0.02)
 
 
@@ -139,6 +139,20 @@ async def test_the_death_of_the_guard_is_the_death_of_the_engine(bench: Bench) -
         await until(lambda: only(launcher).state is LaunchState.BACKOFF)
         assert not bench.processes()
         assert only(launcher).last_exit == "killed together with its guard"
+
+
+def is_shared(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
+async def test_the_shared_memory_of_a_killed_engine_is_removed(bench: Bench) -> None:
+    name = f"launch-test-{uuid.uuid4().hex}"
+    async with bench.running(bench.spec("--share", name)) as launcher:
+        await launcher.wait_ready(10)
+        assert is_shared(name)
+        os.kill(pid_of(launcher), signal.SIGKILL)
+        await until(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert not is_shared(name)
 
 
 async def test_one_that_never_becomes_ready_is_killed_and_tried_again(bench: Bench) -> None:
