@@ -11,15 +11,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from backends.backend import State
 from gateway import __version__
 from gateway.admin import admin_router
-from gateway.asgi import Receive, RelayDoor, Scope, Send, refuse
+from gateway.asgi import Receive, RelayDoor, Scope, Send
 from gateway.assembly import Gateway
 from gateway.openai import GatewayError
+from gateway.paths import is_own
 from gateway.siblings import Siblings
 
-_OWN_PATHS = frozenset({"/health", "/readyz", "/metrics", "/v1/models"})
 _SWEEP_S = 0.5
 
 
@@ -31,11 +30,11 @@ class Application:
 
     def __init__(self, gateway: Gateway, siblings: Siblings) -> None:
         self._own = create_app(gateway, siblings)
-        self._relay = RelayDoor(gateway.relay, int(gateway.settings.server.max_body_mib * 2**20))
+        self._relay = RelayDoor(gateway.relay, max_body_bytes(gateway))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or take part in the server's lifespan."""
-        if scope["type"] == "http" and not _is_own(scope["path"]):
+        if scope["type"] == "http" and not is_own(scope["path"]):
             await self._relay(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
@@ -44,8 +43,9 @@ class Application:
             await self._own(scope, receive, send)
 
 
-def _is_own(path: str) -> bool:
-    return path in _OWN_PATHS or path.startswith(("/admin/", "/v1/models/")) or path == "/admin"
+def max_body_bytes(gateway: Gateway) -> int:
+    """Return the largest request body that is taken."""
+    return int(gateway.settings.server.max_body_mib * 2**20)
 
 
 def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
@@ -145,6 +145,3 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
 
 def _refresh(gateway: Gateway) -> None:
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
-
-
-__all__ = ["Application", "State", "create_app", "refuse"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.exchange import Exchange
 from gateway.headers import Header
-from gateway.openai import GatewayError, endpoint_of
+from gateway.openai import GatewayError, endpoint_of, too_large
 from gateway.relay import Inbound, Relay
 
 Scope = MutableMapping[str, Any]
@@ -122,8 +122,9 @@ class RelayDoor:
         if scope["query_string"]:
             target = target + b"?" + scope["query_string"]
         reply = AsgiReply()
-        exchange = self._relay.begin(Inbound(scope["method"], path, target, headers, body), client, reply)
+        exchange = self._relay.take(Inbound(scope["method"], path, target, headers, body), client, reply)
         reply.exchange = exchange
+        exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))
         try:
             await reply.deliver(send)
@@ -138,7 +139,7 @@ class RelayDoor:
         limit = self._max_body_bytes
         declared = next((value for name, value in headers if name == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         parts: list[bytes] = []
         size = 0
         while True:
@@ -148,7 +149,7 @@ class RelayDoor:
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             if part:
                 parts.append(part)
             if not message.get("more_body", False):
@@ -161,12 +162,6 @@ async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None
         pass
     exchange.client_gone()
     reply.cut()
-
-
-def _too_large(limit: int) -> GatewayError:
-    return GatewayError(
-        413, f"The body is larger than {limit} bytes, all that this gateway takes.", code="body_too_large"
-    )
 
 
 async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:

@@ -90,3 +90,9 @@ class GatewayError(Exception):
         if endpoint is Endpoint.MESSAGES:
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def too_large(limit_bytes: int) -> GatewayError:
+    """Return the error for a body over the limit."""
+    what = f"The body is larger than {limit_bytes} bytes, all that this gateway takes."
+    return GatewayError(413, what, code="body_too_large")

@@ -101,11 +101,9 @@ class Relay:
         """
         return self.keyring.identify(headers)
 
-    def begin(self, inbound: Inbound, client: Client, reply: Reply) -> Exchange:
-        """Take a request on. Its answer, good or bad, comes through `reply`, perhaps before this returns."""
-        exchange = Exchange(self, inbound, client, reply)
-        exchange.begin()
-        return exchange
+    def take(self, inbound: Inbound, client: Client, reply: Reply) -> Exchange:
+        """Take a request on; its answer, good or bad, comes through `reply` once its `begin` is called."""
+        return Exchange(self, inbound, client, reply)
 
     def abandon(self, backend: Backend) -> None:
         """Send what waits for its first byte from a backend that went down to another one."""

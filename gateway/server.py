@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 
-from gateway.app import Application
+from gateway.app import Application, max_body_bytes
 from gateway.assembly import Gateway
+from gateway.fast import is_supported, protocol_for
 from gateway.siblings import Siblings
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that they, not we, close
@@ -23,15 +27,23 @@ class Server(uvicorn.Server):
 
     uvicorn by itself dies of the signal that ended it; this one only stops when told to, so that the process can end
     with status 0 after it has stopped what it started.
+
+    Parameters
+    ----------
+    fast
+        Whether the relay's requests are taken before ASGI (`gateway.fast`), where uvicorn allows that.
     """
 
-    def __init__(self, gateway: Gateway, siblings: Siblings) -> None:
+    def __init__(self, gateway: Gateway, siblings: Siblings, *, fast: bool = True) -> None:
         self._gateway = gateway
+        if fast and not is_supported():
+            logger.warning("uvicorn %s is not built as expected: served by ASGI alone, slower", uvicorn.__version__)
+            fast = False
         self._drain_s = gateway.settings.server.drain_s
         super().__init__(
             uvicorn.Config(
                 Application(gateway, siblings),
-                http="httptools",
+                http=protocol_for(gateway.relay, max_body_bytes(gateway)) if fast else "httptools",
                 loop="uvloop",
                 ws="none",
                 lifespan="on",

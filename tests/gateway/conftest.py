@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ FAST = {
 
 @contextlib.asynccontextmanager
 async def start_gateway(
-    methods: dict[str, str] | None = None, policy: dict[str, Any] | None = None, **settings: Any
+    methods: dict[str, str] | None = None, policy: dict[str, Any] | None = None, *, fast: bool = True, **settings: Any
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them."""
     methods = methods or {"a": "baseline", "b": "ngram"}
@@ -81,7 +82,7 @@ async def start_gateway(
         backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
         gateway = assemble(pool, backends, ADMIN_KEY)
         opened = stack.enter_context(listen("127.0.0.1", 0, shared=False))
-        server = Server(gateway, Siblings())
+        server = Server(gateway, Siblings(), fast=fast)
         serving = asyncio.create_task(server.serve(sockets=[opened]))
         url = f"http://127.0.0.1:{opened.getsockname()[1]}"
         try:
@@ -96,6 +97,7 @@ async def start_gateway(
             await serving
 
 
-@pytest.fixture
-def gateway_of() -> Start:
-    return start_gateway
+@pytest.fixture(params=["fast", "asgi"])
+def gateway_of(request: pytest.FixtureRequest) -> Start:
+    """Both doors to the relay must pass every test."""
+    return functools.partial(start_gateway, fast=request.param == "fast")
