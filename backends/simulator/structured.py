@@ -146,7 +146,7 @@ class SchemaValues:
 
     def _resolve(self, reference: str) -> Any:
         found: Any = self._root
-        for part in reference.removeprefix("#/").split("/"):
+        for part in reference.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             found = found.get(name, {}) if isinstance(found, Mapping) else {}
         return found

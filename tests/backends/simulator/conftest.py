@@ -1,0 +1,72 @@
+"""A simulator process with replicas for the tests of its HTTP, one for all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import pytest
+
+MODEL = "llama-3.1-8b"
+NGRAM = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5, "prompt_lookup_max": 4}}
+EAGLE3 = {"method": "eagle3", "speculative_config": {"num_speculative_tokens": 3}}
+
+
+@dataclass
+class Simulator:
+    """A running process.
+
+    Parameters
+    ----------
+    urls
+        By name of the replica.
+    ready_s
+        Seconds from the start of the process until every replica listened.
+    """
+
+    process: subprocess.Popen[bytes]
+    urls: dict[str, str]
+    ready_s: float
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+
+def start(*replicas: dict[str, Any]) -> Simulator:
+    """Start a process for replicas, each with what is given beside the defaults of the tests."""
+    filled = [{"model": MODEL, "time_scale": 0.1, "max_model_len": 2048, **replica} for replica in replicas]
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "backends.simulator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    stdin.write(json.dumps({"replicas": filled}).encode())
+    stdin.close()
+    line = stdout.readline()
+    ready_s = time.monotonic() - began_s
+    stdout.close()
+    if not line:
+        raise AssertionError(f"the simulator exited with {process.wait(10)}")
+    urls = {entry["name"]: entry["url"] for entry in json.loads(line)["ready"]}
+    return Simulator(process, urls, ready_s)
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Iterator[Simulator]:
+    """Replicas of one model: plain and lookup, eagle3, one that is slow, one with a key, one that takes few."""
+    running = start(
+        {"name": "plain"},
+        {"name": "lookup", **NGRAM},
+        {"name": "eagle3", **EAGLE3},
+        {"name": "slow", **NGRAM, "time_scale": 5.0},
+        {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
+        {"name": "full", "time_scale": 5.0, "max_num_seqs": 1, "max_num_queued_reqs": 1},
+    )
+    yield running
+    assert running.stop() == 0
