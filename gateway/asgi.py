@@ -122,7 +122,7 @@ class RelayDoor:
         if scope["query_string"]:
             target = target + b"?" + scope["query_string"]
         reply = AsgiReply()
-        exchange = self._relay.take(Inbound(scope["method"], path, target, headers, body), client, reply)
+        exchange = Exchange(self._relay, Inbound(scope["method"], path, target, headers, body), client, reply)
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))

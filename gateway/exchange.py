@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -18,15 +17,13 @@ from gateway.accounting import Ended, Timing, account
 from gateway.auth import Client
 from gateway.headers import Header, downstream_headers, upstream_headers
 from gateway.openai import GatewayError, endpoint_of
+from gateway.relay import Inbound, Relay, Reply
 from gateway.routing import Routed, Wish
 from gateway.served import Upstream
 from gateway.sse import EventStream, is_engine_error, is_event_stream
 from gateway.usage import Usage, read_usage
 from policies.policy import Decision
 from policies.request import Endpoint
-
-if TYPE_CHECKING:
-    from gateway.relay import Inbound, Relay, Reply
 
 _WHOLE_ANSWER_BYTES = 1 << 20
 _RETRYABLE = frozenset({500, 502, 503, 504})
@@ -261,6 +258,7 @@ class Exchange:
         if is_engine_error(data) and self._elsewhere("status"):
             return
         self._first_s = self._last_s = now_s
+        self._note_home(data)
         self._pass_head()
         self._reply.data(data)
 
@@ -289,6 +287,7 @@ class Exchange:
                 except orjson.JSONDecodeError:
                     self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
                     return
+            self._note_home(body)
             self._pass_head()
             if body:
                 self._reply.data(body)
@@ -306,6 +305,10 @@ class Exchange:
             self._pass_head()
         self._reply.end()
         self._succeed(usage)
+
+    def _note_home(self, beginning: bytes) -> None:
+        if self.endpoint is Endpoint.RESPONSES and self._upstream is not None:
+            self._relay.router.homes.note_answer(beginning, self._upstream.backend.name)
 
     def on_error(self, error: UpstreamError) -> None:
         """Go elsewhere, or tell the client that the answer will not come or not end."""

@@ -217,7 +217,7 @@ class RelayCycle:
         body = bytes(self.body)
         self.body = bytearray()
         inbound = Inbound(self._method, self._path, self._target, self._headers, body)
-        exchange = self._protocol.relay.take(inbound, self._client, self)
+        exchange = Exchange(self._protocol.relay, inbound, self._client, self)
         self._exchange = exchange  # before it begins: an answer may come, and the client go, while it does
         exchange.begin()
 

@@ -1,8 +1,8 @@
-"""One request to one backend and back: the hot path.
+"""What the hot path shares: the request as a door read it, the reply it wants, and the exchanges under way.
 
-Everything here is callbacks on one loop: a door (`gateway.asgi`) hands over a request and a `Reply` to write to, the
-upstream client tells of the answer, and each chunk goes on in the same call that read it. Nothing on this way waits
-for a file, a scrape or a fit.
+Everything there is callbacks on one loop: a door (`gateway.fast`, `gateway.asgi`) begins an `Exchange` with a `Reply`
+to write to, the upstream client tells of the answer, and each chunk goes on in the same call that read it. Nothing on
+this way waits for a file, a scrape or a fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Protocol
 from backends.backend import Backend
 from backends.pool import Pool
 from gateway.auth import Client, Keyring
-from gateway.exchange import Exchange
 from gateway.headers import Header
 from gateway.limits import Limits
 from gateway.metrics import Metrics
@@ -70,8 +69,21 @@ class Patience:
     idle_s: float = 60.0
 
 
+class Ongoing(Protocol):
+    """An exchange under way, as the relay sees it."""
+
+    def backend_is_down(self, backend: Backend) -> None:
+        """Go elsewhere if nothing was answered yet, and it is this backend that should."""
+
+    def check_silence(self, now_s: float) -> None:
+        """Fail if the backend has been silent for longer than it may."""
+
+    def break_off(self, error: GatewayError) -> None:
+        """End with an error."""
+
+
 class Relay:
-    """Carries every exchange of one gateway process."""
+    """What all exchanges of a gateway process share, and those that are under way."""
 
     def __init__(
         self,
@@ -88,7 +100,7 @@ class Relay:
         self.limits = limits
         self.metrics = metrics
         self.patience = patience
-        self.exchanges: set[Exchange] = set()
+        self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
@@ -100,10 +112,6 @@ class Relay:
             401 without a valid key.
         """
         return self.keyring.identify(headers)
-
-    def take(self, inbound: Inbound, client: Client, reply: Reply) -> Exchange:
-        """Take a request on; its answer, good or bad, comes through `reply` once its `begin` is called."""
-        return Exchange(self, inbound, client, reply)
 
     def abandon(self, backend: Backend) -> None:
         """Send what waits for its first byte from a backend that went down to another one."""

@@ -12,6 +12,7 @@ import orjson
 from backends.backend import Backend, State
 from backends.pool import Pool
 from backends.speculation import Method
+from gateway.affinity import ResponseHomes
 from gateway.auth import Client
 from gateway.openai import GatewayError, endpoint_of
 from gateway.served import ServedModel
@@ -39,10 +40,17 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A request that is understood: which model it wants and what it looks like."""
+    """A request that is understood: which model it wants and what it looks like.
+
+    Parameters
+    ----------
+    home
+        The one backend that can answer it, where it refers to a response stored there.
+    """
 
     model: ServedModel
     features: RequestFeatures
+    home: str | None = None
 
 
 class Router:
@@ -57,6 +65,7 @@ class Router:
     def __init__(self, models: Mapping[str, ServedModel], pool: Pool) -> None:
         self._models = models
         self._pool = pool
+        self.homes = ResponseHomes()
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -81,7 +90,7 @@ class Router:
             in_flight=model.traffic.in_flight,
             workload=wish.workload,
         )
-        return Routed(model, features)
+        return Routed(model, features, self.homes.home_of(path, document))
 
     def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.
@@ -95,6 +104,8 @@ class Router:
         members = self._pool.of(name)
         if wish.backend or wish.method:
             members = _granted(members, client, wish, name)
+        elif routed.home is not None:
+            members = [one for one in members if one.name == routed.home] or members
         elif routed.features.baseline_only:
             # Without a baseline in the pool any engine will do: it answers with an error that says what it lacks.
             members = [one for one in members if one.method is Method.BASELINE] or members
@@ -106,6 +117,8 @@ class Router:
     def choose(self, routed: Routed, candidates: list[Backend], wish: Wish, policy: Policy | None = None) -> Decision:
         """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for."""
         decision = (policy or routed.model.policy).choose(routed.features, candidates)
+        if routed.home == decision.backend:
+            return Decision(decision.backend, "affinity", "stored_response")
         if wish.backend or wish.method:
             return Decision(decision.backend, "override", "backend" if wish.backend else "method")
         return decision

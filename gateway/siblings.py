@@ -47,7 +47,15 @@ class WorkerDied:
     worker: int
 
 
-Note = Drained | KeysUsed | Launched | WorkerDied
+@dataclass(frozen=True, slots=True)
+class ResponseStored:
+    """A response of the responses API was made by a backend, which may have stored it."""
+
+    response_id: str
+    backend: str
+
+
+Note = Drained | KeysUsed | Launched | WorkerDied | ResponseStored
 
 
 @dataclass(slots=True)
@@ -76,6 +84,11 @@ class Siblings:
         if self.tell is not None:
             self.tell(Drained(model, backend, drained))
 
+    def share_response(self, response_id: str, backend: str) -> None:
+        """Tell where a response was made that later requests may refer to."""
+        if self.tell is not None:
+            self.tell(ResponseStored(response_id, backend))
+
     def share_limits(self, limits: Limits) -> None:
         """Tell what keys used here since the last time."""
         if self.tell is not None and (used := limits.take_used()):
@@ -94,5 +107,7 @@ class Siblings:
                 for key, use in used.items():
                     if (client := gateway.relay.keyring.named(key)) is not None:
                         gateway.relay.limits.used_elsewhere(worker, client, use)
+            case ResponseStored(response_id, backend):
+                gateway.relay.router.homes.remember(response_id, backend)
             case WorkerDied(worker):
                 gateway.relay.limits.worker_died(worker)

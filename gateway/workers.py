@@ -199,6 +199,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
     gateway = assemble(settings, assignment.backends, assignment.admin_key)
     siblings = Siblings(assignment.number, pipe.send)
+    gateway.relay.router.homes.on_new = siblings.share_response
     server = Server(gateway, siblings)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)

@@ -463,3 +463,35 @@ async def test_what_does_not_end_in_time_is_told_so(gateway_of: Start) -> None:
         await started.wait()
     assert b"The gateway is stopping" in await reading
     assert running.upstreams["a"].aborted == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_refers_to_a_stored_response_goes_where_it_is(gateway_of: Start, stream: bool) -> None:
+    async def respond(wire: Wire) -> None:
+        made = json.dumps({"id": f"resp_{wire.upstream.name}{len(wire.upstream.seen)}", "object": "response"})
+        if stream:
+            await wire.begin_stream()
+            event = f'event: response.created\ndata: {{"type": "response.created", "response": {made}}}\n\n'
+            await wire.chunk(event.encode())
+            await wire.end_stream()
+        else:
+            await wire.json(json.loads(made))
+
+    async with gateway_of() as running:
+        for upstream in running.upstreams.values():
+            upstream.behaviour = respond
+        for name in ("b", "a"):
+            first = {"model": MODEL, "input": "x", "stream": stream}
+            made = await running.client.post("/v1/responses", json=first, headers={"x-gateway-backend": name})
+            assert f"resp_{name}" in made.text
+            response_id = f"resp_{name}{len(running.upstreams[name].seen)}"
+            for _ in range(3):
+                again = await running.client.post("/v1/responses", json={**first, "previous_response_id": response_id})
+                assert again.headers["x-gateway-backend"] == name
+                assert again.headers["x-gateway-policy"] == "affinity"
+                got = await running.client.get(f"/v1/responses/{response_id}")
+                assert got.headers["x-gateway-backend"] == name
+                cancelled = await running.client.post(f"/v1/responses/{response_id}/cancel")
+                assert cancelled.headers["x-gateway-backend"] == name
+        unknown = {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"}
+        assert (await running.client.post("/v1/responses", json=unknown)).status_code == 200
