@@ -40,7 +40,9 @@ class Driver:
 
     def gauges(self) -> Gauges:
         """Return the engine's condition."""
-        return Gauges(self.engine.running, self.engine.waiting, self.engine.kv_usage)
+        engine = self.engine
+        cache = (engine.counters.prefix_queries, engine.counters.prefix_hits)
+        return Gauges(engine.running, engine.waiting, engine.kv_usage, *cache, engine.counters.preemptions)
 
     def play(self, index: int, answer: Answer, script: Script, audience: Audience) -> Play:
         """Give an answer to the engine; it joins the next step that has room for it."""
@@ -49,9 +51,6 @@ class Driver:
         request = self.engine.submit(script, self._engine_time(now_s))
         self._plays[request] = play
         self._ids[play] = request
-        tallies = self.tallies
-        tallies.prompt_tokens += script.prompt_tokens
-        tallies.cache_queries += script.prompt_tokens
         if self._timer is None:
             # Not at once: requests that arrive together are to share the step.
             self._ends_s = self._engine_time(now_s)
@@ -89,21 +88,27 @@ class Driver:
         if self._step is None:
             self._timer = None
             return
+        for admission in self._step.admitted:
+            admitted = self._plays[admission.request_id]
+            if not admitted.scheduled_s:  # else it was preempted and comes back
+                admitted.scheduled_s = now_s
+                admitted.cached_tokens = admission.cached_tokens
         self._ends_s = begins_s + self._step.duration_s
         delay_s = self._origin_s + self._ends_s * self._scale - time.monotonic()
         self._timer = self._loop.call_later(delay_s, self._tick) if delay_s > 0 else self._loop.call_soon(self._tick)
 
     def _hand_out(self, step: Step, now_s: float) -> None:
         tallies = self.tallies
-        total = 0
+        generated = prefilled = 0
         for emission in step.emissions:
             play = self._plays.get(emission.request_id)
             if play is None:
                 continue  # cancelled while the step ran
             start, end = play.sent, play.sent + emission.tokens
-            total += emission.tokens
+            generated += emission.tokens
             play.sent = end
             if start == 0:
+                prefilled += len(play.answer.prompt_ids)
                 play.first_s = now_s
                 tallies.time_to_first_token.observe(now_s - play.arrived_s)
             else:
@@ -117,8 +122,9 @@ class Driver:
                 del self._plays[self._ids.pop(play)]
                 self._count(play)
             play.audience.on_tokens(play, start, end)
-        tallies.generation_tokens += total
-        tallies.iteration_tokens.observe(total)
+        tallies.prompt_tokens += prefilled
+        tallies.generation_tokens += generated
+        tallies.iteration_tokens.observe(prefilled + generated)
 
     def _count(self, play: Play) -> None:
         """Count a finished play."""

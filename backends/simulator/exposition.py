@@ -70,9 +70,6 @@ class Tallies:
     since_s: float = field(default_factory=time.time)
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    cache_queries: int = 0
-    cache_hits: int = 0
-    preemptions: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -122,11 +119,20 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The replica's condition at the time of asking."""
+    """The engine's condition at the time of asking.
 
-    running: int
-    waiting: int
-    kv_usage: float
+    Parameters
+    ----------
+    cache_queries, cache_hits
+        Prompt tokens looked up in the prefix cache since the start, and found there.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    cache_queries: int = 0
+    cache_hits: int = 0
+    preemptions: int = 0
 
 
 def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bool) -> bytes:
@@ -142,8 +148,8 @@ def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bo
     page = _Page({"engine": "0", "model_name": model_name}, tallies.since_s)
     if speculating:
         _speculation(page, tallies)
-    _engine(page, tallies, gauges)
-    _tokens(page, tallies)
+    _engine(page, gauges)
+    _tokens(page, tallies, gauges)
     _requests(page, tallies)
     _http(page, tallies)
     return generate_latest(REGISTRY) + page.text()
@@ -211,7 +217,7 @@ def _speculation(page: _Page, tallies: Tallies) -> None:
     )
 
 
-def _engine(page: _Page, tallies: Tallies, gauges: Gauges) -> None:
+def _engine(page: _Page, gauges: Gauges) -> None:
     page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", [({}, gauges.running)])
     page.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", [({}, gauges.waiting)])
     page.gauge(
@@ -223,31 +229,29 @@ def _engine(page: _Page, tallies: Tallies, gauges: Gauges) -> None:
     page.counter(
         "vllm:prefix_cache_queries",
         "Prefix cache queries, in terms of number of queried tokens.",
-        [({}, tallies.cache_queries)],
+        [({}, gauges.cache_queries)],
     )
     page.counter(
         "vllm:prefix_cache_hits",
         "Prefix cache hits, in terms of number of cached tokens.",
-        [({}, tallies.cache_hits)],
+        [({}, gauges.cache_hits)],
     )
-    page.counter(
-        "vllm:num_preemptions", "Cumulative number of preemption from the engine.", [({}, tallies.preemptions)]
-    )
+    page.counter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", [({}, gauges.preemptions)])
 
 
-def _tokens(page: _Page, tallies: Tallies) -> None:
+def _tokens(page: _Page, tallies: Tallies, gauges: Gauges) -> None:
     page.counter("vllm:prompt_tokens", "Number of prefill tokens processed.", [({}, tallies.prompt_tokens)])
     page.counter(
         "vllm:prompt_tokens_by_source",
         "Number of prompt tokens by source.",
         [
-            ({"source": "local_compute"}, tallies.prompt_tokens - tallies.cache_hits),
-            ({"source": "local_cache_hit"}, tallies.cache_hits),
+            ({"source": "local_compute"}, tallies.prompt_tokens - gauges.cache_hits),
+            ({"source": "local_cache_hit"}, gauges.cache_hits),
             ({"source": "external_kv_transfer"}, 0),
         ],
     )
     page.counter(
-        "vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", [({}, tallies.cache_hits)]
+        "vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", [({}, gauges.cache_hits)]
     )
     page.counter("vllm:generation_tokens", "Number of generation tokens processed.", [({}, tallies.generation_tokens)])
     page.counter(

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.simulator.calibration import load_calibration
 from backends.simulator.parameters import EngineParameters
+from backends.simulator.script import BLOCK_TOKENS
 from backends.speculation import Method
 
 
@@ -49,7 +50,10 @@ class ReplicaSettings(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:
-        self.engine_parameters()
+        parameters = self.engine_parameters()
+        room = parameters.kv_blocks * BLOCK_TOKENS - parameters.k
+        if room < self.max_model_len:
+            raise ValueError(f"max_model_len {self.max_model_len} does not fit into the KV cache, which holds {room}")
         return self
 
     @property

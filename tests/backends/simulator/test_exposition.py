@@ -66,12 +66,12 @@ def test_names_and_types() -> None:
 
 
 def test_a_baseline_has_no_counters_of_speculation() -> None:
-    found = families(render(Tallies(8192), Gauges(0, 0, 0.0), "m", speculating=False).decode())
+    found = families(render(Tallies(8192), Gauges(), "m", speculating=False).decode())
     assert not SPECULATION & set(found)
 
 
 def test_buckets_end_with_the_context() -> None:
-    found = families(render(Tallies(2048), Gauges(0, 0, 0.0), "m", speculating=False).decode())
+    found = families(render(Tallies(2048), Gauges(), "m", speculating=False).decode())
     bounds = [sample.labels["le"] for sample in found["vllm:request_prompt_tokens"].samples if "le" in sample.labels]
     assert bounds == [
         "1.0",
@@ -91,7 +91,7 @@ def test_buckets_end_with_the_context() -> None:
 
 def test_names_of_models_are_escaped() -> None:
     name = 'a "model"\\of\nmine'
-    found = families(render(Tallies(2048), Gauges(3, 0, 0.0), name, speculating=False).decode())
+    found = families(render(Tallies(2048), Gauges(running=3), name, speculating=False).decode())
     assert found["vllm:num_requests_running"].samples[0].labels["model_name"] == name
 
 
@@ -106,7 +106,7 @@ def test_histograms_count_up_to_and_including_their_bounds() -> None:
 
 @pytest.mark.parametrize(("count", "written"), [(0, "0.0"), (999999, "999999.0"), (1234567, "1.234567e+06")])
 def test_numbers_are_written_as_floats(count: int, written: str) -> None:
-    page = render(Tallies(64, prompt_tokens=count), Gauges(0, 0, 0.0), "m", speculating=False).decode()
+    page = render(Tallies(64, prompt_tokens=count), Gauges(), "m", speculating=False).decode()
     assert f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {written}\n' in page
 
 
