@@ -12,7 +12,6 @@ import asyncio
 import json
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,6 +19,8 @@ from pydantic import ValidationError
 from backends.simulator import text
 from backends.simulator.server import Replica
 from backends.simulator.settings import SimulatorSettings
+
+_SWITCH_INTERVAL_S = 0.0005  # the loop's thread must not wait long for those that read prompts
 
 
 async def serve(settings: SimulatorSettings) -> None:
@@ -34,22 +35,18 @@ async def serve(settings: SimulatorSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    with ThreadPoolExecutor(1, "prompts") as executor:
-        names = {replica.model for replica in settings.replicas}
-        models = {name: await loop.run_in_executor(executor, text.load, name) for name in names}
-        replicas = [Replica(each, models[each.model], executor) for each in settings.replicas]
-        try:
-            for replica in replicas:
-                await replica.start()
-            ready = [
-                {"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas
-            ]
-            sys.stdout.write(json.dumps({"ready": ready}) + "\n")
-            sys.stdout.flush()
-            await stopping.wait()
-        finally:
-            for replica in replicas:
-                await replica.stop()
+    models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
+    replicas = [Replica(each, models[each.model]) for each in settings.replicas]
+    try:
+        for replica in replicas:
+            await replica.start()
+        ready = [{"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas]
+        sys.stdout.write(json.dumps({"ready": ready}) + "\n")
+        sys.stdout.flush()
+        await stopping.wait()
+    finally:
+        for replica in replicas:
+            await replica.stop()
 
 
 def main() -> int:
@@ -62,6 +59,7 @@ def main() -> int:
             where = ".".join(str(part) for part in wrong["loc"]) or "document"
             sys.stderr.write(f"simulator: {where}: {wrong['msg']}\n")
         return 2
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         import uvloop
     except ImportError:  # not on Windows

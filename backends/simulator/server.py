@@ -6,15 +6,12 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import orjson
 
-from backends.simulator import text
-from backends.simulator.calibration import load_calibration
 from backends.simulator.chat import ChatStream, chat_body
 from backends.simulator.completions import CompletionStream, completion_body
 from backends.simulator.composing import Served, compose_chat, compose_completion
@@ -30,7 +27,6 @@ from backends.simulator.messages import (
     messages_error,
     read_messages,
 )
-from backends.simulator.proposers import Proposer
 from backends.simulator.protocol import (
     Body,
     ChatBody,
@@ -44,6 +40,7 @@ from backends.simulator.protocol import (
 from backends.simulator.responses import ResponsesStream, read_responses, responses_body
 from backends.simulator.service import Api, TextService, reader
 from backends.simulator.settings import ReplicaSettings
+from backends.simulator.text import TargetModel
 from backends.simulator.web import Exchange, Listener
 
 VERSION = "0.32.0+simulated"
@@ -63,11 +60,9 @@ class Replica:
     ----------
     model
         The target model, shared by all replicas of its name.
-    executor
-        Where long prompts are read.
     """
 
-    def __init__(self, settings: ReplicaSettings, model: text.TargetModel, executor: Executor) -> None:
+    def __init__(self, settings: ReplicaSettings, model: TargetModel) -> None:
         self.settings = settings
         self.port = settings.port
         parameters = settings.engine_parameters()
@@ -76,12 +71,10 @@ class Replica:
         self._served = Served(model, settings.names, settings.max_model_len, parameters.k)
         self._started_s = int(time.time())
         self._loop = asyncio.get_running_loop()
-        calibration = load_calibration(settings.calibration)
         self._service = TextService(
             self._served,
             self._driver,
-            Proposer(settings.method, settings.speculative_config, calibration, settings.seed),
-            executor,
+            settings.proposer(),
             f"vllm-{VERSION}-{settings.method}",
             settings.max_num_queued_reqs,
         )
@@ -117,6 +110,7 @@ class Replica:
         """Stop at once; what is under way is cut off."""
         self._driver.close()
         await self._listener.stop()
+        self._service.close()
 
     def _handle(self, exchange: Exchange) -> None:
         request = exchange.request

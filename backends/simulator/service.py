@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,9 +20,8 @@ from backends.simulator.playback import Play
 from backends.simulator.proposers import Proposer
 from backends.simulator.protocol import RequestError, SampledBody, busy, read_json, validate
 from backends.simulator.rendering import DONE, Head, spaced_event
+from backends.simulator.script import Script
 from backends.simulator.web import Exchange
-
-_HEAVY_BYTES = 16_384  # a longer body is read on a thread, so that running streams stay on time
 
 
 class Choices(Protocol):
@@ -77,10 +76,11 @@ class Api(Generic[B, C]):
 class TextService:
     """Takes the requests for text of one replica.
 
+    What is long to compute, reading a prompt and replaying a proposer on the answer, is done on a thread of the
+    replica's own, so that running streams stay on time. One thread, since a proposer may remember requests.
+
     Parameters
     ----------
-    executor
-        Where long prompts are read.
     max_queued
         Requests that may wait for the engine before more are refused; None for any number.
     """
@@ -90,7 +90,6 @@ class TextService:
         served: Served,
         driver: Driver,
         proposer: Proposer,
-        executor: Executor,
         fingerprint: str,
         max_queued: int | None,
     ) -> None:
@@ -98,10 +97,14 @@ class TextService:
         self._served = served
         self._driver = driver
         self._proposer = proposer
-        self._executor = executor
+        self._thread = ThreadPoolExecutor(1, "requests")
         self._fingerprint = fingerprint
         self._max_queued = max_queued
         self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Take no more requests; those not yet composed are dropped."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def take(self, api: Api[B, C], exchange: Exchange) -> None:
         """Answer a request, now or when the engine has played it."""
@@ -110,37 +113,44 @@ class TextService:
         try:
             body = api.read(read_json(request.headers.get("content-type", ""), request.body))
             head = self._head(api.prefix, exchange, body)
-            if len(request.body) <= _HEAVY_BYTES:
-                self._play(api, exchange, head, body, api.compose(self._served, body))
-                return
         except RequestError as error:
             self._refuse(api, exchange, error)
             return
-        composing = self._loop.run_in_executor(self._executor, api.compose, self._served, body)
-        composing.add_done_callback(partial(self._play_composed, api, exchange, head, body))
+        composing = self._loop.run_in_executor(self._thread, self._compose, api, body)
+        exchange.on_gone = composing.cancel
+        composing.add_done_callback(partial(self._play, api, exchange, head, body))
 
     def _head(self, prefix: str, exchange: Exchange, body: SampledBody) -> Head:
         asked_id = exchange.request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
         name = self._served.name_for(body.model)
         return Head(prefix + asked_id, int(time.time()), name, self._fingerprint, self._served.num_speculative_tokens)
 
-    def _play_composed(
-        self, api: Api[B, C], exchange: Exchange, head: Head, body: B, composing: asyncio.Future[C]
+    def _compose(self, api: Api[B, C], body: B) -> tuple[C, list[Script]]:
+        choices = api.compose(self._served, body)
+        temperature = 1.0 if body.temperature is None else body.temperature
+        return choices, [
+            self._proposer.script(answer.prompt_ids, answer.ids, temperature, answer.kind) for answer in choices.answers
+        ]
+
+    def _play(
+        self,
+        api: Api[B, C],
+        exchange: Exchange,
+        head: Head,
+        body: B,
+        composing: asyncio.Future[tuple[C, list[Script]]],
     ) -> None:
+        if exchange.gone or composing.cancelled():
+            self.under_way -= 1
+            return
         try:
-            choices = composing.result()
+            choices, scripts = composing.result()
         except RequestError as error:
             self._refuse(api, exchange, error)
             return
-        self._play(api, exchange, head, body, choices)
-
-    def _play(self, api: Api[B, C], exchange: Exchange, head: Head, body: B, choices: C) -> None:
-        if exchange.gone:
-            self.under_way -= 1
-            return
-        answers = choices.answers
+        answers, tallies = choices.answers, self._driver.tallies
         if self._max_queued is not None and self._driver.engine.waiting + len(answers) > self._max_queued:
-            self._driver.tallies.rejected += len(answers)
+            tallies.rejected += len(answers)
             self._turn_away(api, exchange, streaming=bool(body.stream))
             return
         renderer: Renderer
@@ -149,12 +159,9 @@ class TextService:
             renderer = api.stream(exchange, head, choices)
         else:
             renderer = _Whole(exchange, partial(api.whole, head, choices))
-        temperature = 1.0 if body.temperature is None else body.temperature
-        tallies = self._driver.tallies
         generation = _Generation(self._driver, renderer, len(answers), self._leave)
         exchange.on_gone = generation.abort
-        for index, answer in enumerate(answers):
-            script = self._proposer.script(answer.prompt_ids, answer.ids, temperature, answer.kind)
+        for index, (answer, script) in enumerate(zip(answers, scripts, strict=True)):
             generation.plays.append(self._driver.play(index, answer, script, generation))
             tallies.request_n.observe(body.n or 1)
             if body.max_tokens is not None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.simulator.calibration import load_calibration
 from backends.simulator.parameters import EngineParameters
+from backends.simulator.proposers import Proposer
 from backends.simulator.script import BLOCK_TOKENS
 from backends.speculation import Method
 
@@ -50,6 +51,7 @@ class ReplicaSettings(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:
+        self.proposer()
         parameters = self.engine_parameters()
         room = parameters.kv_blocks * BLOCK_TOKENS - parameters.k
         if room < self.max_model_len:
@@ -60,6 +62,17 @@ class ReplicaSettings(BaseModel):
     def names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is what it calls itself."""
         return self.served_model_names or (self.model,)
+
+    def proposer(self) -> Proposer:
+        """Return a new proposer for the replica.
+
+        Raises
+        ------
+        ValueError
+            If there is no such calibration, or the speculative config is wrong for the method.
+        """
+        calibration = load_calibration(self.calibration)
+        return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
 
     def engine_parameters(self) -> EngineParameters:
         """Return the engine's parameters.

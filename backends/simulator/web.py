@@ -59,7 +59,7 @@ class Exchange:
         self.answer_headers: Headers = []
         self.gone = False
         self.status = 0
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
         self.on_finished: Callable[[Exchange], None] | None = None
 
     @property
