@@ -26,6 +26,7 @@ from gateway.summary import pool_table, start_lines
 from gateway.workers import Workers
 
 _SIMULATOR_READY_S = 10.0
+_PRINTED_WIDTH = 120  # where standard output is no terminal, which would tell
 logger = logging.getLogger("gateway")
 
 
@@ -76,7 +77,7 @@ class _Serving:
 
     async def run(self, opened: Any) -> int:
         """Start, serve, stop."""
-        console = Console(stderr=False, highlight=False)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
         console.print(pool_table(self._settings))
         announce = asyncio.create_task(self._announce(console))
         try:
