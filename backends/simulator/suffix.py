@@ -1,0 +1,126 @@
+"""Suffix decoding, replayed on a finished text: a tree for each request and one across requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backends.simulator.script import Steps, plain_steps
+from backends.simulator.suffix_tree import SuffixTree
+
+
+class SuffixCache:
+    """What vLLM's suffix proposer remembers: the answers of earlier requests, in one tree.
+
+    Follows `arctic_inference.suffix_decoding.SuffixDecodingCache`, which vLLM calls (arXiv 2411.04975).
+
+    Parameters
+    ----------
+    max_tree_depth
+        Longest run of tokens that is matched and drafted together.
+    max_spec_factor
+        Drafted tokens for each token of the match.
+    min_token_prob
+        A draft ends where its estimated probability falls below this.
+    max_cached_requests
+        Answers remembered; the oldest is forgotten first.
+    num_speculative_tokens
+        Tokens drafted at most; None for `max_tree_depth`.
+    """
+
+    def __init__(
+        self,
+        max_tree_depth: int = 24,
+        max_spec_factor: float = 1.0,
+        min_token_prob: float = 0.1,
+        max_cached_requests: int = 10_000,
+        num_speculative_tokens: int | None = None,
+        max_model_len: int = 1 << 30,
+    ) -> None:
+        if max_tree_depth < 1 or max_spec_factor < 0 or not 0 <= min_token_prob <= 1 or max_cached_requests < 0:
+            raise ValueError(
+                "suffix decoding needs a depth of 1 or more, a factor and a cache of 0 or more, and a probability"
+            )
+        self.max_tree_depth = max_tree_depth
+        self.max_spec_factor = max_spec_factor
+        self.min_token_prob = min_token_prob
+        self.max_cached_requests = max_cached_requests
+        self.num_speculative_tokens = num_speculative_tokens or max_tree_depth
+        self.max_model_len = max_model_len
+        self._tree = SuffixTree(max_tree_depth)
+        self._cached: deque[int] = deque()  # lengths of the answers in the tree, oldest first
+
+    @classmethod
+    def of(cls, speculative_config: Mapping[str, Any], max_model_len: int = 1 << 30) -> SuffixCache:
+        """Take the settings from vLLM's `--speculative-config`."""
+        config = speculative_config
+        return cls(
+            max_tree_depth=config.get("suffix_decoding_max_tree_depth", 24),
+            max_spec_factor=config.get("suffix_decoding_max_spec_factor", 1.0),
+            min_token_prob=config.get("suffix_decoding_min_token_prob", 0.1),
+            max_cached_requests=config.get("suffix_decoding_max_cached_requests", 10_000),
+            num_speculative_tokens=config.get("num_speculative_tokens"),
+            max_model_len=max_model_len,
+        )
+
+    def replay(self, prompt_ids: Sequence[int], output_ids: Sequence[int], learn: bool = True) -> Steps:
+        """Return what every step of a request would emit and draft, and remember its answer.
+
+        Parameters
+        ----------
+        prompt_ids, output_ids
+            Token ids, at least one each.
+        learn
+            False leaves the cache as it was.
+
+        Returns
+        -------
+        emitted, drafted
+            int32, shape (len(output_ids),); see `Script`.
+        """
+        remember = self.max_cached_requests > 0
+        if remember and learn:
+            while len(self._cached) >= self.max_cached_requests:
+                self._tree.forget_oldest(self._cached.popleft())
+        local, shared = SuffixTree(self.max_tree_depth), self._tree
+        for token in prompt_ids:
+            local.append(token)
+        shared.begin()
+        emitted, drafted = plain_steps(len(output_ids))
+        text = [*prompt_ids, *output_ids]
+        for known in range(len(prompt_ids) + 1, len(text)):
+            position = known - len(prompt_ids)
+            local.append(text[known - 1])
+            if remember:
+                shared.append(text[known - 1])
+            draft = self._draft(local, shared, text, known, position)
+            emitted[position] = 1 + min(_agreement(draft, text, known), len(text) - known - 1)
+            drafted[position] = len(draft)
+        if remember:
+            shared.append(text[-1])
+            if learn:
+                self._cached.append(len(output_ids))
+            else:
+                shared.forget_newest()
+        return emitted, drafted
+
+    def _draft(self, local: SuffixTree, shared: SuffixTree, text: list[int], known: int, position: int) -> list[int]:
+        """Return the draft for the step that begins when `known` tokens are, `position` of them in the answer."""
+        most = min(self.num_speculative_tokens, self.max_model_len - known - 1)
+        longest = min(self.max_tree_depth, known) - 1
+        own = local.draft(longest, most, self.max_spec_factor, self.min_token_prob)
+        # An answer's own tokens are in the shared tree up to its beginning; longer matches reach into the prompt.
+        beyond = text[known - longest : known] if position < longest else ()
+        others = shared.draft(longest, most, self.max_spec_factor, self.min_token_prob, beyond)
+        return own[1] if own[0] >= others[0] else others[1]
+
+
+def _agreement(draft: list[int], text: list[int], known: int) -> int:
+    """Return how many leading tokens of a draft are those that really follow."""
+    agreed = 0
+    for token, actual in zip(draft, text[known : known + len(draft)], strict=False):
+        if token != actual:
+            break
+        agreed += 1
+    return agreed
