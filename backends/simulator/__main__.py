@@ -12,6 +12,7 @@ import asyncio
 import json
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from backends.simulator import text
 from backends.simulator.server import Replica
 from backends.simulator.settings import SimulatorSettings
+from backends.speculation import Method
 
 _SWITCH_INTERVAL_S = 0.0005  # the loop's thread must not wait long for those that read prompts
 
@@ -36,7 +38,15 @@ async def serve(settings: SimulatorSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
-    replicas = [Replica(each, models[each.model]) for each in settings.replicas]
+    shared = ThreadPoolExecutor(1, "requests")
+    executors = [
+        # Replaying suffix decoding takes tens of milliseconds: other replicas' requests are not to queue behind it.
+        ThreadPoolExecutor(1, each.name) if each.method is Method.SUFFIX else shared
+        for each in settings.replicas
+    ]
+    replicas = [
+        Replica(each, models[each.model], executor) for each, executor in zip(settings.replicas, executors, strict=True)
+    ]
     try:
         for replica in replicas:
             await replica.start()
@@ -47,6 +57,8 @@ async def serve(settings: SimulatorSettings) -> None:
     finally:
         for replica in replicas:
             await replica.stop()
+        for executor in executors:
+            executor.shutdown(cancel_futures=True)
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -60,9 +61,11 @@ class Replica:
     ----------
     model
         The target model, shared by all replicas of its name.
+    executor
+        Of one thread, see `TextService`.
     """
 
-    def __init__(self, settings: ReplicaSettings, model: TargetModel) -> None:
+    def __init__(self, settings: ReplicaSettings, model: TargetModel, executor: Executor) -> None:
         self.settings = settings
         self.port = settings.port
         parameters = settings.engine_parameters()
@@ -75,6 +78,7 @@ class Replica:
             self._served,
             self._driver,
             settings.proposer(),
+            executor,
             f"vllm-{VERSION}-{settings.method}",
             settings.max_num_queued_reqs,
         )
@@ -110,7 +114,6 @@ class Replica:
         """Stop at once; what is under way is cut off."""
         self._driver.close()
         await self._listener.stop()
-        self._service.close()
 
     def _handle(self, exchange: Exchange) -> None:
         request = exchange.request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -76,11 +76,11 @@ class Api(Generic[B, C]):
 class TextService:
     """Takes the requests for text of one replica.
 
-    What is long to compute, reading a prompt and replaying a proposer on the answer, is done on a thread of the
-    replica's own, so that running streams stay on time. One thread, since a proposer may remember requests.
-
     Parameters
     ----------
+    executor
+        Of one thread (a proposer may remember requests), on which prompts are read and the proposer is replayed on
+        the answers, so that running streams stay on time.
     max_queued
         Requests that may wait for the engine before more are refused; None for any number.
     """
@@ -90,6 +90,7 @@ class TextService:
         served: Served,
         driver: Driver,
         proposer: Proposer,
+        executor: Executor,
         fingerprint: str,
         max_queued: int | None,
     ) -> None:
@@ -97,14 +98,10 @@ class TextService:
         self._served = served
         self._driver = driver
         self._proposer = proposer
-        self._thread = ThreadPoolExecutor(1, "requests")
+        self._executor = executor
         self._fingerprint = fingerprint
         self._max_queued = max_queued
         self._loop = asyncio.get_running_loop()
-
-    def close(self) -> None:
-        """Take no more requests; those not yet composed are dropped."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def take(self, api: Api[B, C], exchange: Exchange) -> None:
         """Answer a request, now or when the engine has played it."""
@@ -116,7 +113,7 @@ class TextService:
         except RequestError as error:
             self._refuse(api, exchange, error)
             return
-        composing = self._loop.run_in_executor(self._thread, self._compose, api, body)
+        composing = self._loop.run_in_executor(self._executor, self._compose, api, body)
         exchange.on_gone = composing.cancel
         composing.add_done_callback(partial(self._play, api, exchange, head, body))
 
