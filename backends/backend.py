@@ -30,6 +30,8 @@ class EngineLoad:
         Requests in the batch, and queued for it, from all clients of the engine.
     kv_usage
         Share of the KV cache in use, 0 to 1.
+    others
+        Of the requests running and waiting, those that this gateway process had not sent.
     at_s
         When it was read, on the clock of `time.monotonic`; 0.0 means never.
     """
@@ -37,6 +39,7 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    others: int = 0
     at_s: float = 0.0
 
 

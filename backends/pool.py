@@ -193,8 +193,9 @@ class Pool:
     def _judge(self, backend: Backend, record: _Record, result: ProbeResult) -> None:
         now_s = time.monotonic()
         if result.engine is not None:
-            record.engine = result.engine
-            backend.load = EngineLoad(result.engine.running, result.engine.waiting, result.engine.kv_usage, at_s=now_s)
+            engine = record.engine = result.engine
+            others = max(0, engine.running + engine.waiting - backend.in_flight)
+            backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)
         if record.drained:
             return
         if result.problem is not None:

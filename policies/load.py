@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 
 from backends.backend import Candidate
@@ -15,20 +14,11 @@ STALE_AFTER_S = 10.0
 _SMALLEST_WEIGHT = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    at_s: float
-    requests: int
-
-
 class LoadMeter:
-    """Counts the requests on each backend, others' clients and other gateways included.
+    """Counts the requests on each backend, those of other clients and gateways included.
 
-    `in_flight` is exact and current but knows only this process. The engine's report (`running + waiting`) knows
-    everybody but is as old as the last scrape, and holds our own requests as well. So the report is used for the others
-    alone: when a new one is first seen, our requests of that moment are taken off it, and what remains counts until the
-    next report. Adding the two then counts nothing twice, and every request of ours shows at once, not a scrape later.
-    What the remainder misses: our requests that began or ended between the scrape and the first decision after it.
+    `in_flight` is exact and current, but knows only this process. The engine's report knows everybody, but is as old
+    as the last scrape. So of the report only the others' requests are taken, and every request of ours counts at once.
 
     Parameters
     ----------
@@ -41,18 +31,13 @@ class LoadMeter:
     def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stale_after_s = stale_after_s
         self._clock = clock
-        self._others: dict[str, _Others] = {}
 
     def requests(self, candidate: Candidate) -> int:
         """Return the requests on a backend, as far as known."""
         load = candidate.load
-        if load.at_s <= 0.0 or self._clock() - load.at_s > self._stale_after_s:
+        if load.others == 0 or self._clock() - load.at_s > self._stale_after_s:
             return candidate.in_flight
-        seen = self._others.get(candidate.name)
-        if seen is None or seen.at_s != load.at_s:
-            seen = _Others(load.at_s, max(0, load.running + load.waiting - candidate.in_flight))
-            self._others[candidate.name] = seen
-        return candidate.in_flight + seen.requests
+        return candidate.in_flight + load.others
 
     def per_weight(self, candidate: Candidate) -> float:
         """Return the requests on a backend per unit of its weight."""

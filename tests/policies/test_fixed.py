@@ -144,20 +144,15 @@ def test_static_takes_one_of_two(given: dict[str, str]) -> None:
         StaticSettings.model_validate(given)
 
 
-def test_requests_of_others_count_and_ours_count_once() -> None:
-    now_s = 100.0
-    meter = LoadMeter(clock=lambda: now_s)
+def test_requests_of_others_count_as_reported_and_ours_at_once() -> None:
+    meter = LoadMeter(clock=lambda: 100.0)
     a = backend("a", in_flight=5)
-    a.load = EngineLoad(running=8, waiting=4, at_s=99.0)
-    assert meter.requests(a) == 12  # 5 of ours are among the engine's 12
+    a.load = EngineLoad(running=8, waiting=4, others=7, at_s=99.0)
+    assert meter.requests(a) == 12
     a.in_flight = 8
-    assert meter.requests(a) == 15  # the 3 since the report show at once
-    a.in_flight = 0
-    assert meter.requests(a) == 7
-    a.load = EngineLoad(running=2, at_s=101.0)
-    assert meter.requests(a) == 2
-    a.in_flight = 3
-    assert meter.requests(a) == 5
+    assert meter.requests(a) == 15
+    a.load = EngineLoad(running=2, at_s=99.5)
+    assert meter.requests(a) == 8
 
 
 def test_a_stale_or_missing_report_counts_as_none() -> None:
@@ -165,14 +160,7 @@ def test_a_stale_or_missing_report_counts_as_none() -> None:
     meter = LoadMeter(stale_after_s=10.0, clock=lambda: now_s)
     a = backend("a", in_flight=2)
     assert meter.requests(a) == 2
-    a.load = EngineLoad(running=50, at_s=95.0)
+    a.load = EngineLoad(running=50, others=48, at_s=95.0)
     assert meter.requests(a) == 50
     now_s = 105.1
     assert meter.requests(a) == 2
-
-
-def test_a_report_older_than_our_requests_never_goes_below_them() -> None:
-    meter = LoadMeter(clock=lambda: 100.0)
-    a = backend("a", in_flight=9)
-    a.load = EngineLoad(running=1, at_s=99.0)
-    assert meter.requests(a) == 9
