@@ -28,7 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from backends.faults import Fault, did_you_mean, error_of, faults_of
-from backends.speculation import Method, SpeculativeConfig, method_faults
+from backends.speculation import Method, SpeculativeConfig, method_faults, serve_config
 from gateway.addresses import address
 from gateway.conflicts import pool_faults
 from policies.policy import PolicySettings, policies
@@ -218,22 +218,32 @@ class ServeSettings(Settings):
                 yield Fault(("flags", index), f"{name} is not yours to give", cls._ours[name])
 
 
+def _known_calibration(name: str) -> str:
+    from backends.simulator.calibration import calibration_names
+
+    if name not in calibration_names():
+        raise ValueError(f"no such calibration; {did_you_mean(name, calibration_names())}")
+    return name
+
+
 class SimulateSettings(Settings):
     """A replica of the built-in simulator.
 
     Parameters
     ----------
     calibration
-        Name of the hardware and model whose step times and acceptance it has.
+        Name of the model and hardware whose step times and acceptance it has.
+    seed
+        Of the chance in what is accepted.
     max_model_len
         Longest context, in tokens.
     time_scale
-        Simulated seconds per real second: 2.0 runs twice as fast.
+        Seconds of the clock for each simulated second: 0.1 runs ten times as fast.
     """
 
-    calibration: str
+    calibration: Annotated[str, AfterValidator(_known_calibration)]
     seed: int = 0
-    max_model_len: Count = 8192
+    max_model_len: Annotated[int, Field(ge=2)] = 8192
     time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
@@ -279,6 +289,26 @@ class BackendSettings(Settings):
             raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
             for fault in method_faults(Method(data["method"]), raw, served="serve" in homes):
                 yield fault.below("speculative_config")
+
+    @model_validator(mode="after")
+    def _can_be_simulated(self) -> Self:
+        if self.simulate is None:
+            return self
+        from backends.simulator.settings import ReplicaSettings
+
+        try:
+            ReplicaSettings(
+                name="checked",
+                model="checked",
+                method=self.method,
+                speculative_config=serve_config(self.method, self.speculative_config),
+                calibration=self.simulate.calibration,
+                max_model_len=self.simulate.max_model_len,
+            )
+        except ValidationError as error:
+            found = [fault.below("simulate") for fault in faults_of(error, ReplicaSettings)]
+            raise error_of(type(self).__name__, found) from None
+        return self
 
 
 class PolicyReference(Settings):
@@ -354,7 +384,7 @@ def _named(keys: Any) -> Any:
 
 
 class PoolSettings(Settings):
-    """The whole pool file.
+    """The whole pool file. Keys that begin with `x-` are the operator's own, for anchors.
 
     Parameters
     ----------
@@ -365,12 +395,21 @@ class PoolSettings(Settings):
         any the gateway is open.
     """
 
+    model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
+
     server: ServerSettings = ServerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     health: HealthSettings = HealthSettings()
     models: Annotated[dict[Name, ModelSettings], Field(min_length=1)]
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     admin: AdminSettings = AdminSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_own_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {key: value for key, value in data.items() if not str(key).startswith("x-")}
 
     @classmethod
     def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
