@@ -1,0 +1,44 @@
+"""docs/metrics.md lists exactly the series that the code registers."""
+
+from __future__ import annotations
+
+import re
+
+from backends.backend import State
+from gateway.metrics import temperature_bucket
+from tests.deploy.registered import Series, registered, sample_names
+from tests.deploy.tools import ROOT
+
+PAGE = (ROOT / "docs/metrics.md").read_text()
+ROW = re.compile(r"^\| `(gateway_\w+)` \| (\w+) \| ([\w, ]+) \| .+ \|$", re.MULTILINE)
+
+
+def test_the_page_lists_every_series_once_with_its_type_and_labels() -> None:
+    rows = [Series(name, kind, tuple(labels.split(", "))) for name, kind, labels in ROW.findall(PAGE)]
+    assert len(rows) == len(set(rows)) == PAGE.count("\n| `")
+    assert set(rows) == registered()
+
+
+def test_the_page_names_every_state_and_temperature_bucket() -> None:
+    assert all(f"`{state}`" in PAGE for state in State)
+    buckets = {temperature_bucket(hundredths / 100) for hundredths in range(201)}
+    assert len(buckets) == 6
+    assert all(f"`{bucket}`" in PAGE for bucket in buckets)
+
+
+def test_the_page_names_every_outcome_that_is_counted() -> None:
+    source = (ROOT / "gateway/exchange.py").read_text()
+    counted = set(re.findall(r'self\._finish\([^)]*?"(\w+)"\)', source)) | {
+        "ok",
+        "client_error",
+        "engine_error",
+        "refused",
+    }
+    assert {"cancelled", "interrupted", "unanswered"} <= counted
+    assert all(f"`{outcome}`:" in PAGE for outcome in counted)
+
+
+def test_its_examples_ask_only_for_series_that_exist() -> None:
+    queries = re.findall(r"```promql\n(.+?)```", PAGE, re.DOTALL)
+    assert len(queries) >= 5
+    assert set(re.findall(r"gateway_\w+", "".join(queries))) <= sample_names()

@@ -1,0 +1,53 @@
+"""The Prometheus configuration and rules, checked by promtool."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from tests.deploy.registered import sample_names
+from tests.deploy.tools import DEPLOY, ROOT, run
+
+RULES = DEPLOY / "prometheus/rules.yml"
+UNIT_TESTS = ROOT / "tests/deploy/rules.test.yml"
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def test_promtool_accepts_the_configuration_and_the_rules() -> None:
+    said = run("promtool", "check", "config", "--lint=all", "--lint-fatal", DEPLOY / "prometheus/prometheus.yml")
+    assert f"{len(rules())} rules found" in said
+
+
+def test_the_rules_do_what_their_unit_tests_say() -> None:
+    assert "SUCCESS" in run("promtool", "test", "rules", UNIT_TESTS)
+
+
+def test_every_alert_is_tested_to_fire_and_those_that_wait_to_wait() -> None:
+    cases = [
+        case for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] for case in test.get("alert_rule_test", [])
+    ]
+    fired = {case["alertname"] for case in cases if case["exp_alerts"]}
+    quiet = {case["alertname"] for case in cases if not case["exp_alerts"]}
+    alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+    assert fired == set(alerts)
+    waiting = {name for name, alert in alerts.items() if "for" in alert}
+    assert waiting - {"GatewayFailures"} <= quiet  # it waits as GatewayStreamsInterrupted beside it does
+
+
+def test_the_rules_read_only_series_that_the_gateway_has_or_they_record() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        expression = re.sub("|".join(map(re.escape, recorded)), "", rule["expr"])
+        assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), rule
+
+
+def test_every_alert_has_a_severity_and_a_summary() -> None:
+    for rule in rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in {"page", "ticket"}
+            assert rule["annotations"]["summary"]
