@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import REGISTRY, generate_latest
 
+from backends.simulator.script import BLOCK_TOKENS
+
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TTFT_S = (
@@ -135,11 +137,13 @@ class Gauges:
     preemptions: int = 0
 
 
-def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bool) -> bytes:
+def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bool, kv_blocks: int = 0) -> bytes:
     """Return the metrics page.
 
     Parameters
     ----------
+    kv_blocks
+        Blocks of the KV cache.
     model_name
         The `model_name` label, on everything but the HTTP counters.
     speculating
@@ -151,8 +155,16 @@ def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bo
     _engine(page, gauges)
     _tokens(page, tallies, gauges)
     _requests(page, tallies)
-    _http(page, tallies)
-    return generate_latest(REGISTRY) + page.text()
+    config = {
+        "block_size": str(BLOCK_TOKENS),
+        "num_gpu_blocks": str(kv_blocks),
+        "kv_cache_size_tokens": str(kv_blocks * BLOCK_TOKENS),
+        "enable_prefix_caching": "True",
+    }
+    nameless = _Page({"engine": "0"}, tallies.since_s)  # what vLLM does not label with the model
+    nameless.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", [(config, 1.0)])
+    _http(nameless, tallies)
+    return generate_latest(REGISTRY) + page.text() + nameless.text()
 
 
 class _Page:

@@ -149,7 +149,9 @@ class Replica:
 
     def _metrics(self, exchange: Exchange) -> None:
         speculating = self._served.num_speculative_tokens > 0
-        page = render(self._tallies, self._driver.gauges(), self._served.names[0], speculating=speculating)
+        blocks = self._driver.engine.parameters.kv_blocks
+        name = self._served.names[0]
+        page = render(self._tallies, self._driver.gauges(), name, speculating=speculating, kv_blocks=blocks)
         exchange.respond(200, page, "text/plain; version=0.0.4; charset=utf-8")
 
     def _models(self, exchange: Exchange) -> None:
