@@ -44,7 +44,6 @@ _NEEDS_MODEL = frozenset(
 _ONLY_WITH = {
     "use_heterogeneous_vocab": Method.DRAFT_MODEL,
     "dspark_draft_topk": Method.DSPARK,
-    "enable_adaptive_verification": Method.DSPARK,
     "index_share_for_mtp_iteration": Method.MTP,
 }
 # Keys of other vLLM versions: right for a replica that runs one of those, refused by the one that we start.

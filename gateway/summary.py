@@ -17,6 +17,7 @@ def pool_table(settings: PoolSettings) -> Table:
     """Return the replicas, one a row: model, name, method, tokens drafted a step at most (k), place and weight."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("model", "backend", "method"):
@@ -28,9 +29,8 @@ def pool_table(settings: PoolSettings) -> Table:
         shown = model
         for name, backend in model_settings.backends.items():
             drafted = num_speculative_tokens(backend.method, backend.speculative_config)
-            table.add_row(
-                shown, name, _method(backend), str(drafted) if drafted else "", where(backend), f"{backend.weight:g}"
-            )
+            row = (shown, name, _method(backend), str(drafted or ""), where(backend), f"{backend.weight:g}")
+            table.add_row(*map(Text, row))  # as they stand: `http://[fd00::1]` is no markup
             shown = ""
     return table
 

