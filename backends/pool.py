@@ -60,7 +60,7 @@ class _Record:
     ejected_until_s: float = 0.0
     drained: bool = False
     engine: EngineMetrics | None = None
-    progress: tuple[int, int] = (0, 0)
+    progress: tuple[int, int] = (-1, -1)  # as no engine reports it
     progress_at_s: float = 0.0
 
 

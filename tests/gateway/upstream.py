@@ -106,6 +106,8 @@ class Upstream:
     health_status: int = 200
     health_hangs: bool = False
     models: bytes | None = None
+    metrics: bytes = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+    metrics_status: int = 200
     close_after_answer: bool = False
     seen: list[Seen] = field(default_factory=list)
     aborted: int = 0
@@ -168,8 +170,8 @@ class Upstream:
                 return False
             await wire.json({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 2048}]})
         elif target == "/metrics":
-            body = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
-            await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n"
+            await wire.send(head % (self.metrics_status, len(self.metrics)) + self.metrics)
         else:
             self.seen.append(seen)
             await self.behaviour(wire)
