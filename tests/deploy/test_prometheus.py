@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from backends.ports import free_port
 from tests.deploy.registered import sample_names
@@ -138,9 +139,9 @@ async def _the_rules_have_values(running: Running, prometheus: Prometheus) -> No
             assert (await running.chat(headers=headers, temperature=0, stream=name == "a")).status_code == 200
         await prometheus.until(f'gateway_requests_total{{backend="b",outcome="ok"}} == {2 * round_}')
     assert await prometheus.value('gateway_requests_total{backend="a",method="baseline",outcome="ok"}') == 2
-    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="b"}') == 3.0
-    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="a"}') == 1.0
-    assert await prometheus.value('temperature:gateway_acceptance:ratio_rate5m{temperature="0"}') == 0.8
+    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="b"}') == pytest.approx(3.0)
+    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="a"}') == pytest.approx(1.0)
+    assert await prometheus.value('temperature:gateway_acceptance:ratio_rate5m{temperature="0"}') == pytest.approx(0.8)
     assert await prometheus.value("model:gateway_failures:ratio_rate5m") == 0.0
     assert 0.0 < await prometheus.value("model:gateway_overhead_seconds:p99_rate5m > 0") < 1.0
     assert 0.0 < await prometheus.value('backend:gateway_ttft_seconds:p95_rate5m{backend="a"} > 0') < 5.0
