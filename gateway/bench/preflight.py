@@ -1,0 +1,120 @@
+"""A first look at a target: its model, its longest context, how it counts tokens, and whether it answers at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import httpx
+
+from backends.metrics import EngineMetrics, read_metrics
+from gateway.bench.prompts import Form, Prompt, TokenScale, random_text
+from gateway.bench.settings import BenchError
+from gateway.bench.targets import Base, Target
+
+_PROBE_WORDS = (32, 256)
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen.
+
+    Parameters
+    ----------
+    context_tokens
+        The longest context; None where the model's card does not say.
+    """
+
+    model: str
+    context_tokens: int | None
+    scale: TokenScale
+
+
+class Look:
+    """The unhurried requests to a target, beside those that are measured."""
+
+    def __init__(self, target: Target, base: Base, headers: list[tuple[str, str]]) -> None:
+        self._target = target
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=base.address.path, trust_env=False),
+            base_url=base.url,
+            headers=headers,
+            timeout=_TIMEOUT_S,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def see(self, endpoint: str, seed: int) -> Sight:
+        """Find the model, and send two short requests to see that they are answered and how tokens are counted.
+
+        Raises
+        ------
+        BenchError
+            If it cannot be reached, does not have the model, or does not answer as it should.
+        """
+        try:
+            card = await self._card()
+            model = str(card["id"])
+            form = Form(endpoint, model)
+            seen = [(words, await self._probe(form, words, seed)) for words in _PROBE_WORDS]
+        except httpx.HTTPError as error:
+            raise self._wrong(f"cannot be reached: {type(error).__name__} {error}".rstrip()) from None
+        small, large = seen
+        scale = TokenScale()
+        if small[1] is not None and large[1] is not None:
+            scale = TokenScale.through((small[0], small[1]), (large[0], large[1]))
+        context = card.get("max_model_len")
+        return Sight(model, context if isinstance(context, int) else None, scale)
+
+    async def counters(self) -> EngineMetrics | None:
+        """Read the engine's counters; None if it shows none."""
+        try:
+            answer = await self._client.get("/metrics")
+        except httpx.HTTPError:
+            return None
+        return read_metrics(answer.content) if answer.status_code == 200 else None
+
+    async def _card(self) -> Mapping[str, Any]:
+        answer = await self._client.get("/v1/models")
+        if answer.status_code == 404 and self._target.model is not None:
+            return {"id": self._target.model}
+        if answer.status_code in {401, 403}:
+            raise self._wrong(f"/v1/models answered {answer.status_code}; give the key with --api-key")
+        try:
+            cards = [card for card in answer.json()["data"] if isinstance(card["id"], str)]
+        except (ValueError, KeyError, TypeError):
+            raise self._wrong(
+                f"/v1/models answered {answer.status_code} and no list of models; is this the API?"
+            ) from None
+        wanted = self._target.model
+        for card in cards:
+            if wanted in {None, card["id"]}:
+                found: Mapping[str, Any] = card
+                return found
+        names = ", ".join(card["id"] for card in cards) or "none"
+        raise self._wrong(f"has no model '{wanted}'; it has {names}" if wanted else "lists no model; give --model")
+
+    async def _probe(self, form: Form, words: int, seed: int) -> int | None:
+        """Send a prompt of so many words, and return how many tokens the engine counts."""
+        body = json.loads(form.body(Prompt(random_text(Random(f"{seed}/probe/{words}"), words), output_tokens=1)))
+        body.pop("stream_options")
+        body["stream"] = False
+        answer = await self._client.post(form.path, json=body)
+        if answer.status_code != 200:
+            text = " ".join(answer.text.split())[:300]
+            raise self._wrong(f"a first request was answered {answer.status_code}: {text}")
+        try:
+            usage = answer.json().get("usage")
+        except (ValueError, AttributeError):
+            raise self._wrong("a first request was answered 200 with no JSON object") from None
+        count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+        return count if isinstance(count, int) else None
+
+    def _wrong(self, what: str) -> BenchError:
+        return BenchError(f"{self._target.url}: {what}" if self._target.url is not None else what)

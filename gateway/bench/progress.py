@@ -1,0 +1,110 @@
+"""How far the benchmark is, on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gateway.bench.record import Record
+from gateway.bench.results import Run
+from gateway.bench.targets import Target
+from gateway.bench.workload import Load
+
+_EVERY_S = 0.5
+
+
+class TerminalWatcher:
+    """A bar for the run with the time left, where there is a terminal; a line for each finished run everywhere.
+
+    The bar is drawn twice a second by the event loop itself: a thread that draws would take the interpreter from the
+    loop at any moment, and with it the times of the chunks.
+
+    Parameters
+    ----------
+    runs
+        How many there will be.
+    """
+
+    def __init__(self, console: Console, runs: int, duration_s: float | None) -> None:
+        self._console = console
+        self._runs = runs
+        self._duration_s = duration_s
+        self._started = 0
+        self._failed = 0
+        self._size: int | None = None
+        self._ended = 0
+        self._begun_s = 0.0
+        self._task: TaskID | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[requests]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def begin(self, target: Target, load: Load, temperature: float | None, size: int | None) -> None:
+        """Show the bar of a new run."""
+        self._started += 1
+        self._failed = self._ended = 0
+        self._size = size
+        self._begun_s = time.monotonic()
+        label = f"{self._started}/{self._runs} {target.name}, {load}"
+        if temperature is not None:
+            label += f", T={temperature:g}"
+        self._bar.start()
+        self._task = self._bar.add_task(label, total=1.0, requests="")
+        self._draw()
+
+    def advance(self, record: Record) -> None:
+        """Count a request that ended."""
+        self._ended += 1
+        self._failed += record.error is not None
+
+    def end(self, run: Run) -> None:
+        """Take the bar away and print what came of the run."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self._bar.stop()
+        temperature = "" if run.temperature is None else f", T={run.temperature:g}"
+        failed = f", {run.failed} failed" if run.failed else ""
+        self.say(
+            f"{self._started}/{self._runs} {run.target}, {run.load}{temperature}: {run.completed} requests"
+            f"{failed} in {run.duration_s:.1f} s, {run.output_tokens_per_s:.1f} tokens/s"
+        )
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._bar.stop()
+
+    def _draw(self) -> None:
+        if self._task is None:
+            return
+        shares = [self._ended / self._size] if self._size else []
+        if self._duration_s is not None:
+            shares.append((time.monotonic() - self._begun_s) / self._duration_s)
+        requests = f"{self._ended}" + (f"/{self._size}" if self._size else "") + " requests"
+        if self._failed:
+            requests += f", {self._failed} failed"
+        self._bar.update(self._task, completed=min(1.0, max(shares, default=0.0)), requests=requests)
+        self._bar.refresh()
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._draw)

@@ -1,0 +1,148 @@
+"""Prompts: synthetic ones of a given length, and the requests that carry a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+KINDS = ("random", "repeating", "copy")
+"""Words at random; a passage over and over; a text to be repeated, so that prompt and answer overlap."""
+
+_PASSAGE_WORDS = 48
+_COPY_INSTRUCTION = "Repeat the following text word for word:\n"
+# Everyday words: nearly every BPE vocabulary has each of them, with its space, as one token.
+_WORD_LIST = """
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power
+hour game line end member law car city community name president team minute idea body information back parent face
+others level office door health person art war history party result change morning reason research girl guy moment
+air teacher force education foot boy age policy music process market sense nation plan college interest death
+experience effect use class control field development role effort rate heart drug show leader light voice wife police
+mind price report decision son view relationship town road arm difference value building action season society tax
+director position player record paper space ground form event official matter center couple site project activity
+star table need court american oil half situation cost industry figure street image phone data picture practice piece
+land product doctor wall patient worker news test movie north love step green open move live believe hold bring happen
+write provide sit stand lose pay meet include continue set learn lead understand watch follow stop create speak read
+allow add spend grow walk win offer remember consider appear buy wait serve die send expect build stay fall cut reach
+"""
+_WORDS = _WORD_LIST.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one request asks.
+
+    Parameters
+    ----------
+    text
+        The user's one message, or the text to complete; empty where `messages` are given.
+    messages
+        A whole conversation in OpenAI's form.
+    output_tokens
+        The answer's limit; None leaves it to the engine.
+    """
+
+    text: str = ""
+    messages: Sequence[Any] | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScale:
+    """How many tokens the engine counts for a synthetic prompt: `fixed + per_word * words`.
+
+    Parameters
+    ----------
+    fixed
+        Tokens of the chat template.
+    measured
+        False where it is assumed, because the engine did not say.
+    """
+
+    fixed: float = 0.0
+    per_word: float = 1.0
+    measured: bool = False
+
+    @classmethod
+    def through(cls, small: tuple[int, int], large: tuple[int, int]) -> TokenScale:
+        """Return the scale through two pairs of (words, tokens); the assumed one if they make no sense."""
+        words, tokens = large[0] - small[0], large[1] - small[1]
+        if words <= 0 or tokens <= 0:
+            return cls()
+        per_word = tokens / words
+        return cls(max(0.0, small[1] - per_word * small[0]), per_word, measured=True)
+
+    def words(self, tokens: int) -> int:
+        """Return how many words come nearest to `tokens`, at least one."""
+        return max(1, round((tokens - self.fixed) / self.per_word))
+
+
+def random_text(random: Random, words: int) -> str:
+    """Return `words` words drawn at random."""
+    return " ".join(random.choices(_WORDS, k=words))
+
+
+def synthetic_text(kind: str, random: Random, words: int) -> str:
+    """Return a prompt of a kind, `words` long (a `copy` has the words of its instruction within that).
+
+    Notes
+    -----
+    `repeating` goes through one passage of 48 words again and again, one word in sixteen changed each time, so that a
+    look-up of its last words finds them earlier in the prompt. `copy` asks for its text to be written out again.
+    """
+    if kind == "repeating":
+        passage = random.choices(_WORDS, k=_PASSAGE_WORDS)
+        text: list[str] = []
+        while len(text) < words:
+            text += [random.choice(_WORDS) if random.random() < 1 / 16 else word for word in passage]
+        return " ".join(text[:words])
+    if kind == "copy":
+        return _COPY_INSTRUCTION + random_text(random, max(1, words - len(_COPY_INSTRUCTION.split())))
+    return random_text(random, words)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How prompts become bodies: the same for all requests of a run.
+
+    Parameters
+    ----------
+    endpoint
+        `chat` or `completions`.
+    temperature
+        None leaves it to the engine.
+    """
+
+    endpoint: str
+    model: str
+    temperature: float | None = None
+    ignore_eos: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where such bodies are sent, below the base address."""
+        return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
+
+    def body(self, prompt: Prompt) -> bytes:
+        """Write the request, streamed and with its usage, as `vllm bench serve` asks for it."""
+        fields: dict[str, Any] = {"model": self.model}
+        if self.endpoint == "chat":
+            fields["messages"] = prompt.messages or [{"role": "user", "content": prompt.text}]
+            limit = "max_completion_tokens"
+        else:
+            fields["prompt"] = prompt.text
+            limit = "max_tokens"
+        if prompt.output_tokens is not None:
+            fields[limit] = prompt.output_tokens
+        if self.temperature is not None:
+            fields["temperature"] = self.temperature
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        fields["stream"] = True
+        fields["stream_options"] = {"include_usage": True}
+        return orjson.dumps(fields)
