@@ -109,6 +109,8 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
 
 def _fault_of(details: ErrorDetails, model: type[BaseModel]) -> Fault:
     path, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    if path and path[-1] == "[key]":  # pydantic's way to say that a mapping's key is meant, not its value
+        return Fault(path[:-1], _message(kind, context, details["msg"]), at_key=True)
     if kind == _TYPE:
         return Fault(path, context["message"], context["hint"], context["at_key"])
     if kind == "extra_forbidden":

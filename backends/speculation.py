@@ -46,6 +46,7 @@ _ONLY_WITH = {
     "dspark_draft_topk": Method.DSPARK,
     "index_share_for_mtp_iteration": Method.MTP,
 }
+_MAY_BE_FALSE = frozenset({"use_heterogeneous_vocab"})
 # Keys of other vLLM versions: right for a replica that runs one of those, refused by the one that we start.
 _OTHER_VERSIONS = {
     "disable_by_batch_size": "use num_speculative_tokens_per_batch_size, such as [[1, 16, 5], [17, 256, 0]]",
@@ -157,7 +158,7 @@ def method_faults(method: Method, config: Mapping[str, Any] | None, *, served: b
     faults += [
         Fault((key,), f"goes only with {owner}", "leave it out", at_key=True)
         for key, owner in _ONLY_WITH.items()
-        if given.get(key, False) is not False and method is not owner
+        if key in given and method is not owner and (given[key] is not False or key not in _MAY_BE_FALSE)
     ]
     if served:
         faults += [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from backends import faults
 from backends.faults import Fault, faults_of
-from gateway.settings import PoolSettings
+from gateway.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.yaml_document import Document, Place, read_yaml
 
 
@@ -111,10 +112,15 @@ def _problem(fault: Fault, place: Place) -> Problem:
 
 
 def _where(fault: Fault) -> str:
-    path: faults.Path = fault.path
-    if fault.at_key and path[0] in {"keys", "admin"} and not fault.hint.startswith("did you mean"):
-        path = path[:-1]  # a key pasted where its name belongs must not be shown
     text = ""
-    for step in path:
+    for step in _shown(fault.path):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
     return text
+
+
+def _shown(path: faults.Path) -> faults.Path:
+    """Return the part of `path` that may be printed: a key pasted where its name belongs is not to be seen."""
+    if path and path[0] in {"keys", "admin"}:
+        known = {*KeySettings.model_fields, *AdminSettings.model_fields}
+        return (path[0], *takewhile(lambda step: isinstance(step, int) or step in known, path[1:]))
+    return path[: path.index("api_key") + 1] if "api_key" in path else path

@@ -67,7 +67,7 @@ def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
 def _fields(value: object) -> Mapping[str, Any]:
     """Return the keys of a mapping or of a model already checked; nothing for anything else."""
     if isinstance(value, BaseModel):
-        return dict(value)
+        return vars(value)
     return value if isinstance(value, Mapping) else {}
 
 

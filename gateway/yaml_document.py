@@ -11,8 +11,10 @@ import yaml
 
 from backends.faults import Fault, Path
 
-_MERGE = "tag:yaml.org,2002:merge"
-_TEXT = "tag:yaml.org,2002:str"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+_TEXTS = {_TAG + kind for kind in ("str", "timestamp", "value")}  # dates stay as they are written
+_PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "map", "seq")}
 _MOST_NODES = 100_000  # aliases of aliases can make a short file endless
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
 
@@ -31,7 +33,7 @@ class Document:
     Parameters
     ----------
     keys, values
-        Where each key (or list item) and each value starts, by its path.
+        Where each key (or list item) starts, and each value that is no list or mapping, by its path.
     faults
         What is wrong with the YAML itself, with the place of each.
     """
@@ -90,8 +92,12 @@ class _Reader:
             raise yaml.MarkedYAMLError(problem="more than can be a pool", problem_mark=node.start_mark)
         if id(node) in self._open:
             raise yaml.MarkedYAMLError(problem="an alias within what it stands for", problem_mark=node.start_mark)
-        self.document.values[path] = _place(node)
+        if isinstance(node, yaml.ScalarNode):
+            self.document.values[path] = _place(node)
         self.document.keys.setdefault(path, _place(node))
+        if node.tag not in _PLAIN | _TEXTS:
+            self._fault(node, path, "a tag (!...) that is not known here", "take it off")
+            return None
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -134,16 +140,14 @@ class _Reader:
         return merged
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
-        if node.tag == _TEXT:
+        if node.tag in _TEXTS:
             text = self._expanded(node, path)
             is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
             return None if text == "" and is_plain else text
         try:
             return self._constructor.construct_object(node)
-        except yaml.constructor.ConstructorError:
-            self._fault(node, path, "a tag (!...) that is not known here", "take it off")
-        except ValueError:
-            self._fault(node, path, "reads as a date or a number, but is none", "put it in quotes")
+        except (ValueError, KeyError, IndexError):  # `0b_`, `!!bool perhaps`, `!!int ""`
+            self._fault(node, path, "reads as a number or a truth value, but is none", "put it in quotes")
         return None
 
     def _expanded(self, node: yaml.Node, path: Path) -> str:

@@ -201,8 +201,9 @@ def test_a_baseline_has_no_config() -> None:
 
 def test_keys_of_one_method_on_another() -> None:
     config = {"num_speculative_tokens": 2, "use_heterogeneous_vocab": True, "index_share_for_mtp_iteration": False}
-    assert lacking(Method.NGRAM, config, served=False) == {"use_heterogeneous_vocab"}
-    assert lacking(Method.DRAFT_MODEL, config, served=False) == set()
+    assert lacking(Method.NGRAM, config, served=False) == {"use_heterogeneous_vocab", "index_share_for_mtp_iteration"}
+    assert lacking(Method.DRAFT_MODEL, config, served=False) == {"index_share_for_mtp_iteration"}
+    assert lacking(Method.MTP, {**config, "use_heterogeneous_vocab": False}, served=False) == set()
 
 
 def test_keys_of_other_versions_only_where_another_version_may_run() -> None:

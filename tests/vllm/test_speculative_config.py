@@ -35,6 +35,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"method": "ngram", **K, "use_heterogeneous_vocab": True},
     {"method": "ngram", **K, "enable_adaptive_verification": True},
     {"method": "ngram", **K, "index_share_for_mtp_iteration": True},
+    {"method": "ngram", **K, "index_share_for_mtp_iteration": False},
+    {"method": "ngram", **K, "use_heterogeneous_vocab": False},
     {"method": "ngram", **K, "rejection_sample_method": "block"},
     {"method": "ngram", **K, "rejection_sample_method": "other"},
     {"method": "ngram", **K, "rejection_sample_method": "synthetic"},
