@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_SPLIT = 2.0**29 + 1
+
+
+def _single(number: float) -> float:
+    """Round to single precision (Veltkamp): arctic-inference reckons in it, and of near ties the same is to win."""
+    high = number * _SPLIT
+    return high - (high - number)
+
+
 _END = -1
 """Between sequences in the buffer; no token has this id."""
 
@@ -29,8 +38,7 @@ class SuffixTree:
     """All runs of up to `depth` tokens in a number of sequences, with their counts.
 
     The counts, and the choice among equally frequent continuations, are those of arctic-inference 0.1.1
-    (`csrc/suffix_decoding/suffix_tree.cc`), save that after something was forgotten equals may rank otherwise.
-    Only the newest sequence grows.
+    (`csrc/suffix_decoding/suffix_tree.cc`). Only the newest sequence grows.
     """
 
     def __init__(self, depth: int) -> None:
@@ -190,6 +198,7 @@ class SuffixTree:
         """Return the score and tokens of the most frequent path from a place `length` tokens deep."""
         tokens = node.label[offset : offset + limit]
         score, prob = float(len(tokens)), 1.0
+        min_prob = _single(min_prob)
         while len(tokens) < limit:
             if node.ranked:
                 child = node.children[node.ranked[0]]
@@ -198,7 +207,8 @@ class SuffixTree:
             else:
                 break
             leaf = isinstance(child, int)
-            prob *= (1 if isinstance(child, int) else child.count) / node.count
+            count = 1 if isinstance(child, int) else child.count
+            prob = _single(prob * _single(count / node.count))
             if prob < min_prob:
                 break
             if isinstance(child, int):
@@ -207,7 +217,11 @@ class SuffixTree:
                 run = child.label[: limit - len(tokens)]
                 node = child
             tokens = tokens + run
-            score += prob * len(run)
+            if prob == 1.0:
+                score += len(run)  # exact, as the score is a whole number so far
+            else:
+                for _ in run:
+                    score = _single(score + prob)
             if leaf:
                 break
         return score, tokens
@@ -282,7 +296,9 @@ def _rank_loss(node: _Node, token: int, count: int) -> None:
     ranked = node.ranked
     place = ranked.index(token)
     del ranked[place]
-    if count > 2:
-        while place < len(ranked) and _count(node, ranked[place]) == count:
-            place += 1
-        ranked.insert(place, token)
+    if count == 2:
+        node.children = {token: node.children[token], **node.children}  # the first of those counted once
+        return
+    while place < len(ranked) and _count(node, ranked[place]) == count:
+        place += 1
+    ranked.insert(place, token)
