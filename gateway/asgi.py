@@ -114,6 +114,7 @@ class RelayDoor:
             client = self._relay.identify(dict(headers))
             body = await self._read(headers, receive)
         except GatewayError as error:
+            self._relay.metrics.count_refusal()
             await refuse(error, headers, path, send)
             return
         if body is None:

@@ -101,7 +101,7 @@ class Exchange:
             routed = relay.router.route(inbound.path, inbound.method, inbound.body, self._client, self._wish, now_s)
             relay.limits.enter(self._client)
         except GatewayError as error:
-            relay.metrics.requests.labels("", "", "", "refused").inc()
+            relay.metrics.count_refusal()
             self._answer(error)
             return
         self._routed = routed
@@ -402,7 +402,7 @@ class Exchange:
         if self._upstream is None or self._decision is None:
             relay.metrics.requests.labels(routed.model.name, "", "", outcome).inc()
         else:
-            relay.metrics.count_outcome(self._upstream.metrics, outcome)
+            self._upstream.metrics.outcomes[outcome].inc()
             if self.endpoint is not Endpoint.OTHER and outcome in {"ok", "cancelled", "interrupted"}:
                 timing = Timing(self._inbound.arrived_s, self._first_s, self._last_s, time.perf_counter())
                 ended = Ended(routed, self._decision, self._upstream, status, timing, usage, self._stream)

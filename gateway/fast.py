@@ -278,6 +278,7 @@ class RelayCycle:
         self._transport.close()
 
     def _refuse(self, error: GatewayError) -> None:
+        self._protocol.relay.metrics.count_refusal()
         body = error.body(endpoint_of(self._path))
         headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
         if self.more_body:

@@ -59,7 +59,7 @@ class EventStream:
             self.deltas += data.count(self._marker)
         size = len(data)
         self.size_bytes += size
-        if count == 1 and size < self._shortest_bytes:
+        if count == 1 and size < self._shortest_bytes and not data.startswith(b"data: [DONE]"):
             self._shortest_bytes = size
         self._recent.append(data)
         return data

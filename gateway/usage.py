@@ -14,8 +14,9 @@ class Usage:
     Parameters
     ----------
     drafted_tokens, accepted_tokens
-        Of the speculation. The real tokens per step are output / (output - accepted): the engine's own
-        `mean_acceptance_length` leaves out the steps that drafted nothing.
+        Of the speculation.
+    drafting_steps
+        Steps that drafted anything.
     """
 
     prompt_tokens: int | None = None
@@ -23,16 +24,22 @@ class Usage:
     cached_tokens: int | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
+    drafting_steps: int = 0
     ttft_s: float | None = None
     queue_s: float | None = None
     generation_s: float | None = None
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens per engine step; None if the engine did not report its acceptance."""
-        if self.accepted_tokens is None or not self.output_tokens or self.output_tokens <= self.accepted_tokens:
+        """Output tokens per engine step; None if the engine did not report its acceptance.
+
+        The engine's own `mean_acceptance_length` leaves out the steps that drafted nothing. All steps together are
+        output - accepted, but no fewer than those that drafted: a last step may accept more than was left to answer.
+        """
+        if self.accepted_tokens is None or not self.output_tokens:
             return None
-        return self.output_tokens / (self.output_tokens - self.accepted_tokens)
+        steps = max(self.output_tokens - self.accepted_tokens, self.drafting_steps)
+        return self.output_tokens / steps if steps > 0 else None
 
 
 def read_usage(document: object) -> Usage | None:
@@ -69,6 +76,7 @@ def read_usage(document: object) -> Usage | None:
         cached_tokens=_count(details, "cached_tokens"),
         drafted_tokens=_count(speculative, "num_draft_tokens"),
         accepted_tokens=_count(speculative, "num_accepted_draft_tokens"),
+        drafting_steps=_count(speculative, "num_spec_steps") or 0,
         ttft_s=_seconds(metrics, "time_to_first_token_ms"),
         queue_s=_seconds(metrics, "queue_time_ms"),
         generation_s=_seconds(metrics, "generation_time_ms"),
