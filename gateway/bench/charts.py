@@ -11,6 +11,7 @@ _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 44
 _ROW = 30
 _MOST_TICKS = 8
+_DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
 _CHARACTER = 6.7  # width of a letter at the size of the labels
 
 
@@ -27,11 +28,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line through `points`, each (x, y)."""
+    """One line through `points`, each (x, y); `dash` counts the ways of breaking it, from 0 for none."""
 
     label: str
     color: str
     points: Sequence[tuple[float, float]]
+    dash: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,9 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True,
         parts.append(f'<path class="reference" d="M{_LEFT} {up(reference):.1f}H{_WIDTH - _RIGHT}"/>')
     for line in lines:
         path = "L".join(f"{across(px):.1f} {up(py):.1f}" for px, py in line.points)
-        parts.append(f'<g><title>{escape(line.label)}</title><path class="line" stroke="{line.color}" d="M{path}"/>')
+        parts.append(
+            f'<g><title>{escape(line.label)}</title><path class="line" stroke="{line.color}"{_dash(line)} d="M{path}"/>'
+        )
         if markers:
             for px, py in line.points:
                 told = escape(f"{line.label}: {_number(py)} at {_number(px)}")
@@ -129,6 +133,18 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True,
                 parts.append(f"{mark}<title>{told}</title></circle>")
         parts.append("</g>")
     return _svg(_HEIGHT, parts)
+
+
+def dash_sample(dash: int) -> str:
+    """Draw a short piece of a line broken in a way, for a legend."""
+    broken = _dash(Line("", "", (), dash))
+    return (
+        f'<svg class="sample" viewBox="0 0 34 10"><path class="line" stroke="currentColor"{broken} d="M1 5H33"/></svg>'
+    )
+
+
+def _dash(line: Line) -> str:
+    return f' stroke-dasharray="{_DASHES[line.dash % len(_DASHES)]}"' if line.dash else ""
 
 
 def _grid_x(scale: _Scale, top: float, bottom: float) -> str:

@@ -106,7 +106,8 @@ def _measure(settings: BenchSettings, targets: Sequence[Target], inputs: Inputs)
         outcome = uvloop.run(run())
     finally:
         watcher.close()
-    if outcome.not_measured and any(run_dir.rglob("*.log")):
+    broken = any(one.kind in {"connect", "broken"} for run in outcome.runs for one in run.failures)
+    if (broken or outcome.not_measured) and any(run_dir.rglob("*.log")):
         print(f"What the replicas logged is in {run_dir}", file=sys.stderr)
     else:
         shutil.rmtree(run_dir, ignore_errors=True)

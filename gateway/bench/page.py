@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 
-from gateway.bench.charts import Axis, Bar, Line, bar_chart, line_chart
+from gateway.bench.charts import Axis, Bar, Line, bar_chart, dash_sample, line_chart
 from gateway.bench.results import Distribution, Interval, Report, Run
 from gateway.bench.table import cell_title, cells, interval, milliseconds, remarks
 
@@ -27,8 +27,9 @@ Value = Callable[[Run], float | None]
 def page(report: Report) -> str:
     """Return the page."""
     colors = _colors(report.runs)
+    answered = [run for run in report.runs if run.completed]
     several = len({run.model for run in report.runs}) > 1
-    body = [_head(report), _legend(report.runs, colors), *_sweeps(report.runs, colors)]
+    body = [_head(report), _legend(report.runs, colors), *_sweeps(answered, colors)]
     all_cells = cells(report.runs)
     for place, cell in enumerate(all_cells):
         runs = [run for run in report.runs if run.cell == cell]
@@ -84,8 +85,8 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
         if tpot:
             figures.append(_figure(f"Median TPOT of {name} over its own", bar_chart(tpot)))
     else:
-        bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs]
-        figures.append(_figure("Output tokens/s", bar_chart(bars, reference=None)))
+        bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
+        figures += [_figure("Output tokens/s", bar_chart(bars, reference=None))] if bars else []
     figures += _distributions(runs, colors)
     figures += _positions(runs, colors)
     return f'<div class="figures">{"".join(figures)}</div>{_tables(runs)}'
@@ -163,35 +164,49 @@ def _sweep(
     if len(values) < 2:
         return
     logarithmic = title == "Load" and values[-1] / values[0] >= 8
-    by_line: dict[str, list[Run]] = {}
+    by_line: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        by_line.setdefault(_line_name(run, runs, title), []).append(run)
+        by_line.setdefault(_line(run, runs, title), []).append(run)
+    conditions = list(dict.fromkeys(condition for _, condition in by_line))
     figures = []
     for measure, of in measures:
         lines = []
-        for name, own in by_line.items():
+        for (name, condition), own in by_line.items():
             points = [(x, y) for run in own if (x := varied(run)) is not None and (y := of(run)) is not None]
             if points:
-                lines.append(Line(name, colors[own[0].target], sorted(points)))
+                called = ", ".join(word for word in (name, condition) if word)
+                lines.append(Line(called, colors[own[0].target], sorted(points), conditions.index(condition)))
         if lines:
             reference = 1.0 if "speedup" in measure else None
-            axes = (
-                Axis(label, logarithmic=logarithmic, at=values if len(values) <= 8 else None),
-                Axis(measure, from_zero=True),
-            )
+            ticks = values if len(values) <= 8 else None
+            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis(measure, from_zero=True)
             figures.append(_figure(measure, line_chart(lines, *axes, reference=reference)))
     if figures:
-        yield f'<section><h2>{escape(title)}</h2><div class="figures">{"".join(figures)}</div></section>'
+        key = _key(by_line, colors, conditions)
+        yield f'<section><h2>{escape(title)}</h2>{key}<div class="figures">{"".join(figures)}</div></section>'
 
 
-def _line_name(run: Run, runs: Sequence[Run], varied: str) -> str:
+def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
     """Name the line that a run is a point of: its target, and what else differs among the runs."""
     name = run.target.removesuffix(f" k={run.k}") if varied == "Drafted tokens" else run.target
+    words = []
     if varied != "Load" and len({other.load for other in runs}) > 1:
-        name += f", {run.load}"
+        words.append(str(run.load))
     if varied != "Temperature" and len({other.temperature for other in runs}) > 1 and run.temperature is not None:
-        name += f", T={run.temperature:g}"
-    return name
+        words.append(f"T={run.temperature:g}")
+    return name, ", ".join(words)
+
+
+def _key(by_line: Mapping[tuple[str, str], Sequence[Run]], colors: dict[str, str], conditions: Sequence[str]) -> str:
+    """Say what the colours and the dashes of a section stand for, where the legend of the page does not."""
+    entries = []
+    for name in dict.fromkeys(name for name, _ in by_line):
+        if name not in colors:
+            color = next(colors[own[0].target] for (other, _), own in by_line.items() if other == name)
+            entries.append(f'<li><i style="background:{color}"></i>{escape(name)}</li>')
+    if len(conditions) > 1:
+        entries += [f"<li>{dash_sample(place)}{escape(condition)}</li>" for place, condition in enumerate(conditions)]
+    return f'<ul class="key">{"".join(entries)}</ul>' if entries else ""
 
 
 def _tables(runs: Sequence[Run]) -> str:

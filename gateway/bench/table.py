@@ -53,7 +53,7 @@ def remarks(report: Report) -> list[str]:
         lines.append("Simulated: " + ", ".join(dict.fromkeys(simulated)) + ". Their times follow tables, not hardware.")
     sources = dict.fromkeys(run.acceptance.source for run in report.runs if run.acceptance is not None)
     lines += [f"Acceptance from {_SOURCES[source]}." for source in sources]
-    if report.runs:
+    if any(run.completed for run in report.runs):
         lines.append(_generator(report.runs))
     for run in report.runs:
         where = f"{run.target}, {run.load}" + ("" if run.temperature is None else f", T={run.temperature:g}")
