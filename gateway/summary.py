@@ -58,9 +58,7 @@ def start_lines(settings: PoolSettings, url: str, made_admin_key: str | None = N
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"
-        lines.append(
-            f"{len(simulated)} {what} simulated: their text is made up, their times and acceptance follow tables."
-        )
+        lines.append(f"{len(simulated)} {what} simulated: made-up answers, as fast as published measurements say.")
     if not settings.keys:
         lines.append("Open: no keys are set, so whoever reaches this address may use it.")
     if made_admin_key is not None:
