@@ -48,7 +48,7 @@ def _addresses_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]
 
 
 def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
-    known = {*models, *(str(alias) for model in models.values() for alias in _items(model.get("aliases")))}
+    owners = {alias: name for name, model in models.items() for alias in map(str, _items(model.get("aliases")))}
     names: dict[str, int] = {}
     secrets: dict[str, int] = {}
     for index, item in enumerate(keys):
@@ -60,8 +60,10 @@ def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
             path: Path = ("keys", index, "key") if entry else ("keys", index)
             yield Fault(path, f"the same key as keys[{secrets[secret]}]", "give each its own")
         for place, model in enumerate(_items(entry.get("models"))):
-            if isinstance(model, str) and known and model not in known:
-                yield Fault(("keys", index, "models", place), "no such model", did_you_mean(model, known))
+            if isinstance(model, str) and models and model not in models:
+                owner = owners.get(model)
+                hint = did_you_mean(model, models) if owner is None else f"it is an alias: write '{owner}'"
+                yield Fault(("keys", index, "models", place), "no such model", hint)
 
 
 def _fields(value: object) -> Mapping[str, Any]:

@@ -144,7 +144,7 @@ class KeySettings(Settings):
     name
         Stands for the key in logs and metrics.
     models
-        The models it may use; None for all.
+        The models it may use, by their own names, which lets it use their aliases too; None for all.
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
     requests_per_minute, tokens_per_minute, max_in_flight

@@ -94,7 +94,7 @@ class TestWhatItSays:
                   sock: {method: baseline, url: "unix:/run/vllm.sock", <<: *shared, weight: 1}
             keys:
               - first
-              - {name: second, key: "${KEY}", models: [c], may_override: true, requests_per_minute: 5, max_in_flight: 2}
+              - {name: second, key: "${KEY}", models: [a/b:1.0], may_override: true, max_in_flight: 2}
               - {name: third, sha256: 9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08}
             admin: {key: boss}
             """,
@@ -337,6 +337,13 @@ class TestWhatIsWrong:
         (found,) = problems(tmp_path, SMALL.replace("lookup:", f"tree: {simulated}\n      lookup:"))
         place = "6:30: models.llama.backends.tree.simulate: "
         assert found.startswith(place + "max_model_len 10000000 does not fit into the KV cache")
+
+    def test_a_key_names_models_not_aliases(self, tmp_path: Path) -> None:
+        text = (
+            SMALL.replace("    policy", "    aliases: [other]\n    policy", 1)
+            + "keys: [{name: a, key: k, models: [other]}]"
+        )
+        assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
 
     def test_merging_what_is_no_mapping(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
