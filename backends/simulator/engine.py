@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,96 +12,15 @@ import numpy.typing as npt
 from backends.simulator.kv_cache import BlockPool
 from backends.simulator.parameters import EngineParameters
 from backends.simulator.script import BLOCK_TOKENS, Script
+from backends.simulator.step import Admission, Counters, Emission, Ints, Step
 
-Ints = npt.NDArray[np.int64]
+__all__ = ["Admission", "Counters", "Emission", "Engine", "Step"]
+
 N = TypeVar("N", int, Ints)
 I = TypeVar("I", np.int32, np.int64)  # noqa: E741
 
 # Rows of the table of running requests; its columns are the requests, in the order they were admitted.
 _ID, _SLOT, _PROMPT, _OUTPUT, _SENT, _COMPUTED, _BLOCKS = range(7)
-
-
-class Emission(NamedTuple):
-    """What one request gets from a step."""
-
-    request_id: int
-    tokens: int
-    drafted: int
-    first: bool
-    finished: bool
-
-
-class Admission(NamedTuple):
-    """A request that joined the batch, and how many of its prompt tokens were in the prefix cache."""
-
-    request_id: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One iteration: everything about it is known when it begins; its tokens exist when it ends.
-
-    Parameters
-    ----------
-    duration_s
-        Seconds it takes.
-    request_ids, tokens, drafted, sent
-        int64, shape (requests that get tokens,): who gets how many, how many drafts were verified for them, and
-        how many output tokens each has had with this step.
-    finished
-        bool, same shape.
-    admitted
-        Requests that joined the batch.
-    batch_requests, batch_tokens, context_tokens, k
-        What the duration follows from: requests and tokens scheduled, tokens of context they read, and k.
-    """
-
-    duration_s: float
-    request_ids: Ints
-    tokens: Ints
-    drafted: Ints
-    sent: Ints
-    finished: npt.NDArray[np.bool_]
-    admitted: tuple[Admission, ...]
-    batch_requests: int
-    batch_tokens: int
-    context_tokens: int
-    k: int
-
-    @property
-    def emissions(self) -> list[Emission]:
-        """The same request by request."""
-        first = self.sent == self.tokens
-        columns = (self.request_ids, self.tokens, self.drafted, first, self.finished)
-        return list(map(Emission._make, zip(*(column.tolist() for column in columns), strict=True)))
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an engine has done since it began.
-
-    Parameters
-    ----------
-    drafts, draft_tokens, accepted_tokens
-        Steps of a request that verified drafts, the tokens drafted, and those accepted.
-    accepted_at
-        Accepted tokens by position in the draft, shape (k,).
-    prefix_queries, prefix_hits
-        Prompt tokens looked up in the prefix cache, and found.
-    """
-
-    accepted_at: Ints
-    steps: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    finished: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
