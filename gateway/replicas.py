@@ -102,7 +102,7 @@ def _launch(backend: Backend, one: BackendSettings, names: tuple[str, ...], port
 def _simulated(backend: Backend, one: BackendSettings, names: tuple[str, ...], port: int) -> dict[str, Any]:
     assert one.simulate is not None
     return {
-        "name": backend.name,
+        "name": f"{backend.model}/{backend.name}",
         "model": backend.model,
         "served_model_names": names,
         "method": backend.method,

@@ -24,14 +24,16 @@ from policies.request import Endpoint, RequestFeatures, describe
 class Wish:
     """What a request's own headers say about where it should go; empty strings for nothing."""
 
+    model: str = ""
     backend: str = ""
     method: str = ""
     workload: str = ""
 
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> Wish:
-        """Read `x-gateway-backend`, `x-gateway-method` and `x-gateway-workload`."""
+        """Read `x-gateway-model`, `x-gateway-backend`, `x-gateway-method` and `x-gateway-workload`."""
         return cls(
+            headers.get(b"x-gateway-model", b"").decode("latin-1"),
             headers.get(b"x-gateway-backend", b"").decode("latin-1"),
             headers.get(b"x-gateway-method", b"").decode("latin-1"),
             headers.get(b"x-gateway-workload", b"").decode("latin-1"),
@@ -80,7 +82,7 @@ class Router:
         """
         endpoint = endpoint_of(path)
         document = _parse(body, required=endpoint is not Endpoint.OTHER and method == "POST")
-        model = self._find(document, client, path)
+        model = self._find(document.get("model") or wish.model or None, client, path)
         features = describe(
             endpoint,
             document,
@@ -123,14 +125,14 @@ class Router:
             return Decision(decision.backend, "override", "backend" if wish.backend else "method")
         return decision
 
-    def _find(self, document: Mapping[str, Any], client: Client, path: str) -> ServedModel:
-        wanted = document.get("model")
+    def _find(self, wanted: object, client: Client, path: str) -> ServedModel:
         if wanted is None and self._only is not None:
             model: ServedModel | None = self._only
         elif wanted is None:
             raise GatewayError(
                 400,
-                f'Say which model {path} is for, as "model" in a JSON body; here are: {self._names()}.',
+                f'Say which model {path} is for, as "model" in a JSON body or in the header x-gateway-model; '
+                f"there are: {self._names()}.",
                 code="model_required",
                 param="model",
             )
