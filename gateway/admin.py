@@ -123,7 +123,7 @@ def _change(gateway: Gateway, siblings: Siblings, place: Place, *, drained: bool
 
 def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, Any]:
     router = gateway.relay.router
-    routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic())
+    routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic(), whole=True)
     policy = copy.deepcopy(routed.model.policy)  # choosing moves a turn on or draws a number; not for this
     members = gateway.pool.of(routed.model.name)
     problem: str | None = None

@@ -6,8 +6,8 @@ answer of an inference endpoint, all of it. Until then a request can go to anoth
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 
 import orjson
 
@@ -94,7 +94,7 @@ class Exchange:
         """Route the request and send it on, or answer with what is wrong."""
         relay, inbound = self._relay, self._inbound
         headers = dict(inbound.headers)
-        self._request_id = headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
+        self._request_id = headers.get(b"x-request-id") or os.urandom(16).hex().encode()
         self._wish = Wish.read(headers)
         now_s = time.monotonic()
         try:

@@ -17,7 +17,7 @@ from gateway.auth import Client
 from gateway.openai import GatewayError, endpoint_of
 from gateway.served import ServedModel
 from policies.policy import Decision, Policy
-from policies.request import Endpoint, RequestFeatures, describe
+from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,15 @@ class Router:
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
-    def route(self, path: str, method: str, body: bytes, client: Client, wish: Wish, now_s: float) -> Routed:
+    def route(
+        self, path: str, method: str, body: bytes, client: Client, wish: Wish, now_s: float, *, whole: bool = False
+    ) -> Routed:
         """Read a request as far as choosing needs it.
+
+        Parameters
+        ----------
+        whole
+            Work out every feature, not only those that the model's policy decides by.
 
         Raises
         ------
@@ -91,6 +98,7 @@ class Router:
             qps=model.traffic.qps(now_s),
             in_flight=model.traffic.in_flight,
             workload=wish.workload,
+            text_features=TEXT_FEATURES if whole else model.policy.text_features,
         )
         return Routed(model, features, self.homes.home_of(path, document))
 

@@ -28,6 +28,7 @@ class LoadPolicy(Policy):
     """Base of the policies that look at load."""
 
     Settings = LoadSettings
+    text_features = frozenset[str]()
 
     def __init__(self, settings: LoadSettings) -> None:
         super().__init__(settings)
@@ -141,6 +142,7 @@ class RoundRobin(Policy):
     """
 
     name = "round_robin"
+    text_features = frozenset[str]()
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
@@ -181,6 +183,7 @@ class RandomChoice(Policy):
 
     name = "random"
     Settings = RandomSettings
+    text_features = frozenset[str]()
 
     def __init__(self, settings: RandomSettings) -> None:
         super().__init__(settings)

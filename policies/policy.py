@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from policies.request import RequestFeatures
+from policies.request import TEXT_FEATURES, RequestFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,8 @@ class Policy(ABC):
 
     name: ClassVar[str]
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
+    text_features: frozenset[str] = TEXT_FEATURES
+    """Those of `policies.request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings

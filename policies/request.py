@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,9 @@ from policies.source_code import code_share
 
 MIN_P_EPSILON = 1e-5
 """vLLM's own bound (`_SAMPLING_EPS`): a `min_p` up to it is as good as none, and a speculating server takes it."""
+
+TEXT_FEATURES = frozenset({"overlap", "code_share", "template"})
+"""The features that cost a look at the prompt's text: more than all others together."""
 
 COMPLETIONS_MAX_TOKENS = 16
 """What vLLM, as OpenAI, takes for a completion that sends no `max_tokens`."""
@@ -107,6 +110,7 @@ def describe(
     qps: float,
     in_flight: int,
     workload: str = "",
+    text_features: Collection[str] = TEXT_FEATURES,
 ) -> RequestFeatures:
     """Describe a request from its parsed body.
 
@@ -119,10 +123,11 @@ def describe(
         What the model takes where a request sends none (its generation config, usually).
     qps, in_flight, workload
         As in `RequestFeatures`; `workload` is the header's value as it came.
+    text_features
+        Those of `TEXT_FEATURES` that are wanted; the others are left at their defaults.
     """
     prompt = read_prompt(body)
-    tail = prompt.tail()
-    units = tail.split() if tail else [unit for unit in prompt.ids[-WINDOW:] if isinstance(unit, int)]
+    tail = prompt.tail() if text_features else ""
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
     tool_choice = _tool_choice(body.get("tool_choice"))
@@ -134,11 +139,11 @@ def describe(
         n=min(_LARGEST, max(1, _count(body.get("n")) or 1) * prompt.batch),
         temperature=default_temperature if temperature is None else max(0.0, temperature),
         top_p=1.0 if top_p is None else top_p,
-        overlap=repeated_share(units),
-        code_share=code_share(tail),
+        overlap=_overlap(prompt, tail) if "overlap" in text_features else 0.0,
+        code_share=code_share(tail) if "code_share" in text_features else 0.0,
         prompt_tokens=prompt.tokens,
         max_tokens=_max_tokens(endpoint, body),
-        template=_template(prompt),
+        template=_template(prompt) if "template" in text_features else "",
         turns=prompt.turns,
         structured=_structured(body) or (tools and tool_choice in _TOOL_FORCED),
         tools=tools,
@@ -147,6 +152,10 @@ def describe(
         in_flight=in_flight,
         workload=_declared(workload) if workload else "",
     )
+
+
+def _overlap(prompt: Prompt, tail: str) -> float:
+    return repeated_share(tail.split() if tail else [unit for unit in prompt.ids[-WINDOW:] if isinstance(unit, int)])
 
 
 def _template(prompt: Prompt) -> str:

@@ -12,7 +12,7 @@ from backends.faults import Fault, error_of
 from policies.conditions import holds
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
-from policies.request import RequestFeatures
+from policies.request import TEXT_FEATURES, RequestFeatures
 from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_meant
 
 
@@ -91,6 +91,7 @@ class Thresholds(LoadPolicy):
     def __init__(self, settings: ThresholdSettings) -> None:
         super().__init__(settings)
         self._rules = [(rule, tuple(rule.when.conditions().items())) for rule in settings.rules]
+        self.text_features = TEXT_FEATURES & {feature for _, conditions in self._rules for feature, _ in conditions}
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose by the first rule whose conditions hold."""

@@ -239,3 +239,15 @@ def test_no_load_piles_up_where_every_request_prefers_the_same_backend() -> None
     loads = [candidate.in_flight for candidate in candidates]
     spill = built.settings.spill
     assert max(loads) <= spill.bound(min(loads)) + 1
+
+
+def test_only_the_text_features_that_rules_use_are_worked_out() -> None:
+    assert policy().text_features == {"overlap", "template"}
+    assert policy("rules: [{name: all, prefer: [ngram]}]").text_features == set()
+    body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a b c d " * 9}]}
+    load = {"model": "m", "default_temperature": 1.0, "qps": 0.0, "in_flight": 0}
+    whole = describe(Endpoint.CHAT, body, **load)  # type: ignore[arg-type]
+    part = describe(Endpoint.CHAT, body, **load, text_features={"overlap"})  # type: ignore[arg-type]
+    assert (part.overlap, part.template, part.code_share) == (whole.overlap, "", 0.0)
+    assert whole.template
+    assert part.prompt_tokens == whole.prompt_tokens
