@@ -15,6 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import uvloop
 from pydantic import ValidationError
 
 from backends.simulator import text
@@ -73,13 +74,7 @@ def main() -> int:
         return 2
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        import uvloop
-    except ImportError:  # not on Windows
-        run = asyncio.run
-    else:
-        run = uvloop.run
-    try:
-        run(serve(settings))
+        uvloop.run(serve(settings))
     except OSError as error:
         sys.stderr.write(f"simulator: cannot listen: {error}\n")
         return 1
