@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +40,7 @@ def _models() -> Iterator[type[BaseModel]]:
 
 
 def _explain(definition: dict[str, Any], model: type[BaseModel]) -> None:
-    summary, fields = _read_docstring(model.__doc__ or "")
+    summary, fields = _read_docstring(inspect.cleandoc(model.__doc__ or ""))
     definition["description"] = summary
     for name, field in definition.get("properties", {}).items():
         field.pop("title", None)
@@ -48,12 +49,15 @@ def _explain(definition: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the summary and the explanation of each parameter of a docstring in NumPy style."""
-    head, _, parameters = text.partition("Parameters\n    ----------\n")
+    """Return the summary and the explanation of each parameter of a docstring in NumPy style.
+
+    Cleaned first: Python 3.13 takes the indentation off docstrings, those before it leave it.
+    """
+    head, _, parameters = text.partition("Parameters\n----------\n")
     explained: dict[str, str] = {}
     names: list[str] = []
     for line in parameters.splitlines():
-        if line.strip() and not line.startswith(" " * 8):
+        if line.strip() and not line.startswith(" "):
             names = [name.strip() for name in line.split(",")]
         else:
             explained |= {name: f"{explained.get(name, '')} {line.strip()}".strip() for name in names}
