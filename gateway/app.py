@@ -120,7 +120,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
 
 
 def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
-    client = gateway.relay.identify(dict(request.scope["headers"]))
+    client = gateway.relay.identify(request.method, dict(request.scope["headers"]))
     cards = []
     for name, settings in gateway.settings.models.items():
         if client.models is not None and name not in client.models:

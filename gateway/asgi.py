@@ -111,7 +111,7 @@ class RelayDoor:
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
         try:
-            client = self._relay.identify(dict(headers))
+            client = self._relay.identify(scope["method"], dict(headers))
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()

@@ -33,6 +33,10 @@ class Client:
 
 
 ANONYMOUS = Client("anonymous", may_override=True)
+"""Whoever asks an open gateway."""
+
+STRANGER = Client("stranger")
+"""Whoever asks without a key for what needs none."""
 
 
 def digest(key: str | bytes) -> bytes:

@@ -200,7 +200,7 @@ class RelayCycle:
         self._started = True
         headers = dict(self._headers)
         try:
-            self._client = self._protocol.relay.identify(headers)
+            self._client = self._protocol.relay.identify(self._method, headers)
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)

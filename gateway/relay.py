@@ -14,7 +14,7 @@ from typing import Protocol
 
 from backends.backend import Backend
 from backends.pool import Pool
-from gateway.auth import Client, Keyring
+from gateway.auth import STRANGER, Client, Keyring
 from gateway.headers import Header
 from gateway.limits import Limits
 from gateway.metrics import Metrics
@@ -103,15 +103,17 @@ class Relay:
         self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
 
-    def identify(self, headers: Mapping[bytes, bytes]) -> Client:
+    def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Tell who sends a request, before its body is read.
+
+        A browser's preflight (OPTIONS) carries no key, and vLLM asks it for none.
 
         Raises
         ------
         GatewayError
             401 without a valid key.
         """
-        return self.keyring.identify(headers)
+        return STRANGER if method == "OPTIONS" else self.keyring.identify(headers)
 
     def abandon(self, backend: Backend) -> None:
         """Send what waits for its first byte from a backend that went down to another one."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from backends.launch import Launcher, LaunchError
 from gateway.assembly import assemble
 from gateway.replicas import SIMULATOR, Replicas, plan
-from gateway.server import Server, listen
+from gateway.server import Server, allow_many_files, listen
 from gateway.settings import PoolSettings
 from gateway.siblings import Siblings
 from gateway.summary import pool_table, start_lines
@@ -40,6 +40,7 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    allow_many_files()
     server = settings.server
     try:
         opened = listen(server.host, server.port, shared=server.workers > 1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -70,6 +71,12 @@ class Server(uvicorn.Server):
             return
         self.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit on open files as far as it may: each stream needs two, and 1,024 is a usual limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:

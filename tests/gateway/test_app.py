@@ -44,6 +44,14 @@ async def test_requests_need_a_key_where_there_are_any(gateway_of: Start) -> Non
         assert not [one for one in running.upstreams["a"].seen if one.header("authorization")]
 
 
+async def test_a_browsers_preflight_needs_no_key(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        preflight = {"origin": "http://page", "access-control-request-method": "POST"}
+        response = await running.client.options("/v1/chat/completions", headers=preflight)
+        assert response.status_code == 200
+        assert running.upstreams["a"].seen[-1].method == "OPTIONS"
+
+
 async def test_backends_get_their_own_key(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         await running.chat(headers=bearer("for-the-engine"))
