@@ -1,0 +1,129 @@
+"""Closed-loop load: so many connections, each with one request after the other.
+
+Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]`; prints
+one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from typing import cast
+
+import httptools
+import numpy as np
+import uvloop
+
+_SENT = b'"content":" '
+
+
+def chat_body(size: int, *, stream: bool) -> bytes:
+    """Return a chat request of about `size` bytes of different words."""
+    words = " ".join(f"word{number * 7919 % 9973}" for number in range(size // 8))
+    document = {
+        "model": "m",
+        "messages": [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": words}],
+        "max_tokens": 128,
+        "temperature": 0.7,
+        "stream": stream,
+    }
+    return json.dumps(document).encode()
+
+
+class Totals:
+    """What all connections saw together."""
+
+    def __init__(self) -> None:
+        self.latencies_s: list[float] = []
+        self.chunk_delays_s: list[float] = []
+        self.errors = 0
+
+
+class Client(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, request: bytes, totals: Totals) -> None:
+        self._request = request
+        self._totals = totals
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._sent_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._send()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._sent_s = time.monotonic()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        at = body.find(_SENT)
+        if at >= 0:
+            sent_s = float(body[at + len(_SENT) : at + len(_SENT) + 17])
+            self._totals.chunk_delays_s.append(time.monotonic() - sent_s)
+
+    def on_message_complete(self) -> None:
+        self._totals.errors += self._parser.get_status_code() != 200
+        self._totals.latencies_s.append(time.monotonic() - self._sent_s)
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._totals.errors += 1
+
+
+def _quantiles_ms(values_s: list[float]) -> dict[str, float]:
+    if not values_s:
+        return {}
+    p50, p99 = np.quantile(values_s, [0.5, 0.99]) * 1e3
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+
+
+async def run(port: int, connections: int, seconds: float, request: bytes) -> dict[str, object]:
+    """Put the load on and return what came of it."""
+    totals = Totals()
+    loop = asyncio.get_running_loop()
+    opened = [
+        await loop.create_connection(lambda: Client(request, totals), "127.0.0.1", port) for _ in range(connections)
+    ]
+    await asyncio.sleep(seconds)
+    done, errors = len(totals.latencies_s), totals.errors
+    for transport, _ in opened:
+        transport.abort()
+    return {
+        "requests_per_s": round(done / seconds, 1),
+        "requests": done,
+        "errors": errors,
+        "latency_ms": _quantiles_ms(totals.latencies_s),
+        "chunk_delay_ms": _quantiles_ms(totals.chunk_delays_s),
+    }
+
+
+def main() -> None:
+    """Read the arguments and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("connections", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("body_bytes", type=int)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--header", action="append", default=[])
+    given = parser.parse_args()
+    body = chat_body(given.body_bytes, stream=given.stream)
+    headers = "".join(f"{header}\r\n" for header in given.header)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"{headers}content-length: {len(body)}\r\n\r\n"
+    )
+    result = uvloop.run(run(given.port, given.connections, given.seconds, head.encode() + body))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

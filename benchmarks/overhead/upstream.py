@@ -1,0 +1,125 @@
+"""An upstream that costs next to nothing: answers like one vLLM replica, from constants.
+
+Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent.
+A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat completion of 1 KB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import cast
+
+import httptools
+import uvloop
+
+MODEL = "m"
+CHUNKS = int(os.environ.get("CHUNKS", "128"))
+INTERVAL_S = float(os.environ.get("INTERVAL_S", "0.005"))
+
+
+def _answer(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (status, kind, len(body), body)
+
+
+_COMPLETION = _answer(
+    json.dumps(
+        {
+            "id": "chatcmpl-0",
+            "object": "chat.completion",
+            "model": MODEL,
+            "choices": [
+                {"index": 0, "message": {"role": "assistant", "content": "word " * 140}, "finish_reason": "stop"}
+            ],
+            "usage": {"prompt_tokens": 300, "total_tokens": 440, "completion_tokens": 140},
+        }
+    ).encode()
+)
+_OTHERS = {
+    b"/health": _answer(b""),
+    b"/v1/models": _answer(json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()),
+    b"/metrics": _answer(b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n", b"text/plain"),
+    b"/get_model_info": _answer(json.dumps({"model_path": MODEL}).encode()),
+    b"/get_server_info": _answer(b"{}"),
+}
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+class Counts:
+    """What was sent so far."""
+
+    requests = 0
+    chunks = 0
+
+
+class Upstream(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._url = b""
+        self._body = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._url = self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        assert self._transport is not None
+        if self._url == b"/stats":
+            told = {"requests": Counts.requests, "chunks": Counts.chunks}
+            self._transport.write(_answer(json.dumps(told).encode()))
+        elif self._url in _OTHERS:
+            self._transport.write(_OTHERS[self._url])
+        else:
+            Counts.requests += 1
+            if b'"stream": true' in self._body[-64:]:
+                self._transport.write(_STREAM_HEAD)
+                self._chunk(0)
+            else:
+                self._transport.write(_COMPLETION)
+
+    def _chunk(self, number: int) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        if number == CHUNKS:
+            self._transport.write(_STREAM_END)
+            return
+        # The moment of sending stands in the chunk, so that its reader can tell how long it was on its way.
+        event = (
+            b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":'
+            b'[{"index":0,"delta":{"content":" %017.6f"},"logprobs":null,"finish_reason":null,"token_ids":null}],'
+            b'"padding":"0123456789012345678901234567890123456789"}\n\n' % time.monotonic()
+        )
+        self._transport.write(b"%x\r\n%s\r\n" % (len(event), event))
+        Counts.chunks += 1
+        asyncio.get_running_loop().call_later(INTERVAL_S, self._chunk, number + 1)
+
+
+async def serve(port: int) -> None:
+    """Serve until ended."""
+    server = await asyncio.get_running_loop().create_server(
+        Upstream, [f"127.0.0.{number}" for number in range(1, 9)], port
+    )
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))
