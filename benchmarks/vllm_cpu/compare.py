@@ -1,0 +1,104 @@
+"""Measured and simulated side by side, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.simulator.calibration import Calibration
+from backends.speculation import Method
+from benchmarks.vllm_cpu.engines import METHODS
+from benchmarks.vllm_cpu.fit import FITTED
+from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell
+from benchmarks.vllm_cpu.simulate import Figures, measured, middle, reported, scripts, simulated
+
+AIM = 0.20
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One method at one concurrency: medians over rounds, and the range that the rounds span, of their median.
+
+    Parameters
+    ----------
+    foreign_share
+        Of one core, what others took in the most disturbed round.
+    """
+
+    method: Method
+    concurrency: int
+    rounds: int
+    foreign_share: float
+    measured: Figures
+    simulated: Figures
+    range_tokens_per_s: float
+    range_tpot: float
+
+    def error(self, name: str) -> float:
+        """Return how much more the simulator says, of what was measured."""
+        real: float = getattr(self.measured, name)
+        return float(getattr(self.simulated, name)) / real - 1.0
+
+
+def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
+    """Play every measured loop in virtual time."""
+    found = []
+    for method in METHODS:
+        loops = reported(scripts(cells, method, calibration))
+        for concurrency in CONCURRENCIES:
+            chosen = [(cell, of) for cell, of in loops if cell.concurrency == concurrency]
+            if not chosen:
+                continue
+            real = [measured(cell) for cell, _ in chosen]
+            played = [simulated(calibration, cell, of) for cell, of in chosen]
+            found.append(
+                Compared(
+                    method,
+                    concurrency,
+                    len(chosen),
+                    max(cell.foreign_share for cell, _ in chosen),
+                    middle(real),
+                    middle(played),
+                    _range([one.tokens_per_s for one in real]),
+                    _range([one.tpot_ms for one in real]),
+                )
+            )
+    return found
+
+
+def _range(values: Sequence[float]) -> float:
+    return float(np.ptp(values) / np.median(values))
+
+
+HEAD = """\
+| method | at once | rounds | others | tokens/s | simulated | error | TPOT, ms | simulated | error | TTFT | per step |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def table(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield the lines of the table.
+
+    What was measured stands with the range of the rounds; an error beyond the aim is bold; what was fitted is in
+    brackets; of the last two columns both values are given, measured / simulated.
+    """
+    yield HEAD
+    for row in rows:
+        real, played = row.measured, row.simulated
+        at_once = f"({row.concurrency})" if row.concurrency in FITTED else f"{row.concurrency}"
+        cells = [
+            f"{row.method} | {at_once} | {row.rounds} | {row.foreign_share:.2f}",
+            f"{real.tokens_per_s:.0f} ± {row.range_tokens_per_s / 2:.0%}",
+            f"{played.tokens_per_s:.0f} | {_percent(row.error('tokens_per_s'))}",
+            f"{real.tpot_ms:.2f} ± {row.range_tpot / 2:.0%}",
+            f"{played.tpot_ms:.2f} | {_percent(row.error('tpot_ms'))}",
+            f"{real.ttft_ms:.1f} / {played.ttft_ms:.1f}",
+            f"{real.tokens_per_step:.2f} / {played.tokens_per_step:.2f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _percent(error: float) -> str:
+    text = f"{error:+.0%}"
+    return f"**{text}**" if abs(error) > AIM else text

@@ -1,0 +1,66 @@
+"""One real engine at a time: the replicas of config/pool.vllm-cpu.yaml and one that drafts with a model."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.launch import Launcher
+from backends.speculation import Method
+from gateway.config import load_pool
+from gateway.replicas import plan
+from gateway.settings import BackendSettings, PoolSettings
+
+POOL = Path(__file__).parents[2] / "config" / "pool.vllm-cpu.yaml"
+DRAFT = {
+    "method": "draft_model",
+    "speculative_config": {"model": ".cache/tiny-models/draft", "num_speculative_tokens": 4},
+}
+METHODS = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Method.EAGLE)
+
+
+def pool() -> PoolSettings:
+    """Return the pool with `draft` added."""
+    settings = load_pool(POOL)
+    model = settings.models["tiny"]
+    like = model.backends["plain"].model_dump(exclude_unset=True)
+    draft = BackendSettings.model_validate({**like, **DRAFT})
+    return settings.model_copy(
+        update={"models": {"tiny": model.model_copy(update={"backends": {**model.backends, "draft": draft}})}}
+    )
+
+
+def speculative_config(method: Method) -> Mapping[str, Any]:
+    """Return how the replica of a method speculates."""
+    for backend in pool().models["tiny"].backends.values():
+        if backend.method is method:
+            config = backend.speculative_config
+            return {} if config is None else config.model_dump(exclude_unset=True, exclude={"method"})
+    raise KeyError(method)
+
+
+@contextlib.asynccontextmanager
+async def running(method: Method) -> AsyncIterator[str]:
+    """Start the engine of a method, yield its address when it answers, and end it.
+
+    Raises
+    ------
+    LaunchError
+        If it does not start.
+    """
+    settings = pool()
+    model = settings.models["tiny"]
+    alone = {name: one for name, one in model.backends.items() if one.method is method}
+    settings = settings.model_copy(update={"models": {"tiny": model.model_copy(update={"backends": alone})}})
+    with tempfile.TemporaryDirectory(prefix="vllm-cpu-") as folder:
+        replicas = plan(settings, Path(folder))
+        launcher = Launcher(replicas.launches)
+        try:
+            await launcher.start()
+            await launcher.wait_ready()
+            yield replicas.backends[0].url
+        finally:
+            await launcher.stop()

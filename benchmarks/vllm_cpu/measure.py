@@ -1,0 +1,123 @@
+"""Measuring: every method's engine in turn, warmed up, in closed loops, and what came of them in one file."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from backends.speculation import Method
+from benchmarks.vllm_cpu.engines import running
+from benchmarks.vllm_cpu.load import Answer, closed_loop
+from benchmarks.vllm_cpu.prompts import pieces
+from benchmarks.vllm_cpu.quiet import Clock, until_load_below, until_quiet
+
+CONCURRENCIES = (1, 2, 4, 8, 16)
+PREFILL_CHARACTERS = (150, 600, 1500, 3000)
+PREFILL_REQUESTS = 6
+WARM_UP = 24
+WARM_UP_TURN, PREFILL_TURN = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One closed loop.
+
+    Parameters
+    ----------
+    turn
+        Of `rounds`; `WARM_UP_TURN`, or `PREFILL_TURN` for prompts of one size sent one after another.
+    cpu_share
+        Of one core, the load generator's.
+    engine_load_average
+        The machine's load average (one minute) when the engine was started.
+    foreign_share
+        CPU time of others meanwhile, of one core.
+    """
+
+    method: Method
+    concurrency: int
+    turn: int
+    duration_s: float
+    cpu_share: float
+    engine_load_average: float
+    foreign_share: float
+    answers: list[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a quiet machine: a load average before an engine starts, others' share before a cell."""
+
+    load_average: float = 0.5
+    engine_wait_s: float = 0.0
+    foreign_share: float = 0.05
+    cell_wait_s: float = 20.0
+
+
+def requests_of(concurrency: int) -> int:
+    """Return how many requests a cell has: enough for a few seconds."""
+    return max(24, 6 * concurrency)
+
+
+async def measure(method: Method, rounds: int, concurrencies: Sequence[int], patience: Patience) -> list[Cell]:
+    """Measure one method: warm up, single prefills of several sizes, and each concurrency once in every round.
+
+    The prompts are the same for every method, in the same order; no two are the same.
+    """
+    cells: list[Cell] = []
+    prompts = pieces()
+    load_average = await until_load_below(patience.load_average, patience.engine_wait_s)
+    async with running(method) as url:
+
+        async def cell(requests: Sequence[tuple[str, int]], concurrency: int, turn: int) -> None:
+            await until_quiet(patience.foreign_share, patience.cell_wait_s)
+            before = Clock.now()
+            played = await closed_loop(url, requests, concurrency)
+            foreign = before.foreign_share(Clock.now())
+            print(f"{method} {concurrency:2} turn {turn}: {played.duration_s:.1f} s, others {foreign:.2f}", flush=True)
+            cells.append(
+                Cell(
+                    method,
+                    concurrency,
+                    turn,
+                    played.duration_s,
+                    played.cpu_share,
+                    load_average,
+                    foreign,
+                    played.answers,
+                )
+            )
+
+        for concurrency in (1, 4, 16):
+            await cell(list(itertools.islice(prompts, WARM_UP)), concurrency, WARM_UP_TURN)
+        for characters in PREFILL_CHARACTERS:
+            singles = itertools.islice(pieces(characters), 40, 40 + PREFILL_REQUESTS)
+            await cell([(f"# {characters}\n{text}", 17) for text, _ in singles], 1, PREFILL_TURN)
+        for turn in range(rounds):
+            for concurrency in concurrencies:
+                await cell(list(itertools.islice(prompts, requests_of(concurrency))), concurrency, turn)
+    return cells
+
+
+def write(path: Path, cells: Sequence[Cell]) -> None:
+    """Write cells as gzipped JSON; times rounded to 10 us."""
+    plain = [asdict(cell) for cell in cells]
+    for cell in plain:
+        for answer in cell["answers"]:
+            answer["sent_s"] = round(answer["sent_s"], 5)
+            answer["chunks_s"] = [round(at_s, 5) for at_s in answer["chunks_s"]]
+    path.write_bytes(gzip.compress(orjson.dumps(plain), mtime=0))
+
+
+def read(path: Path) -> list[Cell]:
+    """Read what `write` wrote."""
+    plain = orjson.loads(gzip.decompress(path.read_bytes()))
+    return [
+        Cell(**{**cell, "method": Method(cell["method"]), "answers": [Answer(**one) for one in cell["answers"]]})
+        for cell in plain
+    ]

@@ -1,0 +1,83 @@
+"""How much of the machine others take: Linux's count of busy time less that of this process and its descendants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """CPU seconds spent since the machine or the processes began: by all, and by this process and its descendants."""
+
+    at_s: float
+    all_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        user, nice, system, _idle, _wait, irq, softirq, steal = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        )
+        busy_s = (user + nice + system + irq + softirq + steal) * _TICK_S
+        return cls(time.perf_counter(), busy_s, sum(_spent_by_process(_descendants()).values()))
+
+    def foreign_share(self, later: Clock) -> float:
+        """Return the CPU time that others spent until `later`, of one core (two cores: 2 at most)."""
+        return max(0.0, (later.all_s - self.all_s) - (later.own_s - self.own_s)) / (later.at_s - self.at_s)
+
+
+async def until_quiet(below: float, longest_s: float) -> None:
+    """Wait for a second in which others took less than a share of a core, but no longer than so many seconds."""
+    end_s = time.monotonic() + longest_s
+    while time.monotonic() < end_s:
+        before = Clock.now()
+        await asyncio.sleep(_LOOK_S)
+        if before.foreign_share(Clock.now()) < below:
+            return
+
+
+async def until_load_below(below: float, longest_s: float) -> float:
+    """Wait for the one-minute load average to be below a value, but no longer than so many seconds; return it."""
+    end_s = time.monotonic() + longest_s
+    while os.getloadavg()[0] >= below and time.monotonic() < end_s:  # noqa: ASYNC110 -- the machine's load has no event
+        await asyncio.sleep(_LOOK_S)
+    return os.getloadavg()[0]
+
+
+def run_at_once() -> bool:
+    """Let this process, not its children, run as soon as it has something to do; False where that is not allowed.
+
+    Where engine and generator share two cores, Linux let chunks lie unread for up to a fifth of a second.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _descendants() -> set[int]:
+    parents = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found = {os.getpid()}
+    while more := {pid for pid, stat in parents.items() if stat and int(stat[1]) in found} - found:
+        found |= more
+    return found
+
+
+def _spent_by_process(pids: set[int]) -> dict[int, float]:
+    stats = {pid: _stat(pid) for pid in pids}
+    return {pid: (int(stat[11]) + int(stat[12])) * _TICK_S for pid, stat in stats.items() if stat}

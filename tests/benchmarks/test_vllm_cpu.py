@@ -1,0 +1,122 @@
+"""Whether the fit finds what a simulated engine was given, and the load generator sees what a server sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from backends.launch import Launcher
+from backends.simulator.calibration import Calibration
+from backends.simulator.engine import Engine
+from backends.simulator.parameters import EngineParameters
+from backends.speculation import Method
+from benchmarks.vllm_cpu import measure
+from benchmarks.vllm_cpu.calibrate import TEMPLATE
+from benchmarks.vllm_cpu.fit import fit_step
+from benchmarks.vllm_cpu.load import Answer, closed_loop
+from benchmarks.vllm_cpu.measure import PREFILL_TURN, Cell
+from benchmarks.vllm_cpu.simulate import Scripts, measured, reported, scripts, simulated
+from gateway.replicas import plan
+from gateway.settings import PoolSettings
+
+TRUE = {
+    "base_s": 1.5e-3,
+    "per_token_below_knee_s": 1.1e-4,
+    "per_token_above_knee_s": 4e-5,
+    "per_context_token_s": 2e-7,
+}
+
+
+def template() -> Calibration:
+    return Calibration.model_validate(yaml.safe_load(TEMPLATE.read_text(encoding="utf-8")))
+
+
+def answered(rng: np.random.Generator, prompt_tokens: int, output_tokens: int) -> Answer:
+    ids = rng.integers(0, 2000, prompt_tokens + output_tokens).tolist()
+    return Answer(0.0, prompt_ids=ids[:prompt_tokens], output_ids=ids[prompt_tokens:])
+
+
+def cell(concurrency: int, turn: int, answers: list[Answer], foreign_share: float = 0.0) -> Cell:
+    return Cell(Method.BASELINE, concurrency, turn, 0.0, 0.0, 0.0, foreign_share, answers)
+
+
+def play(calibration: Calibration, silent: Cell) -> Cell:
+    """Let a simulated engine answer, noting chunks as the load generator does."""
+    [(_, of_cell)] = scripts([silent], Method.BASELINE, calibration)
+    engine = Engine(EngineParameters.of(calibration, Method.BASELINE))
+    now_s, coming, by_id = 0.0, iter(zip(of_cell, silent.answers, strict=True)), {}
+    idle = silent.concurrency
+    while True:
+        for script, answer in (next(coming, (None, None)) for _ in range(idle)):
+            if script is not None and answer is not None:
+                by_id[engine.submit(script, now_s)] = answer
+                answer.sent_s = now_s
+        if (step := engine.step(now_s)) is None:
+            break
+        now_s += step.duration_s
+        for emission in step.emissions:
+            by_id[emission.request_id].chunks_s.append(now_s)
+            by_id[emission.request_id].chunk_tokens.append(emission.tokens)
+        idle = int(step.finished.sum())
+    return Cell(Method.BASELINE, silent.concurrency, silent.turn, now_s, 0.0, 0.0, 0.0, silent.answers)
+
+
+def test_the_fit_finds_the_step_time_that_made_the_measurements() -> None:
+    rng = np.random.default_rng(5)
+    true = template().model_copy(update={"step": template().step.model_copy(update=TRUE)})
+    loops = [cell(at_once, 0, [answered(rng, 150, 40) for _ in range(2 * at_once)]) for at_once in (2, 8)]
+    singles = [cell(1, PREFILL_TURN, [answered(rng, size, 9) for _ in range(2)]) for size in (100, 400, 900)]
+    cells = [play(true, one) for one in (*loops, *singles)]
+    fitted = fit_step(cells, template()).step
+    for name, value in TRUE.items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=0.03), name
+    [(_, of_cell)] = [pair for pair in scripts(cells, Method.BASELINE, true) if pair[0] is cells[1]]
+    again = simulated(true, cells[1], of_cell)
+    assert again.tokens_per_s == pytest.approx(measured(cells[1]).tokens_per_s)
+    assert again.tpot_ms == pytest.approx(measured(cells[1]).tpot_ms)
+
+
+def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
+    quiet, loud, louder = (cell(1, turn, [], share) for turn, share in enumerate((0.01, 0.5, 0.9)))
+    warm_up = cell(1, measure.WARM_UP_TURN, [], 0.0)
+
+    def kept(*cells: Cell) -> list[Cell]:
+        paired: Scripts = [(one, []) for one in cells]
+        return [one for one, _ in reported(paired)]
+
+    assert kept(warm_up, quiet, loud) == [quiet]
+    assert kept(louder, loud) == [loud]
+
+
+def test_cells_are_read_as_written(tmp_path: Path) -> None:
+    one = cell(2, 1, [Answer(0.5, [1, 2], [3, 4, 5], [0.25, 0.75], [1, 2], 1, 3, [1, 0, 0])])
+    measure.write(tmp_path / "cells.json.gz", [one])
+    assert measure.read(tmp_path / "cells.json.gz") == [one]
+
+
+async def test_the_load_generator_sees_every_token(tmp_path: Path) -> None:
+    backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
+    pool = PoolSettings.model_validate(
+        {"models": {"tiny": {"backends": {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}}}}
+    )
+    replicas = plan(pool, tmp_path)
+    launcher = Launcher(replicas.launches)
+    await launcher.start()
+    try:
+        await launcher.wait_ready()
+        played = await closed_loop(replicas.backends[0].url, [(f"prompt {n}", 20 + n) for n in range(6)], 3)
+    finally:
+        await launcher.stop()
+    assert [len(one.output_ids) for one in played.answers] == [20 + n for n in range(6)]
+    for one in played.answers:
+        assert sum(one.chunk_tokens) == len(one.output_ids)
+        assert one.prompt_ids
+        assert one.sent_s < one.chunks_s[0] <= one.chunks_s[-1] <= played.duration_s
+        assert len(one.chunk_tokens) < len(one.output_ids)  # drafts were accepted
+        assert one.drafted > 0
+        assert len(one.output_ids) - sum(one.accepted_at) <= len(one.chunk_tokens) + 1
+    # The fourth was sent when one of the first three had ended.
+    assert played.answers[3].sent_s >= min(one.chunks_s[-1] for one in played.answers[:3])
