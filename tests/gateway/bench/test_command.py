@@ -98,7 +98,7 @@ async def test_an_endpoint_is_measured_and_written_down(tmp_path: Path) -> None:
         assert (run["tokens_per_chunk"], run["tokens_counted_by"]) == (3.0, "usage")
         assert run["e2e"]["p50"] >= run["ttft"]["p50"] > 0
         assert run["load"] == {"kind": "rate", "value": 200.0}
-        assert 0.1 < run["duration_s"] < 5
+        assert 0.02 < run["duration_s"] < 5
         assert run["generator"]["late_p99_ms"] is not None
     for secret in ("secret-team", "secret-key"):
         assert secret not in out + err + (tmp_path / "r.json").read_text() + (tmp_path / "r.html").read_text()
@@ -196,7 +196,7 @@ async def test_failures_are_told_by_kind() -> None:
         (["--rate", "0"], "--rate: must be greater than 0"),
         (["--rate", "2", "--k", "3"], "--k: goes only with --config"),
         (["--rate", "2", "--trace", "nowhere.csv"], "nowhere.csv: no such file"),
-        (["--rate", "2", "--dataset", "LICENSE"], "LICENSE:1: not JSON"),
+        (["--rate", "2", "--dataset", "CHANGELOG.md"], "CHANGELOG.md:1: not JSON"),
         (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens: the range runs backwards"),
         (["--rate", "2", "--header", "foo"], "--header: expected NAME: VALUE"),
         (["--rate", "2", "--prompts", "randm"], "did you mean 'random'"),
