@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from backends.simulator.calibration import Calibration
+from backends.simulator.calibration import Acceptance, Calibration
 from backends.simulator.script import Steps, plain_steps
 from backends.speculation import Method
 
@@ -23,7 +24,8 @@ def model_based_replay(
     Each output token t has a hardness u_t, uniform in [0, 1); the draft of it at position j of a step is accepted
     if the positions before were and u_t < a_j. So steps that start at neighbouring positions agree with each
     other, as recorded ones do. The a_j are the calibration's, for the method and the kind of text, falling with
-    temperature; a shift of their logits, drawn once for the request, spreads requests as they were seen to spread.
+    temperature; a shift of their logits, drawn once for the request, spreads requests as they were seen to spread,
+    and another follows the length of the answer so far, where the calibration knows of one.
 
     Parameters
     ----------
@@ -49,13 +51,13 @@ def model_based_replay(
         return emitted, drafted
     profile = calibration.acceptance(method, kind)
     at_zero = np.asarray(profile.by_position)[np.minimum(np.arange(k), len(profile.by_position) - 1)]
-    shift = profile.request_spread * rng.standard_normal()
-    odds = at_zero / (1 - at_zero) * np.exp(shift)
-    rates = odds / (1 + odds) * calibration.temperature.factor(temperature)
+    starts = np.arange(1, output_tokens)
+    shift = profile.request_spread * rng.standard_normal() + _progress_shift(profile, starts)
+    odds = (at_zero / (1 - at_zero))[:, None] * np.exp(shift)
+    rates = np.broadcast_to(odds / (1 + odds) * calibration.temperature.factor(temperature), (k, output_tokens - 1))
 
     hardness = np.ones(output_tokens + k)  # beyond the end nothing is accepted
     hardness[:output_tokens] = rng.random(output_tokens)
-    starts = np.arange(1, output_tokens)
     still = np.ones(output_tokens - 1, bool)
     accepted = np.zeros(output_tokens - 1, np.int64)
     for position in range(k):
@@ -64,3 +66,11 @@ def model_based_replay(
     emitted[1:] = np.minimum(accepted + 1, output_tokens - starts)
     drafted[1:] = k
     return emitted, drafted
+
+
+def _progress_shift(profile: Acceptance, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the shift of the logits at output positions `starts`, same shape; (1,) of 0 where there is none."""
+    progress = profile.progress
+    if progress is None:
+        return np.zeros(1)
+    return np.interp(starts, progress.output_tokens, progress.logit_shifts)

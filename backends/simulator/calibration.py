@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -78,6 +78,21 @@ class Drafting(_Sourced):
     parallel: bool = False
 
 
+class Progress(_Sourced):
+    """How acceptance changes as an answer grows: its logit shifted, linearly between given output tokens, flat beyond."""
+
+    output_tokens: tuple[int, ...] = Field(min_length=1)
+    logit_shifts: tuple[float, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if len(self.output_tokens) != len(self.logit_shifts):
+            raise ValueError("one shift for each number of output tokens")
+        if any(later <= earlier for earlier, later in pairwise(self.output_tokens)):
+            raise ValueError("output_tokens must rise")
+        return self
+
+
 class Acceptance(_Sourced):
     """Acceptance of a model's drafts at temperature 0.
 
@@ -87,10 +102,13 @@ class Acceptance(_Sourced):
         Probability that the draft at position 1, 2, ... is accepted if those before it were; the last holds beyond.
     request_spread
         Standard deviation between requests of the logit of those probabilities.
+    progress
+        How they change over an answer; absent where that was not seen.
     """
 
     by_position: tuple[Rate, ...] = Field(min_length=1)
     request_spread: float = Field(ge=0)
+    progress: Progress | None = None
 
 
 class MethodCalibration(BaseModel):
@@ -158,7 +176,13 @@ class Scheduler(_Sourced):
 
 
 class Calibration(BaseModel):
-    """One target model on one machine."""
+    """One target model on one machine.
+
+    Parameters
+    ----------
+    methods_from
+        Another calibration: methods that this one does not list are taken from it as they are.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -170,6 +194,7 @@ class Calibration(BaseModel):
     scheduler: Scheduler
     temperature: Temperature
     methods: dict[Method, MethodCalibration]
+    methods_from: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -249,5 +274,13 @@ def load_calibration(name: str) -> Calibration:
     """
     if name not in calibration_names():
         raise ValueError(f"no calibration is called {name!r}; known are {', '.join(calibration_names())}")
+    return Calibration.model_validate(_document(name))
+
+
+def _document(name: str) -> dict[str, Any]:
+    """Return a calibration as it is written, completed with the methods it takes from another."""
     file = resources.files("backends.simulator").joinpath("calibrations", f"{name}.yaml")
-    return Calibration.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    document: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if "methods_from" in document:
+        document["methods"] = _document(document["methods_from"])["methods"] | document["methods"]
+    return document

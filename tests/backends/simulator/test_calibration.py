@@ -7,7 +7,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from backends.simulator.calibration import Calibration, Kind, Temperature, calibration_names, load_calibration
+from backends.simulator.acceptance import model_based_replay
+from backends.simulator.calibration import (
+    Calibration,
+    Kind,
+    Progress,
+    Temperature,
+    calibration_names,
+    load_calibration,
+)
 from backends.simulator.engine import Engine
 from backends.simulator.parameters import EngineParameters
 from backends.simulator.proposers import Proposer
@@ -107,3 +115,25 @@ def test_eagle_gains_what_was_published(concurrency: int, published: float) -> N
     eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, concurrency)
     plain = chat_tokens_per_s(Method.BASELINE, {}, concurrency)
     assert eagle / plain == pytest.approx(published, rel=0.12)
+
+
+def test_methods_may_come_from_another_calibration() -> None:
+    own, other = load_calibration("llama-3.1-8b-gh200"), load_calibration(H100)
+    assert own.methods_from == other.name
+    assert own.method(Method.SUFFIX) == other.method(Method.SUFFIX)
+    assert own.method(Method.DSPARK) != other.method(Method.DSPARK)
+
+
+def test_acceptance_follows_the_length_of_the_answer() -> None:
+    calibration = load_calibration(H100)
+    progress = calibration.acceptance(Method.EAGLE3, Kind.CHAT).progress
+    assert progress is not None
+    rng = np.random.default_rng(2)
+    answers = [model_based_replay(rng, calibration, Method.EAGLE3, 3, 0.0, "chat", 900)[0] for _ in range(200)]
+    emitted = np.mean(answers, axis=0)
+    assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
+    assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None
+    with pytest.raises(ValidationError, match="one shift"):
+        Progress(output_tokens=(1, 2), logit_shifts=(0.0,), source="made up")
+    with pytest.raises(ValidationError, match="rise"):
+        Progress(output_tokens=(2, 1), logit_shifts=(0.0, 0.1), source="made up")

@@ -1,0 +1,46 @@
+"""Compare, or fit a setup's step times: `python -m benchmarks.calibration FACTS DATA [--write DOCS] [--fit NAME]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.calibration.collect import collect
+from benchmarks.calibration.document import as_csv, document, terminal
+from benchmarks.calibration.fit import as_yaml
+from benchmarks.calibration.run import compare, fitted
+from benchmarks.calibration.texts import Texts
+
+_CLOSING = Path(__file__).parent / "findings.md"
+_PLOT = "calibration.png"
+
+
+def main() -> None:
+    """Read the arguments, and print or write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("facts", type=Path, help="directory of the published figures")
+    parser.add_argument("data", type=Path, help="directory of the measured data")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help="write calibration.md and its plot there")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write every row as CSV")
+    parser.add_argument("--fit", metavar="NAME", help="print the step times that the fitting part gives a setup")
+    arguments = parser.parse_args()
+    collected = collect(arguments.facts, arguments.data)
+    texts = Texts(arguments.data)
+    if arguments.fit:
+        calibration, free = fitted(arguments.fit, collected.cases, texts)
+        print(as_yaml(calibration, free))
+        return
+    report = compare(collected.cases, texts)
+    print(terminal(report))
+    if arguments.rows:
+        arguments.rows.write_text(as_csv(report), encoding="utf-8")
+    if arguments.write:
+        from benchmarks.calibration.plot import plot  # needs matplotlib, which the rest does not
+
+        page = document(report, collected.figures, collected.left_out, _CLOSING.read_text(encoding="utf-8"), _PLOT)
+        (arguments.write / "calibration.md").write_text(page, encoding="utf-8")
+        plot(report.rows, report.blind, arguments.write / _PLOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Play a case in virtual time and read off it what was measured, and what its time is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.simulator.calibration import Calibration
+from backends.simulator.engine import Engine, Step
+from backends.simulator.parameters import EngineParameters
+from backends.simulator.script import Script
+from backends.simulator.virtual_time import Timeline, run_closed_loop, run_virtual
+from benchmarks.calibration.cases import Case, Closed
+
+Floats = npt.NDArray[np.float64]
+
+FEATURES = ("base", "below", "above", "context", "speculation", "draft_base", "draft_pass", "draft_request")
+"""What the parameters of a step's time are multiplied by; see `features`."""
+
+
+class WatchedEngine(Engine):
+    """An engine that keeps the steps it has made."""
+
+    def __init__(self, parameters: EngineParameters) -> None:
+        super().__init__(parameters)
+        self.steps: list[Step] = []
+
+    def step(self, now_s: float) -> Step | None:
+        """Run one iteration and keep it."""
+        step = super().step(now_s)
+        if step is not None:
+            self.steps.append(step)
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a case.
+
+    Parameters
+    ----------
+    figures
+        By quantity: `output_tok_s` over the whole run, `tok_s_per_request` while decoding, `ttft_median_ms`,
+        `itl_median_ms` (between a request's chunks), `tpot_mean_ms`, `step_ms` (mean time between chunks),
+        `tokens_per_step`; `emitted_at_positions`, the mean over requests of what steps emit that start at each of
+        their positions (not those alone that are taken: a long copy counts many times).
+    features
+        Shape (8,): the run's total of each of `FEATURES`.
+    decode_features
+        Shape (8,): the same, each step counted once for every request that gets a later chunk from it.
+    busy_s, decode_s
+        The seconds that go with them.
+    """
+
+    figures: dict[str, float]
+    features: Floats
+    decode_features: Floats
+    busy_s: float
+    decode_s: float
+
+
+def play(case: Case, calibration: Calibration, requests: list[Script]) -> Played:
+    """Play a case with the step times of a calibration."""
+    parameters = EngineParameters.of(calibration, case.method, dict(case.config), **case.limits)
+    engine = WatchedEngine(parameters)
+    if isinstance(case.load, Closed):
+        timeline = run_closed_loop(engine, requests, case.load.concurrency)
+    else:
+        gaps = np.random.default_rng(3).exponential(1 / case.load.rate_per_s, len(requests))
+        timeline = run_virtual(engine, zip(np.cumsum(gaps).tolist(), requests, strict=True))
+    each = np.array([features(step, parameters) for step in engine.steps])
+    later = np.array([int((step.sent > step.tokens).sum()) for step in engine.steps])
+    durations = np.array([step.duration_s for step in engine.steps])
+    return Played(
+        figures=_figures(timeline, durations, later)
+        | {"emitted_at_positions": float(np.mean([request.emitted[1:].mean() for request in requests]))},
+        features=each.sum(axis=0),
+        decode_features=later @ each,
+        busy_s=float(durations.sum()),
+        decode_s=float(later @ durations),
+    )
+
+
+def features(step: Step, parameters: EngineParameters) -> list[float]:
+    """Return what the parameters of `StepTime` and `Drafting` are multiplied by in a step, in the order of `FEATURES`.
+
+    Left out are what is not fitted: the overhead (as `base`), `verify_share`, the draft's context.
+    """
+    below = min(step.batch_tokens, parameters.step.knee_tokens)
+    drafts = float(parameters.k > 0 and bool(step.drafted.any()))
+    speaking = len(step.request_ids) if step.k else 0
+    passes = (1 if parameters.drafting.parallel else step.k) * (speaking > 0)
+    return [
+        1.0,
+        below,
+        step.batch_tokens - below,
+        step.context_tokens,
+        max(drafts, float(speaking > 0)),
+        float(speaking > 0),
+        passes,
+        passes * speaking,
+    ]
+
+
+def _figures(timeline: Timeline, durations: Floats, later: npt.NDArray[np.int64]) -> dict[str, float]:
+    decode_s = timeline.e2e_s - timeline.ttft_s
+    tokens = timeline.output_tokens - 1
+    gaps = np.repeat(durations, later)
+    return {
+        "output_tok_s": timeline.tokens_per_s,
+        "tok_s_per_request": float(tokens.sum() / decode_s.sum()),
+        "ttft_median_ms": float(np.median(timeline.ttft_s)) * 1e3,
+        "itl_median_ms": float(np.median(gaps)) * 1e3,
+        "tpot_mean_ms": float(np.nanmean(timeline.tpot_s)) * 1e3,
+        "tpot_median_ms": float(np.nanmedian(timeline.tpot_s)) * 1e3,
+        "step_ms": float(decode_s.sum() / later.sum()) * 1e3,
+        "tokens_per_step": float(tokens.sum() / later.sum()),
+    }

@@ -1,0 +1,119 @@
+"""Play all cases and compare them with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from backends.simulator.calibration import Calibration
+from backends.speculation import Method
+from benchmarks.calibration.arithmetic import Row, rows_of
+from benchmarks.calibration.cases import Case, parts
+from benchmarks.calibration.fit import Name, fit
+from benchmarks.calibration.play import Played, play
+from benchmarks.calibration.scripts import can_be_played, scripts
+from benchmarks.calibration.setups import setup
+from benchmarks.calibration.texts import Texts
+
+_STEP: list[Name] = [(None, "base_s"), (None, "per_token_above_knee_s")]
+_LAB012: list[Name] = [
+    *_STEP,
+    (None, "speculation_overhead_s"),
+    (Method.NGRAM, "base_s"),
+    (Method.SUFFIX, "base_s"),
+    (Method.EAGLE3, "base_s"),
+]
+_LAB019: list[Name] = [(None, "base_s"), (None, "speculation_overhead_s")]
+_GUIDE012: list[Name] = [
+    (None, "base_s"),
+    (Method.NGRAM, "base_s"),
+    (Method.SUFFIX, "base_s"),
+    (Method.EAGLE, "per_pass_s"),
+    (Method.EAGLE3, "per_pass_s"),
+]
+
+FREE: dict[str, list[Name]] = {
+    "llama-3.1-8b-gh200": [
+        *_STEP,
+        (None, "per_token_below_knee_s"),
+        (None, "per_context_token_s"),
+        (None, "speculation_overhead_s"),
+        (Method.EAGLE, "per_pass_s"),
+        (Method.EAGLE, "per_request_s"),
+        (Method.DSPARK, "base_s"),
+        (Method.DSPARK, "per_pass_s"),
+        (Method.DSPARK, "per_request_s"),
+    ],
+    "apertus-70b-4xgh200": [
+        *_STEP,
+        (None, "speculation_overhead_s"),
+        (Method.DRAFT_MODEL, "per_pass_s"),
+    ],
+    "llama-3.1-8b-lab012": _LAB012,
+    "llama-3.1-70b-lab012": _LAB012,
+    "qwen3-32b": _LAB012,
+    "qwen3-30b-a3b": [*_LAB012, (None, "per_token_below_knee_s")],
+    "llama-3.1-8b-l40s": _GUIDE012,
+    "llama-3.3-70b-2xh200-guide012": _GUIDE012,
+    "llama-3.1-8b-h200-lab019": [*_LAB019, (Method.EAGLE, "per_pass_s")],
+    "llama-3.1-8b-h100-lab019": [*_LAB019, (Method.EAGLE, "per_pass_s"), (Method.DRAFT_MODEL, "per_pass_s")],
+    "llama-3.1-70b-4xh100": [*_LAB019, (Method.DRAFT_MODEL, "per_pass_s")],
+}
+"""What may be fitted of each setup."""
+
+SGLANG: list[Name] = [(None, "base_s"), (Method.EAGLE3, "base_s"), (Method.EAGLE3, "per_pass_s")]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All rows, with acceptance as measured in the run where it was, and with the calibration's or the text's own."""
+
+    rows: list[Row]
+    blind: list[Row]
+
+
+def compare(cases: Sequence[Case], texts: Texts) -> Report:
+    """Play every case twice, if it can be: with its own acceptance and blind to it."""
+    part = parts(case.group for case in cases)
+    ordered = sorted(cases, key=lambda case: (case.group, not case.is_baseline))
+    report = Report([], [])
+    for group, members in groupby(ordered, key=lambda case: case.group):
+        together = list(members)
+        seen = {id(case): _figures(case, texts, blind=False) for case in together}
+        unseen = {
+            id(case): seen[id(case)] if case.given is None else _figures(case, texts, blind=True) for case in together
+        }
+        report.rows.extend(rows_of(together, seen, part[group]))
+        report.blind.extend(rows_of(together, unseen, part[group]))
+    return report
+
+
+def _figures(case: Case, texts: Texts, *, blind: bool) -> dict[str, float] | None:
+    calibration = setup(case.group.setup)
+    if not can_be_played(case, calibration, blind=blind):
+        return None
+    return played(case, calibration, texts, blind=blind).figures
+
+
+def played(case: Case, calibration: Calibration, texts: Texts, *, blind: bool = False) -> Played:
+    """Play one case."""
+    return play(case, calibration, scripts(case, calibration, texts, blind=blind))
+
+
+def fitted(name: str, cases: Sequence[Case], texts: Texts) -> tuple[Calibration, list[Name]]:
+    """Fit a setup to its fitting part; return it with what was fitted.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to fit of it.
+    """
+    free = SGLANG if name.startswith("sglang/") else FREE.get(name)
+    if free is None:
+        raise ValueError(f"nothing is fitted of {name!r}; known are {', '.join(FREE)} and sglang/MODEL")
+    part = parts(case.group for case in cases)
+    chosen = [case for case in cases if case.group.setup == name and part[case.group] == "fit"]
+    calibration = setup(name)
+    chosen = [case for case in chosen if can_be_played(case, calibration, blind=False)]
+    return fit(calibration, chosen, free, lambda case, changed: played(case, changed, texts)), free
