@@ -20,7 +20,7 @@ from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Patience, measure, 
 from benchmarks.vllm_cpu.quiet import run_at_once
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-MEASURED = Path(__file__).with_name("measured.json.gz")
+MEASURED = Path(__file__).with_name("measured.json.xz")
 FITTED_TO = Path(backends.simulator.__path__[0], "calibrations", "tiny-cpu.yaml")
 File = Annotated[Path, typer.Option(help="Raw figures.")]
 

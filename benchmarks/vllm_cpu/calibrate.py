@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("template.yaml")
 _HEAD = """\
 # Tiny models on one core of a CPU, vLLM 0.32: what config/pool.vllm-cpu.yaml runs. Written by
 #   python -m benchmarks.vllm_cpu fit
-# from benchmarks/vllm_cpu/measured.json.gz, which `python -m benchmarks.vllm_cpu measure` takes. How well it
+# from benchmarks/vllm_cpu/measured.json.xz, which `python -m benchmarks.vllm_cpu measure` takes. How well it
 # predicts: docs/vllm-cpu-calibration.md.
 """
 _DIGITS = 4

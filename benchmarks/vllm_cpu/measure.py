@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
+import lzma
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class Patience:
     load_average: float = 0.5
     engine_wait_s: float = 0.0
     foreign_share: float = 0.05
-    cell_wait_s: float = 20.0
+    cell_wait_s: float = 10.0
 
 
 def requests_of(concurrency: int) -> int:
@@ -75,7 +75,8 @@ async def measure(method: Method, rounds: int, concurrencies: Sequence[int], pat
     async with running(method) as url:
 
         async def cell(requests: Sequence[tuple[str, int]], concurrency: int, turn: int) -> None:
-            await until_quiet(patience.foreign_share, patience.cell_wait_s)
+            if turn >= 0:
+                await until_quiet(patience.foreign_share, patience.cell_wait_s)
             before = Clock.now()
             played = await closed_loop(url, requests, concurrency)
             foreign = before.foreign_share(Clock.now())
@@ -105,18 +106,18 @@ async def measure(method: Method, rounds: int, concurrencies: Sequence[int], pat
 
 
 def write(path: Path, cells: Sequence[Cell]) -> None:
-    """Write cells as gzipped JSON; times rounded to 10 us."""
+    """Write cells as JSON in xz; times rounded to 0.1 ms."""
     plain = [asdict(cell) for cell in cells]
     for cell in plain:
         for answer in cell["answers"]:
-            answer["sent_s"] = round(answer["sent_s"], 5)
-            answer["chunks_s"] = [round(at_s, 5) for at_s in answer["chunks_s"]]
-    path.write_bytes(gzip.compress(orjson.dumps(plain), mtime=0))
+            answer["sent_s"] = round(answer["sent_s"], 4)
+            answer["chunks_s"] = [round(at_s, 4) for at_s in answer["chunks_s"]]
+    path.write_bytes(lzma.compress(orjson.dumps(plain)))
 
 
 def read(path: Path) -> list[Cell]:
     """Read what `write` wrote."""
-    plain = orjson.loads(gzip.decompress(path.read_bytes()))
+    plain = orjson.loads(lzma.decompress(path.read_bytes()))
     return [
         Cell(**{**cell, "method": Method(cell["method"]), "answers": [Answer(**one) for one in cell["answers"]]})
         for cell in plain

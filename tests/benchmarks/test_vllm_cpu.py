@@ -93,14 +93,15 @@ def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
 
 def test_cells_are_read_as_written(tmp_path: Path) -> None:
     one = cell(2, 1, [Answer(0.5, [1, 2], [3, 4, 5], [0.25, 0.75], [1, 2], 1, 3, [1, 0, 0])])
-    measure.write(tmp_path / "cells.json.gz", [one])
-    assert measure.read(tmp_path / "cells.json.gz") == [one]
+    measure.write(tmp_path / "cells.json.xz", [one])
+    assert measure.read(tmp_path / "cells.json.xz") == [one]
 
 
 async def test_the_load_generator_sees_every_token(tmp_path: Path) -> None:
     backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
+    one_backend = {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}
     pool = PoolSettings.model_validate(
-        {"models": {"tiny": {"backends": {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}}}}
+        {"models": {"tiny": {"policy": {"name": "least_loaded"}, "backends": one_backend}}}
     )
     replicas = plan(pool, tmp_path)
     launcher = Launcher(replicas.launches)
