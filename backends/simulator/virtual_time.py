@@ -1,15 +1,21 @@
-"""An engine in virtual time: a trace, or clients in a closed loop, played without waiting."""
+"""An engine in virtual time: a trace, or clients in a closed loop, played without waiting; and a trace on a fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.simulator.engine import Engine, Step
 from backends.simulator.script import Script
+
+if TYPE_CHECKING:  # a fleet is compiled; who plays a single engine need not load a compiler
+    from backends.simulator.fleet import Completion, Fleet
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,6 +54,25 @@ class Timeline:
     def tokens_per_s(self) -> float:
         """Output tokens per second over the whole duration."""
         return float(self.output_tokens.sum() / self.duration_s) if len(self.arrived_s) else 0.0
+
+
+class Arrival(NamedTuple):
+    """A request of a trace that has no texts.
+
+    Parameters
+    ----------
+    kind, temperature
+        What its acceptance depends on.
+    prefix_blocks
+        As in `Script`.
+    """
+
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    kind: str = "chat"
+    temperature: float = 0.0
+    prefix_blocks: tuple[int, ...] = ()
 
 
 def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Timeline:
@@ -107,6 +132,65 @@ def run_closed_loop(engine: Engine, scripts: Iterable[Script], concurrency: int)
         now_s += step.duration_s
         log.note(step, now_s)
         idle = int(step.finished.sum())
+
+
+def run_fleet(
+    fleet: Fleet,
+    arrivals: Iterable[Arrival],
+    choose: Callable[[Arrival], int],
+    observe: Callable[[Completion], None] | None = None,
+) -> Timeline:
+    """Play a trace on a fleet until all requests have finished.
+
+    Parameters
+    ----------
+    fleet
+        Idle, and new: its ids begin at 0.
+    arrivals
+        In order of arrival; read as they are needed.
+    choose
+        Returns the position in the fleet of the replica that serves a request. When it is called the fleet has
+        advanced to the arrival.
+    observe
+        Told of each request that has ended, before the next choice.
+
+    Raises
+    ------
+    ValueError
+        If arrivals run backwards, or the engine refuses a request.
+    """
+    arrived, first, last, tokens = array("d"), array("d"), array("d"), array("q")
+
+    def note(completions: list[Completion]) -> None:
+        for completion in completions:
+            first[completion.request_id] = completion.first_s
+            last[completion.request_id] = completion.ended_s
+            if observe is not None:
+                observe(completion)
+
+    now_s = -math.inf
+    for arrival in arrivals:
+        if arrival.arrived_s < now_s:
+            raise ValueError(f"arrivals run backwards: {arrival.arrived_s} s after {now_s} s")
+        now_s = arrival.arrived_s
+        note(fleet.advance(now_s))
+        _, prompt_tokens, output_tokens, kind, temperature, blocks = arrival
+        fleet.submit(
+            choose(arrival),
+            prompt_tokens,
+            output_tokens,
+            now_s,
+            kind=kind,
+            temperature=temperature,
+            prefix_blocks=blocks,
+        )
+        arrived.append(now_s)
+        first.append(math.nan)
+        last.append(math.nan)
+        tokens.append(output_tokens)
+    note(fleet.advance(math.inf))
+    start = np.array(arrived)
+    return Timeline(start, np.array(first) - start, np.array(last) - start, np.array(tokens, np.int64))
 
 
 class _Log:
