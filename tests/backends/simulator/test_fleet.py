@@ -163,11 +163,12 @@ def test_with_every_calibration_it_steps_as_the_engine_does(name: str, method: M
     parameters = EngineParameters.of(load_calibration(name), method, config)
     rng = np.random.default_rng(1)
     arrivals: Arrivals = []
+    most = min(3000, parameters.max_model_len - 80)
     for number in range(60):
         output = int(rng.integers(1, 80))
         emitted = np.minimum(rng.integers(1, parameters.k + 2, output), output - np.arange(output)).astype(np.int32)
         drafted = np.full(output, parameters.k, np.int32)
-        arrivals.append((number * 0.01, Script(int(rng.integers(1, 3000)), output, emitted, drafted)))
+        arrivals.append((number * 0.01, Script(int(rng.integers(1, most)), output, emitted, drafted)))
     play_both(parameters, arrivals)
 
 
