@@ -19,7 +19,7 @@ from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Patience, measure, read, write
 from benchmarks.vllm_cpu.quiet import run_at_once
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 MEASURED = Path(__file__).with_name("measured.json.xz")
 FITTED_TO = Path(backends.simulator.__path__[0], "calibrations", "tiny-cpu.yaml")
 File = Annotated[Path, typer.Option(help="Raw figures.")]

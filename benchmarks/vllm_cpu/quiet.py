@@ -51,6 +51,10 @@ async def until_load_below(below: float, longest_s: float) -> float:
     return os.getloadavg()[0]
 
 
+AT_ONCE = ("chrt", "--reset-on-fork", "--rr", "1")
+"""Before a command: its process, not its children, runs as soon as it has something to do, where that is allowed."""
+
+
 def run_at_once() -> bool:
     """Let this process, not its children, run as soon as it has something to do; False where that is not allowed.
 
@@ -80,4 +84,5 @@ def _descendants() -> set[int]:
 
 def _spent_by_process(pids: set[int]) -> dict[int, float]:
     stats = {pid: _stat(pid) for pid in pids}
-    return {pid: (int(stat[11]) + int(stat[12])) * _TICK_S for pid, stat in stats.items() if stat}
+    # With the time of children that have ended and were waited for.
+    return {pid: sum(map(int, stat[11:15])) * _TICK_S for pid, stat in stats.items() if stat}

@@ -23,9 +23,10 @@ import yaml
 from backends.ports import free_port
 from benchmarks.vllm_cpu.engines import POOL
 from benchmarks.vllm_cpu.prompts import pieces
-from benchmarks.vllm_cpu.quiet import Clock
+from benchmarks.vllm_cpu.quiet import AT_ONCE, Clock
 
 ROOT = POOL.parents[1]
+TOKENIZER = ".cache/tiny-models/target"
 START_S = 300.0
 OUTPUT_TOKENS = 128
 SKIPPED_PIECES = 900  # what `measure` sends; these prompts are others
@@ -45,13 +46,14 @@ class Told:
 def side_by_side(backend: str, concurrency: int, requests: int, rounds: int) -> tuple[list[Told], list[Told]]:
     """Run both tools in turns; return what `vllm bench serve` and what `gateway bench` say, run by run.
 
-    The gateway has one replica, of the pool file, without prefix caching: the second to ask has no advantage.
+    The gateway has one replica, of the pool file, without prefix caching: the second to ask has no advantage. Tools
+    and gateway, not the engine, run at real-time priority: see `quiet.run_at_once`.
     """
     theirs: list[Told] = []
     ours: list[Told] = []
     with tempfile.TemporaryDirectory(prefix="side-by-side-") as name, gateway(backend, Path(name)) as url:
         for turn in range(rounds):
-            prompts = Path(name) / f"{turn}.jsonl"
+            prompts = Path(name) / f"{turn}.json"
             write_prompts(prompts, SKIPPED_PIECES + turn * requests, requests)
             load = (url, backend, prompts, concurrency, requests)
             for into, run in [(theirs, vllm_bench), (ours, gateway_bench)][:: 1 if turn % 2 == 0 else -1]:
@@ -61,10 +63,10 @@ def side_by_side(backend: str, concurrency: int, requests: int, rounds: int) -> 
 
 
 def write_prompts(path: Path, skip: int, count: int) -> None:
-    """Write prompts as JSON lines, as both tools read them."""
+    """Write prompts in ShareGPT's format, which both tools read; what stands there as the answer is not looked at."""
     chosen = itertools.islice(pieces(), skip, skip + count)
-    lines = [json.dumps({"prompt": text, "output_tokens": OUTPUT_TOKENS}) for text, _ in chosen]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    turns = [[{"from": "human", "value": text}, {"from": "gpt", "value": text}] for text, _ in chosen]
+    path.write_text(json.dumps([{"conversations": turn} for turn in turns]), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -77,7 +79,7 @@ def gateway(backend: str, folder: Path) -> Iterator[str]:
     config = folder / "pool.yaml"
     config.write_text(json.dumps(document), encoding="utf-8")
     port = free_port()
-    command = [str(Path(sys.executable).with_name("gateway")), "--config", str(config), "--port", str(port)]
+    command = [*AT_ONCE, str(Path(sys.executable).with_name("gateway")), "--config", str(config), "--port", str(port)]
     with (folder / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -108,11 +110,11 @@ def vllm_bench(url: str, backend: str, prompts: Path, concurrency: int, requests
         "--base-url": url,
         "--endpoint": "/v1/completions",
         "--model": "tiny",
-        "--tokenizer": ".cache/tiny-models/target",
+        "--tokenizer": TOKENIZER,
         "--header": f"x-gateway-backend={backend}",
-        "--dataset-name": "custom",
+        "--dataset-name": "sharegpt",
         "--dataset-path": str(prompts),
-        "--custom-output-len": "-1",
+        "--sharegpt-output-len": str(OUTPUT_TOKENS),
         "--num-prompts": str(requests),
         "--max-concurrency": str(concurrency),
         "--num-warmups": "8",
@@ -122,7 +124,7 @@ def vllm_bench(url: str, backend: str, prompts: Path, concurrency: int, requests
         "--result-dir": str(result.parent),
         "--result-filename": result.name,
     }
-    flags = ["--skip-chat-template", "--ignore-eos", "--save-result", "--disable-tqdm"]
+    flags = ["--ignore-eos", "--save-result", "--disable-tqdm"]
     foreign = _run([".venv-vllm/bin/vllm", "bench", "serve", *itertools.chain(*options.items()), *flags])
     told = json.loads(result.read_text())
     times = {name: (told[f"median_{name}_ms"], told[f"p99_{name}_ms"]) for name in TIMES}
@@ -138,6 +140,8 @@ def gateway_bench(url: str, backend: str, prompts: Path, concurrency: int, reque
         "--model": "tiny",
         "--header": f"x-gateway-backend:{backend}",
         "--dataset": str(prompts),
+        "--tokenizer": TOKENIZER,
+        "--output-tokens": str(OUTPUT_TOKENS),
         "--num-requests": str(requests),
         "--concurrency": str(concurrency),
         "--warmup": "8",
@@ -162,7 +166,13 @@ def _run(command: Sequence[str]) -> float:
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     before = Clock.now()
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=600, check=False
+        [*AT_ONCE, *command],
+        cwd=ROOT,
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
