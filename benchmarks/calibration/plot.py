@@ -33,6 +33,7 @@ def plot(rows: Sequence[Row], blind: Sequence[Row], path: Path) -> None:
     for axis, part in zip(axes, ("fit", "report"), strict=False):
         _scatter(axis, [row for row in chosen if row.part == part])
         axis.set_title(f"{part} part, acceptance as measured")
+        axis.set_aspect("equal")
     axes[0].legend(loc="lower right", frameon=False, fontsize=8)
     others = [row for row in blind if row.quantity == "speedup" and row.part == "report"]
     _errors(axes[2], [row for row in chosen if row.part == "report"], others)
@@ -49,8 +50,8 @@ def _scatter(axis: Axes, rows: Sequence[Row]) -> None:
         if points:
             measured, simulated = zip(*points, strict=True)
             axis.scatter(measured, simulated, s=16, c=colour, marker=mark, alpha=0.7, linewidths=0, label=label)
+    axis.set(xscale="log", yscale="log", xlim=(0.18, 5), ylim=(0.18, 5))
     for which in (axis.xaxis, axis.yaxis):
-        which.axes.set(xscale="log", yscale="log", xlim=(0.2, 5), ylim=(0.2, 5))
         which.set_major_locator(FixedLocator(_TICKS))
         which.set_major_formatter("{x:g}")
         which.set_minor_locator(NullLocator())
@@ -65,5 +66,5 @@ def _errors(axis: Axes, rows: Sequence[Row], blind: Sequence[Row]) -> None:
     axis.axvline(20, color="0.7", linewidth=0.8)
     axis.axhline(0.9, color="0.7", linewidth=0.8)
     axis.set(xlim=(0, 60), ylim=(0, 1), xlabel="absolute error of the speedup, %", ylabel="share of the report part")
-    axis.set_title("report part, by where acceptance comes from")
+    axis.set_title("report part, by source of acceptance")
     axis.legend(loc="lower right", frameon=False)

@@ -53,8 +53,7 @@ def scripts(case: Case, calibration: Calibration, texts: Texts, *, blind: bool) 
             )
         else:
             steps = plain_steps(output_tokens)
-        common = tuple(range(int(case.work.shared * prompt_tokens) // BLOCK_TOKENS))
-        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=common))
+        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
     return made
 
 
@@ -98,14 +97,17 @@ def _from_texts(case: Case, calibration: Calibration, texts: Texts, count: int) 
     proposer = Proposer(case.method, dict(case.config), calibration)
     known = texts.get(case.work.texts)
     played = [proposer.script(prompt, output, case.temperature, case.work.kind) for prompt, output in known[:count]]
-    if not case.work.output_tokens:
-        return [played[i % len(played)] for i in range(count)]
     made = []
     for index, (prompt_tokens, output_tokens) in enumerate(_lengths(case.work, texts, count)):
         steps = _stretched(played[index % len(played)], output_tokens)
-        common = tuple(range(int(case.work.shared * prompt_tokens) // BLOCK_TOKENS))
-        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=common))
+        # Not the text's own blocks: it may come more than once, which says nothing of what was measured.
+        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
     return made
+
+
+def _common(work: Work, prompt_tokens: int) -> tuple[int, ...]:
+    """Return the blocks that all prompts begin with."""
+    return tuple(range(int(work.shared * prompt_tokens) // BLOCK_TOKENS))
 
 
 def _stretched(script: Script, output_tokens: int) -> Steps:
