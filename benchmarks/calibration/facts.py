@@ -245,7 +245,7 @@ def _memory(facts: Path) -> Collected:
     for row in rows(facts / "memory.csv"):
         calibration = load_calibration(setups[row["target"]])
         method = Method(row["method"].partition("|")[0])
-        entry, what = calibration.method(method), f"{row['target']} {row['method']}"
+        entry, what = calibration.method(method), f"{row['target']} {row['method'].replace('|', ', ')}"
         weights = calibration.memory.weights_gib + entry.weights_gib
         per_token = calibration.memory.kv_kib_per_token + entry.kv_kib_per_token
         collected.figures += [
