@@ -79,7 +79,7 @@ class Drafting(_Sourced):
 
 
 class Progress(_Sourced):
-    """How acceptance changes as an answer grows: its logit shifted, linearly between given output tokens, flat beyond."""
+    """How acceptance changes as an answer grows: its logit shifted, linear between given output tokens, flat beyond."""
 
     output_tokens: tuple[int, ...] = Field(min_length=1)
     logit_shifts: tuple[float, ...] = Field(min_length=1)

@@ -43,8 +43,8 @@ the only source that repeated runs (Apertus).
 """
 
 _COPIED = """\
-Memory and the fall with temperature are what the calibrations were made from: their rows say that nothing was mistyped. \
-The costs on Qwen3-1.7B were not used; they are Llama-3.1-8B's by parameters and KV bytes.
+Memory and the fall with temperature are what the calibrations were made from: their rows say that nothing was \
+mistyped. The costs on Qwen3-1.7B were not used; they are Llama-3.1-8B's by parameters and KV bytes.
 
 """
 
