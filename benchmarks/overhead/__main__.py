@@ -197,8 +197,8 @@ def _note(cell: Cell, load: Load, result: dict[str, object]) -> None:
     times = result["chunk_delay_ms" if load.stream else "latency_ms"]
     assert isinstance(times, dict)
     cell.requests_per_s.append(float(str(result["requests_per_s"])))
-    cell.p50_ms.append(times["p50"])
-    cell.p99_ms.append(times["p99"])
+    cell.p50_ms.append(times.get("p50", float("nan")))
+    cell.p99_ms.append(times.get("p99", float("nan")))
     cell.errors += int(str(result["errors"]))
 
 

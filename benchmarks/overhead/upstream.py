@@ -89,7 +89,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(_OTHERS[self._url])
         else:
             Counts.requests += 1
-            if b'"stream": true' in self._body[-64:]:
+            if b'"stream": true' in self._body or b'"stream":true' in self._body:  # peers write the JSON anew
                 self._transport.write(_STREAM_HEAD)
                 self._chunk(0)
             else:
