@@ -79,6 +79,8 @@ class Driver:
         try:
             if step is not None:
                 self._hand_out(step, now_s)
+                due_s = self._origin_s + self._ends_s * self._scale
+                self.tallies.step_lateness.observe(max(0.0, time.monotonic() - due_s))
         finally:  # whatever became of one client's answer, the others go on
             self._begin(now_s)
 

@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY, generate_latest
 from backends.simulator.script import BLOCK_TOKENS
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_LATENESS_S = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 _ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
@@ -87,6 +88,7 @@ class Tallies:
     request_prefill_tokens: Histogram = field(init=False)
     request_n: Histogram = field(default_factory=lambda: Histogram((1, 2, 5, 10, 20)))
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_ITERATION))
+    step_lateness: Histogram = field(default_factory=lambda: Histogram(_LATENESS_S))
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_TTFT_S))
     inter_token_latency: Histogram = field(default_factory=lambda: Histogram(_ITL_S))
     time_per_output_token: Histogram = field(default_factory=lambda: Histogram(_ITL_S))
@@ -329,6 +331,8 @@ def _requests(page: _Page, tallies: Tallies) -> None:
         ),
     ):
         page.histogram(f"vllm:{name}", about, histogram)
+    about = "From the moment a step should have ended, as the model has it, to its last chunk being sent."
+    page.histogram("simulator:step_lateness_seconds", about, tallies.step_lateness)
 
 
 def _http(page: _Page, tallies: Tallies) -> None:
