@@ -71,7 +71,7 @@ def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str, temperatu
         chunks = list(raw.parse())
     contents = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
     assert "".join(contents)
-    assert len(contents) > 2  # it came in pieces
+    assert len(contents) >= 2  # in pieces; few, where suffix decoding has seen the answer before
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 64
