@@ -38,19 +38,20 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis measures; `logarithmic` goes only with values above 0, `at` sets the ticks."""
+    """What an axis measures; `logarithmic` goes only with values above 0, `at` sets the ticks, `span` the ends."""
 
     label: str
     logarithmic: bool = False
     from_zero: bool = False
     at: Sequence[float] | None = None
+    span: tuple[float, float] | None = None
 
 
 class _Scale:
     """From values to pixels."""
 
     def __init__(self, values: Sequence[float], axis: Axis, first_px: float, last_px: float) -> None:
-        low, high = min(values), max(values)
+        low, high = axis.span or (min(values), max(values))
         self._log = axis.logarithmic and low > 0
         if axis.from_zero and not self._log:
             low = min(low, 0.0)

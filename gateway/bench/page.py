@@ -109,7 +109,7 @@ def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]
             chart = line_chart(
                 lines,
                 Axis("milliseconds, logarithmic", logarithmic=True),
-                Axis("% at or below", at=(0, 25, 50, 75, 100)),
+                Axis("% at or below", at=(0, 25, 50, 75, 100), span=(0, 100)),
                 markers=False,
             )
             yield _figure(title, chart)
