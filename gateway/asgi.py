@@ -167,10 +167,6 @@ async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None
 
 async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
     """Answer a request that never got as far as the relay."""
-    body = error.body(endpoint_of(path))
-    request_id = next((value for name, value in headers if name == b"x-request-id"), b"")
-    sent = [*error.headers(), (b"content-length", str(len(body)).encode())]
-    if request_id:
-        sent.append((b"x-request-id", request_id))
+    sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
     await send({"type": "http.response.start", "status": error.status, "headers": sent})
     await send({"type": "http.response.body", "body": body})

@@ -354,8 +354,7 @@ class Exchange:
         self._finish(error.status, "unanswered")
 
     def _answer(self, error: GatewayError) -> None:
-        body = error.body(self.endpoint)
-        headers = [*error.headers(), (b"content-length", str(len(body)).encode()), (b"x-request-id", self._request_id)]
+        headers, body = error.answer(self.endpoint, self._request_id)
         self._reply.head(error.status, headers + self._own_headers())
         self._reply.data(b"" if self._inbound.method == "HEAD" else body)
         self._reply.end()

@@ -279,8 +279,7 @@ class RelayCycle:
 
     def _refuse(self, error: GatewayError) -> None:
         self._protocol.relay.metrics.count_refusal()
-        body = error.body(endpoint_of(self._path))
-        headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
+        headers, body = error.answer(endpoint_of(self._path), dict(self._headers).get(b"x-request-id", b""))
         if self.more_body:
             self.keep_alive = False  # rather than read all of what will not be used
         self.head(error.status, headers)

@@ -66,6 +66,14 @@ class GatewayError(Exception):
         """Write the error as the client of this endpoint expects it: OpenAI's shape, or Anthropic's for messages."""
         return orjson.dumps(self._document(endpoint))
 
+    def answer(self, endpoint: Endpoint, request_id: bytes = b"") -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return headers and body of the whole answer; `request_id` is echoed where there is one."""
+        body = self.body(endpoint)
+        headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
+        if request_id:
+            headers.append((b"x-request-id", request_id))
+        return headers, body
+
     def event(self, endpoint: Endpoint) -> bytes:
         """Write the error as the last event of a stream that has begun, with what ends such a stream."""
         document = self._document(endpoint)
