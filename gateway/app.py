@@ -60,6 +60,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         finally:
             tick.cancel()
             await asyncio.gather(tick, return_exceptions=True)
+            gateway.metrics.flush()  # siblings go on answering for what this worker counted
             await gateway.pool.stop()
             for model in gateway.models.values():
                 for upstream in model.upstreams.values():

@@ -1,14 +1,16 @@
 """What Prometheus sees: `gateway_...` series, all with bounded labels, bound once for each backend.
 
 With one worker the values live in the process; with several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
-imported, the workers keep them in files there, and each can answer for all.
+imported, the workers keep them in files there, and each can answer for all. What is counted on the request path gets
+there with `refresh` (see `gateway.series`): the page is exact for the worker that writes it, and at most half a second
+old for the others.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
 from backends.metrics import EngineMetrics
+from gateway.series import Count, Counts, Distribution, Distributions
 
 _BACKEND = ("model", "backend", "method")
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
@@ -41,16 +44,14 @@ class BackendMetrics:
     """The series of one backend, with their labels bound."""
 
     labels: tuple[str, str, str]
-    ttft: Histogram
-    itl: Histogram
-    tpot: Histogram
-    e2e: Histogram
-    queue: Histogram
-    prompt_tokens: Counter
-    output_tokens: Counter
-    outcomes: dict[str, Counter]
-    speculation: dict[tuple[str, str], tuple[Counter, Counter]] = field(default_factory=dict)
-    drafts: dict[str, tuple[Counter, Counter]] = field(default_factory=dict)
+    ttft: Distribution
+    itl: Distribution
+    tpot: Distribution
+    e2e: Distribution
+    queue: Distribution
+    prompt_tokens: Count
+    output_tokens: Count
+    outcomes: dict[str, Count]
 
 
 class Metrics:
@@ -64,11 +65,17 @@ class Metrics:
         if many:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
 
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        self._summed: list[Counts | Distributions] = []
 
-        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
+            counts = Counts(Counter(name, text, labels, registry=registry))
+            self._summed.append(counts)
+            return counts
+
+        def histogram(name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> Distributions:
+            distributions = Distributions(Histogram(name, text, labels, buckets=bounds, registry=registry), bounds)
+            self._summed.append(distributions)
+            return distributions
 
         def gauge(name: str, text: str, labels: tuple[str, ...], *, add_up: bool = False) -> Gauge:
             return Gauge(
@@ -114,7 +121,7 @@ class Metrics:
         )
 
     def bind(self, backend: Backend) -> BackendMetrics:
-        """Return a backend's series; do it once, since finding a labelled series costs as much as counting."""
+        """Return a backend's series; do it once, since finding a series by its labels costs more than counting."""
         labels = (backend.model, backend.name, backend.method.value)
         return BackendMetrics(
             labels,
@@ -136,25 +143,23 @@ class Metrics:
     def count_steps(self, bound: BackendMetrics, temperature: float, source: str, steps: float, tokens: float) -> None:
         """Count the steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""
         bucket = temperature_bucket(temperature)
-        series = bound.speculation.get((bucket, source))
-        if series is None:
-            labels = (*bound.labels, bucket, source)
-            series = bound.speculation[bucket, source] = (self.steps.labels(*labels), self.step_tokens.labels(*labels))
-        series[0].inc(steps)
-        series[1].inc(tokens)
+        self.steps.labels(*bound.labels, bucket, source).inc(steps)
+        self.step_tokens.labels(*bound.labels, bucket, source).inc(tokens)
 
     def count_drafts(self, bound: BackendMetrics, temperature: float, drafted: int, accepted: int) -> None:
         """Count the drafted and accepted tokens of a request, as its engine reported them."""
         bucket = temperature_bucket(temperature)
-        series = bound.drafts.get(bucket)
-        if series is None:
-            labels = (*bound.labels, bucket)
-            series = bound.drafts[bucket] = (self.drafted.labels(*labels), self.accepted.labels(*labels))
-        series[0].inc(drafted)
-        series[1].inc(accepted)
+        self.drafted.labels(*bound.labels, bucket).inc(drafted)
+        self.accepted.labels(*bound.labels, bucket).inc(accepted)
+
+    def flush(self) -> None:
+        """Hand what was counted on to where `render` finds it, in this process or another; on the event loop."""
+        for series in self._summed:
+            series.flush()
 
     def refresh(self, backends: Iterable[tuple[Backend, EngineMetrics | None]]) -> None:
-        """Write down the condition of the backends; called every second, not for each request."""
+        """Write down the condition of the backends, and what was counted; called twice a second, and by a scrape."""
+        self.flush()
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
