@@ -1,0 +1,151 @@
+"""What was observed, as sums that add up: over requests, over gateways and over restarts.
+
+Everything that is learned is worked out from these sums, so two gateways that add theirs have learned what one would
+have with the traffic of both. Sums stand in cells, by what they depend on, and in epochs of time, so that what is old
+can weigh less and be dropped without anybody having to agree on when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+EPOCHS_PER_HALF_LIFE = 4
+HALF_LIVES_KEPT = 6
+"""Older epochs would weigh less than 1/64, and are dropped."""
+
+MOST_KEYS = 4096
+"""Cells of one table and epoch; what would be one more counts under the key that `Table.overflow` makes of it."""
+
+Key = tuple[str, ...]
+Sums = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One kind of sums.
+
+    Parameters
+    ----------
+    width
+        Numbers in a cell.
+    half_life_s
+        Age in seconds at which an observation weighs half.
+    overflow
+        Makes the key of a cell that is one too many, from its own: the same with what is rarest left out.
+    """
+
+    name: str
+    width: int
+    half_life_s: float
+    overflow: Callable[[Key], Key]
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds to an epoch."""
+        return self.half_life_s / EPOCHS_PER_HALF_LIFE
+
+    def weight(self, epoch: int, now_s: float) -> float:
+        """Return what an observation of an epoch weighs now, 1 for the present epoch."""
+        age = int(now_s // self.epoch_s) - epoch
+        return math.exp2(-max(0, age) / EPOCHS_PER_HALF_LIFE)
+
+    def oldest(self, now_s: float) -> int:
+        """Return the oldest epoch that still counts."""
+        return int(now_s // self.epoch_s) - EPOCHS_PER_HALF_LIFE * HALF_LIVES_KEPT
+
+
+class Row(NamedTuple):
+    """Some observations of one cell, to be added to those already there."""
+
+    table: str
+    epoch: int
+    key: Key
+    sums: Sums
+
+
+class Experience:
+    """The sums of one model: our own, and those that others told of.
+
+    Own and others' are kept apart, so that our own can be given again to a store that lost them. Called from one
+    thread.
+
+    Parameters
+    ----------
+    clock
+        Seconds since 1970: epochs must mean the same to all gateways.
+    """
+
+    def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
+        self._tables = {table.name: table for table in tables}
+        self.clock = clock
+        self._own: dict[tuple[str, int], dict[Key, list[float]]] = {}
+        self._others: dict[tuple[str, int], dict[Key, Sums]] = {}
+        self.observations = 0
+        """Cells added to since the beginning; tells whether there is anything new."""
+
+    def add(self, table: Table, key: Key, *sums: float) -> None:
+        """Add one observation to a cell; numbers that are not finite would spoil it for good, and are refused.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer numbers than the table is wide, or one is not finite.
+        """
+        if len(sums) != table.width or not all(map(math.isfinite, sums)):
+            raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
+        epoch = int(self.clock() // table.epoch_s)
+        cells = self._own.get((table.name, epoch))
+        if cells is None:
+            cells = self._own[table.name, epoch] = {}
+            self._forget()
+        cell = cells.get(key)
+        if cell is None:
+            if len(cells) >= MOST_KEYS:
+                key = table.overflow(key)
+                cell = cells.get(key)
+            if cell is None:
+                cell = cells[key] = [0.0] * table.width
+        for place, number in enumerate(sums):
+            cell[place] += number
+        self.observations += 1
+
+    def own(self) -> Iterator[Row]:
+        """Yield all that this gateway itself has observed and not yet forgotten."""
+        for (table, epoch), cells in self._own.items():
+            for key, cell in cells.items():
+                yield Row(table, epoch, key, tuple(cell))
+
+    def set_others(self, rows: Iterable[Row]) -> None:
+        """Replace what others are known to have observed; rows of unknown tables or of another width are left out."""
+        others: dict[tuple[str, int], dict[Key, Sums]] = {}
+        for row in rows:
+            table = self._tables.get(row.table)
+            if table is not None and len(row.sums) == table.width:
+                others.setdefault((row.table, row.epoch), {})[row.key] = row.sums
+        self._others = others
+        self.observations += 1
+
+    def cells(self, table: Table) -> dict[Key, Sums]:
+        """Return the sums of a table over all epochs, weighed by age: own and others' together."""
+        now_s = self.clock()
+        total: dict[Key, list[float]] = {}
+        sources: tuple[Mapping[tuple[str, int], Mapping[Key, Sequence[float]]], ...] = (self._own, self._others)
+        for source in sources:
+            for (name, epoch), cells in source.items():
+                if name != table.name:
+                    continue
+                weight = table.weight(epoch, now_s)
+                for key, sums in cells.items():
+                    cell = total.setdefault(key, [0.0] * table.width)
+                    for place, number in enumerate(sums):
+                        cell[place] += weight * number
+        return {key: tuple(cell) for key, cell in total.items()}
+
+    def _forget(self) -> None:
+        now_s = self.clock()
+        for name, epoch in [*self._own]:
+            if epoch < self._tables[name].oldest(now_s):
+                del self._own[name, epoch]
