@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import ClassVar, TypeVar
@@ -13,7 +13,28 @@ from pydantic import BaseModel, ConfigDict
 
 from backends.backend import Candidate
 from backends.speculation import Method
+from policies.experience import Experience
 from policies.request import TEXT_FEATURES, RequestFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One of the candidates that a decision chose among.
+
+    Parameters
+    ----------
+    predicted_s
+        What the policy expects the request to take there, in seconds; None where it expects nothing.
+    propensity
+        Probability with which it was to be chosen, in [0, 1].
+    in_flight
+        Requests of this gateway there, without the one to be placed.
+    """
+
+    backend: str
+    predicted_s: float | None
+    propensity: float
+    in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +50,18 @@ class Decision:
         `fewest_in_flight`, `next_in_turn` and the like. Never a number or anything from the request.
     propensity
         Probability with which the policy would choose this backend in this situation, in (0, 1].
+    considered
+        All candidates, for the record; empty where the policy tells only of the chosen one.
+    memo
+        For the policy itself: it finds it again in the outcome.
     """
 
     backend: str
     policy: str
     reason: str
     propensity: float = 1.0
+    considered: tuple[Considered, ...] = ()
+    memo: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +97,11 @@ class Outcome:
         From the engine's usage where it sent it, else estimated.
     tokens_per_step
         Output tokens per engine step (accepted + 1); None if not known.
+    cached_tokens
+        Prompt tokens that the engine found in its prefix cache; None if it did not say.
+    lookups
+        Tokens per step that lookups would have given on the finished text, whoever wrote it, by arm (see
+        `policies.acceptance.arm_of`).
     """
 
     request: RequestFeatures
@@ -84,6 +116,8 @@ class Outcome:
     tokens_per_step: float | None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
+    cached_tokens: int | None = None
+    lookups: Mapping[str, float] = field(default_factory=dict)
 
 
 SettingsPath = tuple[str | int, ...]
@@ -111,6 +145,8 @@ class Policy(ABC):
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
     text_features: frozenset[str] = TEXT_FEATURES
     """Those of `policies.request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
+    experience: Experience | None = None
+    """What it has observed, to be kept and shared; None for a policy that learns nothing."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
@@ -125,6 +161,14 @@ class Policy(ABC):
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
         """Learn from a finished request."""
+
+    def upkeep(self) -> Callable[[], None] | None:
+        """Return work to be done beside the request path, or None if there is none.
+
+        Called about every half second, from the thread that calls `choose`; the work itself may run in another, so it
+        must not touch what `choose` and `observe` change, and must put its results in place in one assignment.
+        """
+        return None
 
 
 _REGISTRY: dict[str, type[Policy]] = {}

@@ -79,6 +79,14 @@ class RequestFeatures:
     workload
         What the client declares in the header `x-gateway-workload`, in lower case; empty where it declares nothing,
         or nothing that is a name (letters, digits, `.`, `_`, `-`; at most 40).
+    explore
+        Whether it may be used to learn; a client forbids it with `x-gateway-explore: no`.
+    slo_ttft_s, slo_tpot_s
+        What the client or its key asks for: seconds to the first token, and per output token; None for nothing.
+    prefix
+        Hashes of the beginnings of the prompt, each longer than the one before, by which a prefix cache may know it.
+    prefix_tokens
+        How many tokens each of those beginnings has.
     """
 
     model: str
@@ -99,6 +107,11 @@ class RequestFeatures:
     qps: float = 0.0
     in_flight: int = 0
     workload: str = ""
+    explore: bool = True
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    prefix: tuple[int, ...] = ()
+    prefix_tokens: tuple[int, ...] = ()
 
 
 def describe(
