@@ -1,14 +1,14 @@
 """Time what a decision costs before anything is sent: `python -m benchmarks.describe`. Microseconds, best of five.
 
 First `describe` on bodies of several kinds and sizes, then each policy's `choose` among five backends, then the ways of
-measuring overlap that were tried. Runs of bytes are cheaper than the set in use on long texts alone, and count repeated
-endings of words for repetition.
+measuring overlap that were tried (`python -m benchmarks.prompt_features` tells what each is worth).
 """
 
 from __future__ import annotations
 
 import re
 import timeit
+import zlib
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ import orjson
 
 from backends.backend import Backend, State
 from backends.speculation import Method
-from policies.overlap import repeated_share
+from policies.overlap import overlap_of_text
 from policies.policy import policies
 from policies.prompt import TAIL_CHARS
 from policies.request import Endpoint, describe
@@ -66,25 +66,28 @@ def bodies() -> dict[str, tuple[Endpoint, dict[str, Any]]]:
 
 
 def by_words(text: str) -> float:
+    """Take three words at a time, in a set of tuples."""
+    words = text.split()
+    return 1.0 - len(set(zip(words, words[1:], words[2:], strict=False))) / max(1, len(words) - 2)
+
+
+def by_tokens(text: str) -> float:
     """Split at punctuation too, as a tokenizer would."""
-    return repeated_share(_WORD.findall(text))
+    words = _WORD.findall(text)
+    return 1.0 - len(set(zip(words, words[1:], words[2:], strict=False))) / max(1, len(words) - 2)
 
 
-def by_sorted_hashes(text: str) -> float:
+def by_hashed_words(text: str) -> float:
     """Hash the words and sort the 3-grams with numpy."""
     ids = np.fromiter(map(hash, text.split()), dtype=np.int64)
     grams = (ids[:-2] * 31 + ids[1:-1]) * 37 + ids[2:]
     return 1.0 - len(np.unique(grams)) / max(1, len(grams))
 
 
-def by_bytes(text: str) -> float:
-    """Take runs of eight bytes for 3-grams, with numpy; counts repeated pieces of words as well."""
-    raw = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint64)
-    grams = raw[:-7].copy()
-    for place in range(1, 8):
-        grams = grams * np.uint64(257) + raw[place : len(raw) - 7 + place]
-    grams.sort()
-    return float((grams[1:] == grams[:-1]).mean())
+def by_compression(text: str) -> float:
+    """Take what zlib saves at its fastest."""
+    raw = text.encode()
+    return 1.0 - len(zlib.compress(raw, 1)) / len(raw)
 
 
 def main() -> None:
@@ -106,19 +109,20 @@ def main() -> None:
         print(f"{name:34} {best_us(lambda b=built: b.choose(request, pool)):7.1f}")  # type: ignore[misc]
 
     ways: dict[str, Callable[[str], float]] = {
-        "overlap: set of tuples (in use)": lambda text: repeated_share(text.split()),
-        "overlap: words and punctuation": by_words,
-        "overlap: sorted hashes (numpy)": by_sorted_hashes,
-        "overlap: runs of bytes (numpy)": by_bytes,
+        "overlap: runs of bytes (in use)": overlap_of_text,
+        "overlap: three words": by_words,
+        "overlap: words and punctuation": by_tokens,
+        "overlap: hashed words (numpy)": by_hashed_words,
+        "overlap: zlib": by_compression,
         "code_share (in use)": code_share,
     }
-    print(f"\n{'of a text, us':34} {'500':>7} {'1800':>7} {TAIL_CHARS:>7}")
+    print(f"\n{'of a text, us':34} {'500':>7} {TAIL_CHARS:>7} {'4096':>7}")
     for name, way in ways.items():
-        costs = (best_us(lambda w=way, n=size: w(TEXTS[n])) for size in (500, 1800, TAIL_CHARS))  # type: ignore[misc]
+        costs = (best_us(lambda w=way, n=size: w(TEXTS[n])) for size in (500, TAIL_CHARS, 4096))  # type: ignore[misc]
         print(f"{name:34}", *(f"{cost:7.1f}" for cost in costs))
 
 
-TEXTS = {size: prose(size) for size in (500, 1800, TAIL_CHARS)}
+TEXTS = {size: prose(size) for size in (500, TAIL_CHARS, 4096)}
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from policies import template
-from policies.overlap import WINDOW, repeated_share
+from policies.overlap import overlap_of_ids, overlap_of_text
 from policies.prompt import Prompt, read_prompt
 from policies.source_code import code_share
 
@@ -54,10 +54,10 @@ class RequestFeatures:
     temperature
         As sent; the model's default where the request has none.
     overlap
-        Share of the prompt's word 3-grams that occur earlier in the prompt, 0 to 1, over its last 512 words (token
-        ids where it came as such).
+        Share of the prompt's runs of 16 bytes (of 3 ids, where it came as token ids) that occur earlier in it, 0 to 1,
+        over its last 1,536 bytes (384 ids).
     code_share
-        Share of the prompt's lines that look like source code, 0 to 1, over its last 4,096 characters.
+        Share of the prompt's lines that look like source code, 0 to 1, over its last 1,536 characters.
     prompt_tokens
         Exact where the prompt came as token ids, else estimated from its length.
     max_tokens
@@ -168,7 +168,7 @@ def describe(
 
 
 def _overlap(prompt: Prompt, tail: str) -> float:
-    return repeated_share(tail.split() if tail else [unit for unit in prompt.ids[-WINDOW:] if isinstance(unit, int)])
+    return overlap_of_text(tail) if tail else overlap_of_ids(prompt.ids)
 
 
 def _template(prompt: Prompt) -> str:

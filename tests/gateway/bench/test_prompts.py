@@ -12,7 +12,7 @@ from gateway.bench.datasets import read_dataset, token_counter
 from gateway.bench.prompts import KINDS, Form, Prompt, TokenScale, synthetic_text
 from gateway.bench.settings import BenchError, BenchSettings, read_settings
 from gateway.bench.workload import Load, Workload
-from policies.overlap import repeated_share
+from policies.overlap import overlap_of_text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,7 +22,7 @@ def test_a_prompt_has_the_words_it_should(kind: str, words: int) -> None:
 
 
 def test_only_the_repeating_kind_repeats_itself() -> None:
-    share = {kind: repeated_share(synthetic_text(kind, Random(1), 400).split()) for kind in KINDS}
+    share = {kind: overlap_of_text(synthetic_text(kind, Random(1), 400)) for kind in KINDS}
     assert share["repeating"] > 0.6
     assert share["random"] < 0.05
     assert share["copy"] < 0.05
