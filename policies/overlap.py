@@ -6,8 +6,8 @@ from array import array
 
 import numpy as np
 
-WINDOW_BYTES = 1536
-"""Bytes looked at, the last of the prompt: 300 to 400 tokens of text, 384 token ids. It bounds the cost."""
+WINDOW_BYTES = 1024
+"""Bytes looked at, the last of the prompt: some 250 tokens of text, 256 token ids. It bounds the cost."""
 
 _RUN_BYTES = 16  # some three words, or four tokens
 _ID_BYTES = 4
@@ -22,7 +22,7 @@ def overlap_of_text(text: str) -> float:
 
 
 def overlap_of_ids(ids: list[int]) -> float:
-    """Return the share of 3-grams that occur earlier among the last 384 token ids, 0 to 1; 0 where they are no ids."""
+    """Return the share of 3-grams that occur earlier among the last 256 token ids, 0 to 1; 0 where they are no ids."""
     try:
         raw = array("I", ids[-(WINDOW_BYTES // _ID_BYTES) :]).tobytes()
     except (TypeError, OverflowError):

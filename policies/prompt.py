@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-TAIL_CHARS = 1536
+TAIL_CHARS = 1024
 """Of a long prompt's text, what the features look at: its end, where the task stands and the answer goes on."""
 
 BYTES_PER_TOKEN = 4.0

@@ -28,6 +28,11 @@ WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 _TOOL_FORCED = ("required", "function", "any", "tool")
 _LARGEST = 2**31 - 1
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SELDOM_SENT = frozenset(
+    {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", "logit_bias"}
+).union(_GUIDED)
+"""Fields that most requests have none of: one look at them all saves a look at each."""
 
 
 class Endpoint(StrEnum):
@@ -41,7 +46,8 @@ class Endpoint(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that would make each of the fields cost a call to set, 2 us a request. Nobody changes one all the same.
+@dataclass(slots=True, unsafe_hash=True)
 class RequestFeatures:
     """One request as policies see it.
 
@@ -55,9 +61,9 @@ class RequestFeatures:
         As sent; the model's default where the request has none.
     overlap
         Share of the prompt's runs of 16 bytes (of 3 ids, where it came as token ids) that occur earlier in it, 0 to 1,
-        over its last 1,536 bytes (384 ids).
+        over its last 1,024 bytes (256 ids).
     code_share
-        Share of the prompt's lines that look like source code, 0 to 1, over its last 1,536 characters.
+        Share of the prompt's lines that begin like source code, 0 to 1, over its last 1,024 characters.
     prompt_tokens
         Exact where the prompt came as token ids, else estimated from its length.
     max_tokens
@@ -143,8 +149,13 @@ def describe(
     tail = prompt.tail() if text_features else ""
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
-    tool_choice = _tool_choice(body.get("tool_choice"))
-    tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
+    structured = tools = False
+    baseline_only: tuple[str, ...] = ()
+    if not _SELDOM_SENT.isdisjoint(body):
+        tool_choice = _tool_choice(body.get("tool_choice"))
+        tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
+        structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
+        baseline_only = _baseline_only(body)
     return RequestFeatures(
         model=model,
         endpoint=endpoint,
@@ -158,9 +169,9 @@ def describe(
         max_tokens=_max_tokens(endpoint, body),
         template=_template(prompt) if "template" in text_features else "",
         turns=prompt.turns,
-        structured=_structured(body) or (tools and tool_choice in _TOOL_FORCED),
+        structured=structured,
         tools=tools,
-        baseline_only=_baseline_only(body),
+        baseline_only=baseline_only,
         qps=qps,
         in_flight=in_flight,
         workload=_declared(workload) if workload else "",
@@ -204,7 +215,7 @@ def _structured(body: Mapping[str, Any]) -> bool:
         if isinstance(settings := body.get(key), dict) and _is_format(settings.get("format")):
             return True
     # vLLM before 0.12 has these beside each other; an empty choice or schema is none.
-    return any(body.get(key) for key in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"))
+    return any(body.get(key) for key in _GUIDED)
 
 
 def _is_format(value: object) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-FENCE = "```"
-
 # A line's end is found as fast as bytes are compared, and what begins the next line decides it: the cost is that of
 # the lines, not of the characters, and nothing here can backtrack over a run of blanks, whatever a client sends.
 _CODE_LINE = re.compile(
@@ -23,20 +21,9 @@ _CODE_LINE = re.compile(
 
 
 def code_share(text: str) -> float:
-    """Return the share of a text's lines, empty ones aside, that look like source code, 0 to 1.
+    """Return the share of a text's lines, empty ones aside, that begin like source code, 0 to 1.
 
-    What stands between code fences is code; elsewhere the beginning of a line decides.
+    Fences do not count: where the text is the end of a longer one, its first fence may as well close as open.
     """
-    if FENCE not in text:
-        lines = _lines(text)
-        return min(1.0, len(_CODE_LINE.findall("\n" + text)) / lines) if lines else 0.0
-    code = total = 0
-    for position, part in enumerate(text.split(FENCE)):
-        lines = _lines(part)
-        total += lines
-        code += lines if position % 2 else len(_CODE_LINE.findall("\n" + part))
-    return min(1.0, code / total) if total else 0.0
-
-
-def _lines(text: str) -> int:
-    return len(list(filter(None, text.split("\n"))))
+    lines = len(list(filter(None, text.split("\n"))))
+    return min(1.0, len(_CODE_LINE.findall("\n" + text)) / lines) if lines else 0.0

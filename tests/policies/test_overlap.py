@@ -31,7 +31,7 @@ def test_only_the_window_counts() -> None:
     assert overlap_of_text("a" * 5000 + fresh) == overlap_of_text(fresh) < 0.01
     assert overlap_of_text(fresh + "a" * 5000) == 1.0 - 1 / (WINDOW_BYTES - 15)
     assert overlap_of_text("\u6f22" + fresh[:-1]) == overlap_of_text(fresh[:-1])
-    assert overlap_of_ids([7] * 1000 + list(range(384))) == 0.0
+    assert overlap_of_ids([7] * 1000 + list(range(256))) == 0.0
 
 
 def test_what_are_no_ids_has_none() -> None:

@@ -166,7 +166,7 @@ def test_overlap_and_code_share_tell_kinds_of_prompts_apart() -> None:
     assert told(asking(prose)).code_share == 0.0
     assert told(asking(prose)).overlap == 0.0
     assert told(asking(code)).code_share == 1.0
-    assert told(asking("Please simplify this:\n```\nx\n```")).code_share == pytest.approx(1 / 2)
+    assert told(asking(f"Please simplify this:\n```\n{code}```")).code_share == pytest.approx(4 / 7)
     assert told(asking("\n".join([prose] * 4))).overlap > 0.7
     assert told(asking("1. Wash\n2. Rinse\n  - twice\n  - cold\n3. Dry")).code_share == 0.0
 

@@ -23,7 +23,7 @@ def test_a_prompt_has_the_words_it_should(kind: str, words: int) -> None:
 
 def test_only_the_repeating_kind_repeats_itself() -> None:
     share = {kind: overlap_of_text(synthetic_text(kind, Random(1), 400)) for kind in KINDS}
-    assert share["repeating"] > 0.6
+    assert share["repeating"] > 0.5
     assert share["random"] < 0.05
     assert share["copy"] < 0.05
 
