@@ -1,0 +1,318 @@
+"""A record from the JSON object on its line, and back: liberal in what is read, exact in what is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from backends.speculation import Method
+from policies.prompt import BYTES_PER_TOKEN, read_prompt
+from policies.trace.record import VERSION, Hashing, Speculation, TraceCandidate, TraceRecord
+
+CountTokens = Callable[[str], int]
+
+_FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more than datetime reads
+_METHODS = {method.value: method.value for method in Method}
+
+
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has: a quarter of its UTF-8 bytes."""
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
+
+
+def decode(document: object, number: int, count_tokens: CountTokens = estimate_tokens) -> TraceRecord:
+    """Read a record. Keys that are not known are passed over, and null counts as absent.
+
+    Parameters
+    ----------
+    document
+        The object of a line.
+    number
+        Of the line, counted from 1: the id of a record that has none.
+    count_tokens
+        Counts the tokens of a text where the record does not say how many there are.
+
+    Raises
+    ------
+    ValueError
+        If it is no object, a value has the wrong type, or it tells neither the length of its prompt nor its prompt.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"expected an object, not {_kind(document)}")  # noqa: TRY004 -- the file's fault
+    if isinstance(document.get("prompt"), list):  # of the completions API, which takes token ids in its place
+        document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
+    if _count(document.get("version") or VERSION) > VERSION:
+        raise ValueError(f"written in version {document['version']} of the schema; this reader knows {VERSION}")
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        reader = _READERS.get(key)
+        if reader is not None and value is not None:
+            name, read = reader
+            try:
+                found[name] = read(value)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+    if "id" not in found:
+        found["id"] = str(number)
+    if "prompt_tokens" not in found:
+        found["prompt_tokens"] = _prompt_tokens(document, found, count_tokens)
+    if "output_tokens" not in found:
+        if "output_token_ids" in found:
+            found["output_tokens"] = len(found["output_token_ids"])
+        elif "output" in found:
+            found["output_tokens"] = count_tokens(found["output"])
+    return TraceRecord(**found)
+
+
+def encode(record: TraceRecord) -> bytes:
+    """Write a record as one line of JSON, with its end of line; what it does not know is left out."""
+    document: dict[str, Any] = {"version": record.version}
+    for name, default in _DEFAULTS:
+        value = getattr(record, name)
+        if value is not None and value != default and name != "version":
+            document[name] = value
+    if record.candidates:
+        document["candidates"] = [_sparse(candidate) for candidate in record.candidates]
+    if record.spec is not None:
+        document["spec"] = _sparse(record.spec)
+    if record.acceptance:
+        document["acceptance"] = {
+            method: {"mean_acceptance_length": steps} if isinstance(steps, float | int) else steps
+            for method, steps in record.acceptance.items()
+        }
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _sparse(value: TraceCandidate | Speculation) -> dict[str, Any]:
+    told = ((one.name, getattr(value, one.name)) for one in fields(value))
+    return {name: what for name, what in told if what is not None and what != ""}
+
+
+def _prompt_tokens(document: Mapping[str, Any], found: Mapping[str, Any], count_tokens: CountTokens) -> int:
+    if "prompt_token_ids" in found:
+        return len(found["prompt_token_ids"])
+    if "prompt" not in found and "messages" not in found:
+        raise ValueError("has neither prompt_tokens nor a prompt")
+    if count_tokens is estimate_tokens:
+        return read_prompt(document).tokens
+    return sum(map(count_tokens, read_prompt(document).pieces))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise ValueError(f"expected a text, not {_kind(value)}")
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"expected a text, not {_kind(value)}")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"expected a number, not {_kind(value)}")
+
+
+def _not_negative(value: object) -> float:
+    number = _number(value)
+    if number < 0:
+        raise ValueError(f"expected 0 or more, not {number:g}")
+    return number
+
+
+def _share(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"expected 0 to 1, not {number:g}")
+    return number
+
+
+def _count(value: object) -> int:
+    number = _number(value)
+    if number < 0 or number != int(number):
+        raise ValueError(f"expected a whole number, 0 or more, not {number:g}")
+    return int(number)
+
+
+def _truth(value: object) -> bool:
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise ValueError(f"expected true or false, not {_kind(value)}")
+
+
+def _time(value: object) -> float:
+    """Return seconds: of a number as it is, of an ISO 8601 date and time since 1970 (UTC where it names no zone)."""
+    if not isinstance(value, str):
+        return _number(value)
+    try:
+        return _number(float(value))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(_FRACTION.sub(r"\1", value.strip()))
+    except ValueError:
+        raise ValueError(f"expected seconds or an ISO 8601 time, not {value[:40]!r}") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _method(value: object) -> str:
+    name = _string(value)
+    return _METHODS.get(name.lower(), name)
+
+
+def _integers(value: object) -> list[int]:
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        return value
+    raise ValueError("expected a list of whole numbers")
+
+
+def _intervals(value: object) -> list[float]:
+    if isinstance(value, list) and set(map(type, value)) <= {int, float}:
+        return value
+    return [_not_negative(value)]
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(map(_string, value))
+    raise ValueError(f"expected a list, not {_kind(value)}")
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return value
+    raise ValueError("expected a list of messages")
+
+
+def _error(value: object) -> str:
+    if isinstance(value, dict):
+        value = value.get("code") or value.get("message") or value.get("type") or "error"
+    if isinstance(value, bool):
+        return "error" if value else ""
+    return _text(value)
+
+
+def _acceptance(value: object) -> dict[str, list[int] | float]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+    found: dict[str, list[int] | float] = {}
+    for method, told in value.items():
+        if isinstance(told, dict):
+            told = told.get("mean_acceptance_length")  # noqa: PLW2901 -- beside it stands what is not known here
+        if told is None:
+            continue
+        try:
+            found[_method(method)] = _steps(told) if isinstance(told, list) else max(1.0, _number(told))
+        except ValueError as error:
+            raise ValueError(f"{method}: {error}") from None
+    return found
+
+
+def _steps(value: list[Any]) -> list[int]:
+    if not set(map(type, value)) <= {int}:
+        return [max(1, _count(one)) for one in value]
+    if value and min(value) < 1:  # every step emits a token
+        return [max(1, _count(one)) for one in value]
+    return value
+
+
+def _candidates(value: object) -> tuple[TraceCandidate, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+    return tuple(map(_candidate, value))
+
+
+def _candidate(value: object) -> TraceCandidate:
+    if isinstance(value, str):
+        return TraceCandidate(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected objects, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+    name = _first(value, "backend", "name")
+    if name is None:
+        raise ValueError("a candidate without backend")
+    return TraceCandidate(
+        _text(name),
+        _method(value.get("method") or ""),
+        _maybe(_number, _first(value, "prediction_s", "predicted_s", "prediction")),
+        _maybe(_share, value.get("propensity")),
+        _maybe(_count, value.get("in_flight")),
+        _maybe(_count, value.get("running")),
+        _maybe(_count, value.get("waiting")),
+    )
+
+
+def _speculation(value: object) -> Speculation:
+    if not isinstance(value, dict):
+        return Speculation(tokens_per_step=_not_negative(value))
+    return Speculation(
+        _maybe(_count, _first(value, "drafted_tokens", "num_draft_tokens")),
+        _maybe(_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
+        _maybe(_count, _first(value, "drafting_steps", "num_spec_steps")),
+        _maybe(_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
+    )
+
+
+def _hashing(value: object) -> Hashing:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+    return Hashing(
+        _string(value.get("unit", "token")), max(1, _count(value.get("ngram", 1))), _string(value.get("salt", ""))
+    )
+
+
+def _maybe(read: Callable[[object], Any], value: object) -> Any:
+    return None if value is None else read(value)
+
+
+def _first(document: Mapping[str, Any], *names: str) -> object:
+    return next((document[name] for name in names if document.get(name) is not None), None)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), f"{value!r:.40}")
+
+
+_BY_TYPE: dict[str, Callable[[object], Any]] = {
+    "str": _text,
+    "bool | None": _truth,
+    "float | None": _not_negative,
+    "int | None": _count,
+    "int": _count,
+    "Sequence[int]": _integers,
+}
+_BY_NAME: dict[str, Callable[[object], Any]] = {
+    "prompt": _string,
+    "output": _string,
+    "n": lambda value: max(1, _count(value)),
+    "arrived_at": _time,
+    "method": _method,
+    "propensity": _share,
+    "baseline_only": _names,
+    "candidates": _candidates,
+    "error": _error,
+    "itl": _intervals,
+    "spec": _speculation,
+    "acceptance": _acceptance,
+    "messages": _messages,
+    "hashing": _hashing,
+}
+_READERS = {one.name: (one.name, _BY_NAME.get(one.name) or _BY_TYPE[str(one.type)]) for one in fields(TraceRecord)}
+_READERS["hash_ids"] = _READERS["prefix_blocks"]
+_DEFAULTS = [
+    (one.name, one.default if one.default is not MISSING else {})
+    for one in fields(TraceRecord)
+    if one.name not in {"candidates", "spec", "acceptance", "version"}
+]
