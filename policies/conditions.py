@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 from typing import Annotated, Any
 
 from pydantic import (
@@ -223,9 +225,9 @@ class When(BaseModel):
         return ", ".join(parts) or "always"
 
 
-def holds(condition: Bounds | Words | bool, value: Any) -> bool:
-    """Tell whether a condition holds for the value of its feature."""
-    return condition is value if isinstance(condition, bool) else condition.holds(value)
+def test_of(condition: Bounds | Words | bool) -> Callable[[Any], bool]:
+    """Return what tells whether a condition holds for the value of its feature."""
+    return partial(is_, condition) if isinstance(condition, bool) else condition.holds
 
 
 def _key_faults(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Fault]:

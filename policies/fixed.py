@@ -74,7 +74,7 @@ class PowerOfTwo(LoadPolicy):
         """Choose the less loaded of two candidates drawn at random."""
         if len(candidates) == 1:
             return Decision(candidates[0].name, self.name, "only_candidate")
-        scores = [self.meter.score(candidate) for candidate in candidates]
+        scores = self.meter.scores(candidates)
         first, second = self.rng.sample(range(len(candidates)), 2)  # in random order, so the first may win a tie
         chosen = first if scores[first] <= scores[second] else second
         return Decision(candidates[chosen].name, self.name, "lesser_of_two", _chance(scores, chosen))

@@ -11,7 +11,7 @@ from backends.backend import Candidate
 STALE_AFTER_S = 10.0
 """Age from which an engine's report no longer counts; several scrapes have failed by then."""
 
-_SMALLEST_WEIGHT = 1e-9
+_INSTEAD_OF_ZERO = 1e-9
 
 
 class LoadMeter:
@@ -34,14 +34,18 @@ class LoadMeter:
 
     def requests(self, candidate: Candidate) -> int:
         """Return the requests on a backend, as far as known."""
-        load = candidate.load
-        if load.others == 0 or self._clock() - load.at_s > self._stale_after_s:
-            return candidate.in_flight
-        return candidate.in_flight + load.others
+        return self.counts((candidate,))[0]
+
+    def counts(self, candidates: Sequence[Candidate]) -> list[int]:
+        """Return the requests on each of several backends, as far as known."""
+        oldest_s = self._clock() - self._stale_after_s
+        return [
+            one.in_flight + load.others if (load := one.load).at_s >= oldest_s else one.in_flight for one in candidates
+        ]
 
     def per_weight(self, candidate: Candidate) -> float:
         """Return the requests on a backend per unit of its weight."""
-        return self.requests(candidate) / max(candidate.weight, _SMALLEST_WEIGHT)
+        return per_weight(candidate, self.requests(candidate))
 
     def score(self, candidate: Candidate) -> float:
         """Return requests per unit of weight with one more sent there; less is better.
@@ -49,16 +53,26 @@ class LoadMeter:
         The one more is the request to be placed: an idle pool prefers its heaviest backend, and two backends of weights
         2 and 1 fill up 2 to 1. A weight of zero makes a backend the last resort.
         """
-        return (self.requests(candidate) + 1) / max(candidate.weight, _SMALLEST_WEIGHT)
+        return self.scores((candidate,))[0]
+
+    def scores(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the score of each of several backends."""
+        pairs = zip(candidates, self.counts(candidates), strict=True)
+        return [per_weight(candidate, count + 1) for candidate, count in pairs]
 
     def least(self, candidates: Sequence[Candidate], rng: Random) -> tuple[Candidate, float]:
         """Return the least loaded candidate, and the probability that it was picked: ties are drawn at random.
 
         Without the draw, all gateways in front of an idle pool would send to the same backend.
         """
-        scores = [self.score(candidate) for candidate in candidates]
+        scores = self.scores(candidates)
         lowest = min(scores)
         tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
         if len(tied) == 1:
             return tied[0], 1.0
-        return tied[rng.randrange(len(tied))], 1.0 / len(tied)
+        return tied[int(rng.random() * len(tied))], 1.0 / len(tied)
+
+
+def per_weight(candidate: Candidate, requests: int) -> float:
+    """Return so many requests as they weigh on a backend."""
+    return requests / (candidate.weight or _INSTEAD_OF_ZERO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,15 @@ class Rule(BaseModel):
 def is_meant(target: str, candidate: Candidate) -> bool:
     """Tell whether an entry of `prefer` means this candidate."""
     return candidate.method == target or BACKEND + candidate.name == target
+
+
+def by_target(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    """Return the candidates that each entry of a `prefer` would mean."""
+    meant: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        meant.setdefault(candidate.method, []).append(candidate)
+        meant[BACKEND + candidate.name] = [candidate]
+    return meant
 
 
 @cache

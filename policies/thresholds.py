@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.backend import Candidate
 from backends.faults import Fault, error_of
-from policies.conditions import holds
+from policies.conditions import test_of
 from policies.fixed import LoadPolicy, LoadSettings
+from policies.load import per_weight
 from policies.policy import Assessment, Decision, SettingsPath, register
 from policies.request import TEXT_FEATURES, RequestFeatures
-from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_meant
+from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, by_target, default_rules, is_meant
 
 
 class Spill(BaseModel):
@@ -90,22 +91,25 @@ class Thresholds(LoadPolicy):
 
     def __init__(self, settings: ThresholdSettings) -> None:
         super().__init__(settings)
-        self._rules = [(rule, tuple(rule.when.conditions().items())) for rule in settings.rules]
-        self.text_features = TEXT_FEATURES & {feature for _, conditions in self._rules for feature, _ in conditions}
+        self._rules = [
+            (rule, [(feature, test_of(condition)) for feature, condition in rule.when.conditions().items()])
+            for rule in settings.rules
+        ]
+        self.text_features = TEXT_FEATURES & {feature for _, tests in self._rules for feature, _ in tests}
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose by the first rule whose conditions hold."""
-        counts = [self.meter.requests(candidate) for candidate in candidates]
+        counts = self.meter.counts(candidates)
         rule = self._first_that_holds(request, sum(counts) / len(counts))
         reason = NO_RULE
         if rule is not None:
             reason = NONE_PREFERRED
-            bound = self._bound(candidates)
+            bound = self._bound(candidates, counts)
+            meant = by_target(candidates)
             for target in rule.prefer:
-                meant = [candidate for candidate in candidates if is_meant(target, candidate)]
-                if not meant:
+                if target not in meant:
                     continue
-                chosen, propensity = self.meter.least(meant, self.rng)
+                chosen, propensity = self.meter.least(meant[target], self.rng)
                 if self.meter.per_weight(chosen) <= bound:
                     return Decision(chosen.name, self.name, rule.name, propensity)
                 reason = SPILLED
@@ -114,14 +118,14 @@ class Thresholds(LoadPolicy):
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Tell for each candidate at which place the rule names it, the score, and whether load rules it out."""
-        counts = [self.meter.requests(candidate) for candidate in candidates]
+        counts = self.meter.counts(candidates)
         rule = self._first_that_holds(request, sum(counts) / len(counts))
         if rule is None:
             return [
                 Assessment(load.backend, load.score, f"no rule matches; {load.note}")
                 for load in super().assess(request, candidates)
             ]
-        bound = self._bound(candidates)
+        bound = self._bound(candidates, counts)
         return [self._assess_by(rule, candidate, bound) for candidate in candidates]
 
     def _assess_by(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
@@ -135,14 +139,16 @@ class Thresholds(LoadPolicy):
             return Assessment(candidate.name, None, note)
         return Assessment(candidate.name, float(place), f"{why} names it at place {place}; {requests:g} requests")
 
-    def _bound(self, candidates: Sequence[Candidate]) -> float:
-        return self.settings.spill.bound(min(self.meter.per_weight(candidate) for candidate in candidates))
+    def _bound(self, candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
+        pairs = zip(candidates, counts, strict=True)
+        return self.settings.spill.bound(min(per_weight(one, count) for one, count in pairs))
 
     def _first_that_holds(self, request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
-        for rule, conditions in self._rules:
-            for feature, condition in conditions:
-                value = in_flight_per_backend if feature == "in_flight_per_backend" else getattr(request, feature)
-                if not holds(condition, value):
+        for rule, tests in self._rules:
+            for feature, holds in tests:
+                if not holds(
+                    in_flight_per_backend if feature == "in_flight_per_backend" else getattr(request, feature)
+                ):
                     break
             else:
                 return rule
