@@ -12,13 +12,14 @@ import asyncio
 import json
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
 
-from backends.simulator import text
+from backends.simulator import suffix_compiled, text
 from backends.simulator.server import Replica
 from backends.simulator.settings import SimulatorSettings
 from backends.speculation import Method
@@ -41,10 +42,13 @@ async def serve(settings: SimulatorSettings) -> None:
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
     shared = ThreadPoolExecutor(1, "requests")
     executors = [
-        # Replaying suffix decoding takes tens of milliseconds: other replicas' requests are not to queue behind it.
+        # Until its rules are compiled, suffix decoding takes tens of milliseconds a request: those of other replicas
+        # are not to queue behind it.
         ThreadPoolExecutor(1, each.name) if each.method is Method.SUFFIX else shared
         for each in settings.replicas
     ]
+    suffix = any(each.method is Method.SUFFIX for each in settings.replicas)
+    compiling = loop.create_task(_compile_suffix()) if suffix else None
     replicas = [
         Replica(each, models[each.model], executor) for each, executor in zip(settings.replicas, executors, strict=True)
     ]
@@ -56,10 +60,33 @@ async def serve(settings: SimulatorSettings) -> None:
         sys.stdout.flush()
         await stopping.wait()
     finally:
+        if compiling is not None:
+            compiling.cancel()
+            await asyncio.wait([compiling])
         for replica in replicas:
             await replica.stop()
         for executor in executors:
             executor.shutdown(cancel_futures=True)
+
+
+async def _compile_suffix() -> None:
+    """Change to the compiled rules of suffix decoding as soon as they are there.
+
+    Compiling them, once for an installation, is left to another process: here it would hold up the streams.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", suffix_compiled.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
+    )
+    try:
+        failed = await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if failed:
+        sys.stderr.write("simulator: suffix decoding could not be compiled and stays slow\n")
+    else:
+        threading.Thread(target=suffix_compiled.load, name="compiled", daemon=True).start()
 
 
 def main() -> int:

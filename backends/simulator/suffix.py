@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.simulator.script import Steps, plain_steps
-from backends.simulator.suffix_tree import SuffixTree
+from backends.simulator.suffix_tree import SuffixTree, replay
 
 
 class SuffixCache:
@@ -83,44 +83,23 @@ class SuffixCache:
         if remember and learn:
             while len(self._cached) >= self.max_cached_requests:
                 self._tree.forget_oldest(self._cached.popleft())
-        local, shared = SuffixTree(self.max_tree_depth), self._tree
-        for token in prompt_ids:
-            local.append(token)
-        shared.begin()
+        self._tree.begin()
         emitted, drafted = plain_steps(len(output_ids))
-        text = [*prompt_ids, *output_ids]
-        for known in range(len(prompt_ids) + 1, len(text)):
-            position = known - len(prompt_ids)
-            local.append(text[known - 1])
-            if remember:
-                shared.append(text[known - 1])
-            draft = self._draft(local, shared, text, known, position)
-            emitted[position] = 1 + min(_agreement(draft, text, known), len(text) - known - 1)
-            drafted[position] = len(draft)
-        if remember:
-            shared.append(text[-1])
-            if learn:
-                self._cached.append(len(output_ids))
-            else:
-                shared.forget_newest()
+        replay(
+            SuffixTree(self.max_tree_depth, len(prompt_ids) + len(output_ids)),
+            self._tree,
+            [*prompt_ids, *output_ids],
+            len(prompt_ids),
+            num_speculative_tokens=self.num_speculative_tokens,
+            max_model_len=self.max_model_len,
+            factor=self.max_spec_factor,
+            min_prob=self.min_token_prob,
+            remember=remember,
+            emitted=emitted,
+            drafted=drafted,
+        )
+        if remember and learn:
+            self._cached.append(len(output_ids))
+        elif remember:
+            self._tree.forget_newest()
         return emitted, drafted
-
-    def _draft(self, local: SuffixTree, shared: SuffixTree, text: list[int], known: int, position: int) -> list[int]:
-        """Return the draft for the step that begins when `known` tokens are, `position` of them in the answer."""
-        most = min(self.num_speculative_tokens, self.max_model_len - known - 1)
-        longest = min(self.max_tree_depth, known) - 1
-        own = local.draft(longest, most, self.max_spec_factor, self.min_token_prob)
-        # An answer's own tokens are in the shared tree up to its beginning; longer matches reach into the prompt.
-        beyond = text[known - longest : known] if position < longest else ()
-        others = shared.draft(longest, most, self.max_spec_factor, self.min_token_prob, beyond)
-        return own[1] if own[0] >= others[0] else others[1]
-
-
-def _agreement(draft: list[int], text: list[int], known: int) -> int:
-    """Return how many leading tokens of a draft are those that really follow."""
-    agreed = 0
-    for token, actual in zip(draft, text[known : known + len(draft)], strict=False):
-        if token != actual:
-            break
-        agreed += 1
-    return agreed

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.simulator import suffix_compiled
+from backends.simulator import suffix_kernel as kernel
 from backends.simulator.script import Steps
 from backends.simulator.suffix import SuffixCache
 from backends.simulator.suffix_tree import SuffixTree
@@ -98,20 +99,27 @@ def counted(sequences: list[list[int]], depth: int) -> dict[tuple[int, ...], int
 
 def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     """Return the count of every run in a tree."""
+    cells, slots, buffer = tree.arrays.cells, tree.arrays.slots, tree.arrays.buffer
     counts: dict[tuple[int, ...], int] = {}
-    stack: list[tuple[Any, tuple[int, ...]]] = [(tree._root, ())]
+    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while stack:
         node, path = stack.pop()
-        for first, child in node.children.items():
-            if isinstance(child, int):
-                label, count = tree._leaf_run(child, tree.depth - len(path)), 1
+        child, before = slots[cells[node + kernel.SLOT] + kernel.FIRST_CHILD], kernel.NONE
+        while child != kernel.NONE:
+            slot, at = cells[child + kernel.SLOT], cells[child + kernel.AT]
+            if slot == kernel.LEAF:
+                label = list(buffer[at : min(at + tree.depth - len(path), tree.arrays.state[kernel.TOKENS])])
+                label = label[: label.index(kernel.END)] if kernel.END in label else label
             else:
-                label, count = child.label, child.count
-            assert label[0] == first
-            for length in range(1, len(label) + 1):
-                counts[(*path, *label[:length])] = count
-            if not isinstance(child, int):
+                begins = slot + kernel.LABEL + slots[slot + kernel.BEGINS]
+                label = list(slots[begins : begins + at])
                 stack.append((child, (*path, *label)))
+            assert label[0] == cells[child + kernel.TOKEN]
+            assert cells[child + kernel.PREVIOUS] == before
+            assert kernel._find(tree.arrays, cells[node + kernel.SLOT], label[0]) == child
+            for length in range(1, len(label) + 1):
+                counts[*path, *label[:length]] = cells[child + kernel.COUNT]
+            child, before = cells[child + kernel.FOLLOWING], child
     return counts
 
 
@@ -219,6 +227,61 @@ def test_the_oldest_answer_is_forgotten_first() -> None:
         replayed(cache, [1], answer)
     assert replayed(cache, [1], answers[0], learn=False)[0].max() == 1
     assert replayed(cache, [1], answers[1], learn=False)[0].max() > 5
+
+
+def test_one_answer_can_be_remembered() -> None:
+    cache = SuffixCache(max_cached_requests=1)
+    answers = [list(range(start, start + 20)) for start in (100, 200)]
+    for answer in [*answers, *answers]:
+        assert replayed(cache, [1], answer)[0].max() == 1, "the one before it was another"
+    assert replayed(cache, [1], answers[1])[0].max() == 1, "it is forgotten before the next is written"
+
+
+def test_room_is_used_again() -> None:
+    cache = SuffixCache(max_cached_requests=5)
+    held = []
+    for prompt, answer in texts(5, 300, 50):
+        replayed(cache, prompt, answer)
+        held.append(sum(len(each) for each in cache._tree.arrays))
+    assert held[-1] == held[60]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Return what changes between compiled and interpreted rules; the interpreted ones come back after the test."""
+    monkeypatch.setattr(suffix_compiled, "_rules", interpreted := suffix_compiled.rules())
+    suffix_compiled.load()
+    made = suffix_compiled.rules()
+    assert (interpreted.compiled, made.compiled) == (False, True)
+    return lambda yes: monkeypatch.setattr(suffix_compiled, "_rules", made if yes else interpreted)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"max_cached_requests": 3},
+        {"max_cached_requests": 0},
+        {"max_tree_depth": 5, "max_spec_factor": 2.5, "min_token_prob": 0.0},
+        {"max_tree_depth": 1},
+        {"num_speculative_tokens": 3, "max_model_len": 100},
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [1, 4, 60])
+def test_compiled_and_interpreted_rules_are_the_same(
+    compiled: Callable[[bool], None], given: dict[str, int], vocabulary: int
+) -> None:
+    caches = [SuffixCache(**given) for _ in range(3)]
+    for number, (prompt, answer) in enumerate(texts(6, 25, vocabulary)):
+        steps = []
+        # The last one changes from request to request, as a process does once when the compiled rules are there.
+        for cache, yes in zip(caches, (False, True, number % 2 == 0), strict=True):
+            compiled(yes)
+            steps.append(replayed(cache, prompt, answer, learn=number % 5 > 0))
+        for other in steps[1:]:
+            assert (steps[0][0] == other[0]).all()
+            assert (steps[0][1] == other[1]).all()
+    assert in_tree(caches[0]._tree) == in_tree(caches[1]._tree) == in_tree(caches[2]._tree)
 
 
 def test_senseless_settings_are_refused() -> None:
