@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,9 +79,9 @@ def encode(record: TraceRecord) -> bytes:
         if value is not None and value != default and name != "version":
             document[name] = value
     if record.candidates:
-        document["candidates"] = [_sparse(candidate) for candidate in record.candidates]
+        document["candidates"] = [_sparse(candidate._asdict()) for candidate in record.candidates]
     if record.spec is not None:
-        document["spec"] = _sparse(record.spec)
+        document["spec"] = _sparse(asdict(record.spec))
     if record.acceptance:
         document["acceptance"] = {
             method: {"mean_acceptance_length": steps} if isinstance(steps, float | int) else steps
@@ -90,9 +90,8 @@ def encode(record: TraceRecord) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _sparse(value: TraceCandidate | Speculation) -> dict[str, Any]:
-    told = ((one.name, getattr(value, one.name)) for one in fields(value))
-    return {name: what for name, what in told if what is not None and what != ""}
+def _sparse(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: what for name, what in told.items() if what is not None and what != ""}
 
 
 def _prompt_tokens(document: Mapping[str, Any], found: Mapping[str, Any], count_tokens: CountTokens) -> int:
@@ -120,8 +119,10 @@ def _string(value: object) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if type(value) is float or type(value) is int:
+        if math.isfinite(value):
+            return float(value)
+        raise ValueError("expected a finite number")
     raise ValueError(f"expected a number, not {_kind(value)}")
 
 
@@ -140,6 +141,8 @@ def _share(value: object) -> float:
 
 
 def _count(value: object) -> int:
+    if type(value) is int and value >= 0:
+        return value
     number = _number(value)
     if number < 0 or number != int(number):
         raise ValueError(f"expected a whole number, 0 or more, not {number:g}")
@@ -242,14 +245,18 @@ def _candidate(value: object) -> TraceCandidate:
     name = _first(value, "backend", "name")
     if name is None:
         raise ValueError("a candidate without backend")
+    method = value.get("method") or ""
+    prediction_s = _first(value, "prediction_s", "predicted_s", "prediction")
+    propensity, in_flight = value.get("propensity"), value.get("in_flight")
+    running, waiting = value.get("running"), value.get("waiting")
     return TraceCandidate(
         _text(name),
-        _method(value.get("method") or ""),
-        _maybe(_number, _first(value, "prediction_s", "predicted_s", "prediction")),
-        _maybe(_share, value.get("propensity")),
-        _maybe(_count, value.get("in_flight")),
-        _maybe(_count, value.get("running")),
-        _maybe(_count, value.get("waiting")),
+        _METHODS.get(method) or _method(method),
+        None if prediction_s is None else _number(prediction_s),
+        None if propensity is None else _share(propensity),
+        None if in_flight is None else _count(in_flight),
+        None if running is None else _count(running),
+        None if waiting is None else _count(waiting),
     )
 
 
@@ -277,7 +284,10 @@ def _maybe(read: Callable[[object], Any], value: object) -> Any:
 
 
 def _first(document: Mapping[str, Any], *names: str) -> object:
-    return next((document[name] for name in names if document.get(name) is not None), None)
+    for name in names:
+        if (value := document.get(name)) is not None:
+            return value
+    return None
 
 
 def _kind(value: object) -> str:

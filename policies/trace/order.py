@@ -13,7 +13,7 @@ from policies.trace.decode import decode, encode
 from policies.trace.duck import database, rows
 from policies.trace.record import TraceRecord
 
-HELD = 200_000
+HELD = 50_000
 """Records that are sorted in memory; longer traces are sorted by DuckDB, on disk."""
 
 _BATCH = 8192
@@ -28,22 +28,18 @@ def in_arrival_order(records: Iterable[TraceRecord], held: int = HELD) -> Iterat
         Records kept in memory at once.
     """
     coming = iter(records)
-    first = list(islice(coming, held))
-    if len(first) < held:
-        yield from sorted(first, key=_time)
+    batch = list(islice(coming, held))
+    if len(batch) < held:
+        yield from sorted(batch, key=_time)
         return
     with database() as connection:
         connection.execute("create table records (arrived_at double, place bigint, line blob)")
         place = 0
-        batch = first
         while batch:
-            for start in range(0, len(batch), _BATCH):
-                some = batch[start : start + _BATCH]
-                columns = _columns(some, place)
-                connection.register("batch", columns)
-                connection.execute("insert into records select * from batch")
-                connection.unregister("batch")
-                place += len(some)
+            connection.register("batch", _columns(batch, place))
+            connection.execute("insert into records select * from batch")
+            connection.unregister("batch")
+            place += len(batch)
             batch = list(islice(coming, _BATCH))
         for number, (line,) in enumerate(rows(connection, "select line from records order by arrived_at, place"), 1):
             yield decode(orjson.loads(line), number)

@@ -13,9 +13,8 @@ BLOCK_TOKENS = 512
 """Tokens to a block of `TraceRecord.prefix_blocks`, Mooncake's."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceCandidate:
-    """One backend that the request could have gone to.
+class TraceCandidate(NamedTuple):
+    """One backend that the request could have gone to (a tuple: a trace has several to each of its records).
 
     Parameters
     ----------
