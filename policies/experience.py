@@ -56,6 +56,10 @@ class Table:
         """Return the oldest epoch that still counts."""
         return int(now_s // self.epoch_s) - EPOCHS_PER_HALF_LIFE * HALF_LIVES_KEPT
 
+    def end_s(self, epoch: int) -> float:
+        """Return when an epoch no longer counts, in seconds since 1970."""
+        return (epoch + EPOCHS_PER_HALF_LIFE * HALF_LIVES_KEPT + 1) * self.epoch_s
+
 
 class Row(NamedTuple):
     """Some observations of one cell, to be added to those already there."""
@@ -70,7 +74,7 @@ class Experience:
     """The sums of one model: our own, and those that others told of.
 
     Own and others' are kept apart, so that our own can be given again to a store that lost them. Called from one
-    thread.
+    thread, but for `cells`.
 
     Parameters
     ----------
@@ -79,10 +83,11 @@ class Experience:
     """
 
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
-        self._tables = {table.name: table for table in tables}
+        self.tables = {table.name: table for table in tables}
         self.clock = clock
         self._own: dict[tuple[str, int], dict[Key, list[float]]] = {}
-        self._others: dict[tuple[str, int], dict[Key, Sums]] = {}
+        self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
+        self._changed: dict[tuple[str, int], set[Key]] = {}
         self.observations = 0
         """Cells added to since the beginning; tells whether there is anything new."""
 
@@ -100,6 +105,7 @@ class Experience:
         cells = self._own.get((table.name, epoch))
         if cells is None:
             cells = self._own[table.name, epoch] = {}
+            self._changed[table.name, epoch] = set()
             self._forget()
         cell = cells.get(key)
         if cell is None:
@@ -110,6 +116,7 @@ class Experience:
                 cell = cells[key] = [0.0] * table.width
         for place, number in enumerate(sums):
             cell[place] += number
+        self._changed[table.name, epoch].add(key)
         self.observations += 1
 
     def own(self) -> Iterator[Row]:
@@ -118,27 +125,57 @@ class Experience:
             for key, cell in cells.items():
                 yield Row(table, epoch, key, tuple(cell))
 
+    def own_of(self, table: str, epoch: int) -> list[Row]:
+        """Return what this gateway itself has observed in one table and epoch."""
+        return [Row(table, epoch, key, tuple(cell)) for key, cell in self._own.get((table, epoch), {}).items()]
+
+    def take_changed(self) -> list[Row]:
+        """Return our own sums, whole, of the cells that were added to since the last call."""
+        rows = []
+        for (table, epoch), keys in self._changed.items():
+            cells = self._own[table, epoch]
+            rows += [Row(table, epoch, key, tuple(cells[key])) for key in keys]
+            keys.clear()
+        return rows
+
     def set_others(self, rows: Iterable[Row]) -> None:
         """Replace what others are known to have observed; rows of unknown tables or of another width are left out."""
         others: dict[tuple[str, int], dict[Key, Sums]] = {}
         for row in rows:
-            table = self._tables.get(row.table)
+            table = self.tables.get(row.table)
             if table is not None and len(row.sums) == table.width:
                 others.setdefault((row.table, row.epoch), {})[row.key] = row.sums
-        self._others = others
+        self._others = dict(others)
+        self.observations += 1
+
+    def set_others_of(self, table: str, epoch: int, cells: Mapping[Key, Sums]) -> None:
+        """Replace what others are known to have observed in one table and epoch, in one assignment.
+
+        Parameters
+        ----------
+        cells
+            Each as wide as the table; kept as it is, so it must not be changed any more.
+        """
+        if cells:
+            self._others[table, epoch] = cells
+        else:
+            self._others.pop((table, epoch), None)
         self.observations += 1
 
     def cells(self, table: Table) -> dict[Key, Sums]:
-        """Return the sums of a table over all epochs, weighed by age: own and others' together."""
+        """Return the sums of a table over all epochs, weighed by age: own and others' together.
+
+        May be called from another thread than the rest: what is added meanwhile may be in it or not.
+        """
         now_s = self.clock()
         total: dict[Key, list[float]] = {}
         sources: tuple[Mapping[tuple[str, int], Mapping[Key, Sequence[float]]], ...] = (self._own, self._others)
         for source in sources:
-            for (name, epoch), cells in source.items():
+            for (name, epoch), cells in list(source.items()):  # a list is made in one go, whoever adds meanwhile
                 if name != table.name:
                     continue
                 weight = table.weight(epoch, now_s)
-                for key, sums in cells.items():
+                for key, sums in list(cells.items()):
                     cell = total.setdefault(key, [0.0] * table.width)
                     for place, number in enumerate(sums):
                         cell[place] += weight * number
@@ -147,5 +184,6 @@ class Experience:
     def _forget(self) -> None:
         now_s = self.clock()
         for name, epoch in [*self._own]:
-            if epoch < self._tables[name].oldest(now_s):
+            if epoch < self.tables[name].oldest(now_s):
                 del self._own[name, epoch]
+                del self._changed[name, epoch]
