@@ -9,6 +9,7 @@ document: exit 2, what is wrong on stderr. A port that is taken: exit 1. SIGTERM
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import sys
@@ -24,6 +25,7 @@ from backends.simulator.server import Replica
 from backends.simulator.settings import SimulatorSettings
 from backends.speculation import Method
 
+_GARBAGE_THRESHOLD = 20_000  # objects; hardly any are garbage that counting references does not find
 _SWITCH_INTERVAL_S = 0.0005  # the loop's thread must not wait long for those that read prompts
 
 
@@ -58,6 +60,9 @@ async def serve(settings: SimulatorSettings) -> None:
         ready = [{"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas]
         sys.stdout.write(json.dumps({"ready": ready}) + "\n")
         sys.stdout.flush()
+        # What is there now stays: not to be gone through each time garbage is looked for, which holds up the streams.
+        gc.freeze()
+        gc.set_threshold(_GARBAGE_THRESHOLD)
         await stopping.wait()
     finally:
         if compiling is not None:

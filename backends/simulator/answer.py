@@ -63,10 +63,11 @@ def compose(
         ids, stopped, kind = whole[:limit], len(whole) <= limit, Kind.EXTRACTION
         confidence = [_FORCED_CONFIDENCE] * len(ids)
     stop_reason: str | int | None = None
-    for position, token in enumerate(ids[body.min_tokens :], body.min_tokens):
-        if body.stop_token_ids and token in body.stop_token_ids:
-            ids, confidence, stopped, stop_reason = ids[: position + 1], confidence[: position + 1], True, token
-            break
+    if body.stop_token_ids:
+        for position, token in enumerate(ids[body.min_tokens :], body.min_tokens):
+            if token in body.stop_token_ids:
+                ids, confidence, stopped, stop_reason = ids[: position + 1], confidence[: position + 1], True, token
+                break
     text, lengths = model.tokenizer.pieces(ids)
     stop = _first_stop(text, body, lengths)
     if stop is not None:

@@ -38,16 +38,21 @@ class CorpusModel:
         order = np.argsort(keys[:-1], kind="stable")  # the last place has nothing after it
         self._places: list[int] = order.tolist()
         self._keys: list[int] = keys[order].tolist()
+        self._following: list[int] = tokens[order + 1].tolist()  # what comes after each place
+        firsts = np.arange(vocabulary + 1, dtype=np.int64) * vocabulary**2
+        self._firsts: list[int] = np.searchsorted(keys[order], firsts).tolist()  # where the places of a token begin
 
     def span(self, context: Sequence[int], order: int) -> tuple[int, int]:
         """Return the half-open range of `place` arguments whose last `order` tokens (1 to 3) are `context`'s."""
-        base, low, width = self._base, 0, 1
-        for depth in range(_ORDERS):
-            if depth < order:
-                low += context[-1 - depth] * base ** (2 - depth)
-            else:
-                width *= base
-        return bisect_left(self._keys, low), bisect_left(self._keys, low + width)
+        first, end = self._firsts[context[-1]], self._firsts[context[-1] + 1]
+        if order == 1:
+            return first, end
+        base = self._base
+        low, width = (context[-1] * base + context[-2]) * base, base
+        if order == _ORDERS:
+            low, width = low + context[-3], 1
+        begin = bisect_left(self._keys, low, first, end)
+        return begin, bisect_left(self._keys, low + width, begin, end)
 
     def place(self, index: int) -> int:
         """Return the position in `ids` of the `index`-th place in context order."""
@@ -65,11 +70,9 @@ class CorpusModel:
         for length in range(min(order, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high > low:
-                place = self._places[low + int(random.random() * (high - low))]
-                step = max(1, (high - low) // 16)
-                sample = self._places[low:high:step]
-                following = self.ids[place + 1]
-                return place, sum(self.ids[other + 1] == following for other in sample) / len(sample)
+                index = low + int(random.random() * (high - low))
+                sample = self._following[low : high : max(1, (high - low) // 16)]
+                return self._places[index], sample.count(self._following[index]) / len(sample)
         return int(random.random() * (len(self.ids) - 1)), 1 / self._base
 
     def continuations(self, context: Sequence[int], limit: int) -> list[tuple[int, float]]:
@@ -77,7 +80,7 @@ class CorpusModel:
         for length in range(min(_ORDERS, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high - low >= limit or (length == 1 and high > low):
-                counts = Counter(self.ids[place + 1] for place in self._places[low : min(high, low + 256)])
+                counts = Counter(self._following[low : min(high, low + 256)])
                 total = counts.total()
                 return [(token, count / total) for token, count in counts.most_common(limit)]
         return []

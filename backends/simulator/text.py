@@ -120,10 +120,9 @@ class TargetModel:
             draft.ramble(min(limit, length), continuing=asked.continues)
         draft.say(closing)
         draft.ramble(limit if endless else min(limit, minimum))
-        stopped = not endless and len(draft.ids) < limit
+        stopped = not endless and len(draft) < limit
         if stopped:
-            draft.ids.append(END_OF_TURN)
-            draft.confidence.append(_FOLLOWED_CONFIDENCE)
+            draft.say([END_OF_TURN])
         return Writing(draft.ids, draft.confidence, asked.kind, stopped)
 
     def corpus_for(self, kind: Kind) -> CorpusModel:
@@ -150,41 +149,55 @@ class _Draft:
     def __init__(
         self, model: TargetModel, prompt_ids: Sequence[int], kind: Kind, spread: float, random: Random, limit: int
     ) -> None:
-        self.ids: list[int] = []
         self.confidence: list[float] = []
         self.limit = limit
         self._model = model
         self._corpus = model.corpus_for(kind)
         self._random = random
         self._history = list(prompt_ids)
+        # Where a pair of tokens ends: in the prompt the last one of its kind, in the answer the first.
         self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
-        self._prompt_length = len(prompt_ids)
+        self._entered = self._prompt_length = len(prompt_ids)
         _, take_up, self._mean_run = _HABITS[kind]
         # Hotter text jumps more often, to places that look less alike, and takes up less of what was said.
         self._jump_rate = 0.06 + 0.22 * spread
         self._jump_order = 3 if spread < 0.5 else 2 if spread < 1.2 else 1
         self._take_up_rate = take_up / (1.0 + 1.5 * spread)
 
+    @property
+    def ids(self) -> list[int]:
+        """What has been written."""
+        return self._history[self._prompt_length :]
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
     def _add(self, token: int, confidence: float) -> None:
-        history = self._history
-        self._seen.setdefault((history[-1], token) if history else (0, token), len(history))
-        history.append(token)
-        self.ids.append(token)
+        self._history.append(token)
         self.confidence.append(confidence)
+
+    def _last_seen(self) -> int | None:
+        """Return where the last two tokens were before."""
+        history, enter = self._history, self._seen.setdefault
+        since = max(1, self._entered)
+        for place, pair in enumerate(pairwise(history[since - 1 :]), since):
+            enter(pair, place)
+        self._entered = len(history)
+        return self._seen.get((history[-2], history[-1]))
 
     def say(self, tokens: Sequence[int]) -> None:
         """Write `tokens` as they are."""
-        for token in tokens[: max(0, self.limit - len(self.ids))]:
+        for token in tokens[: max(0, self.limit - len(self))]:
             self._add(token, _FOLLOWED_CONFIDENCE)
 
     def copy(self, source: Sequence[int], edit_rate: float) -> None:
         """Write `source`, each token being the start of a small edit with probability `edit_rate`."""
         random, position = self._random, 0
-        while position < len(source) and len(self.ids) < self.limit:
+        while position < len(source) and len(self) < self.limit:
             if edit_rate and random.random() < edit_rate:
                 place, share = self._corpus.jump(self._history[-3:], 2, random)
                 for offset in range(1 + int(random.random() * 3)):
-                    if len(self.ids) < self.limit and place + 1 + offset < len(self._corpus.ids):
+                    if len(self) < self.limit and place + 1 + offset < len(self._corpus.ids):
                         self._add(self._corpus.ids[place + 1 + offset], min(0.9, 0.1 + share * 0.5))
                 position += int(random.random() * 4)  # what the edit replaces; none for an insertion
             else:
@@ -194,32 +207,35 @@ class _Draft:
     def ramble(self, until: int, *, continuing: bool = False) -> None:
         """Write freely until there are `until` tokens, on a topic of the prompt or `continuing` where it ends."""
         random, corpus_ids, last = self._random, self._corpus.ids, len(self._corpus.ids) - 1
-        if len(self.ids) >= until:
+        if len(self) >= until:
             return
         if continuing:
             place, _ = self._corpus.jump(self._history[-3:], 3, random)
         else:
             place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
-        while not continuing and not self.ids and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
+        while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
             place += 1
         quiet = 0  # tokens for which nothing is taken up, so that a text does not go round in circles
-        while len(self.ids) < until:
-            roll = random.random()
-            if quiet <= 0 and roll < self._take_up_rate and len(self._history) > 1:
+        history, confidence = self._history, self.confidence
+        draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
+        while len(confidence) < until:
+            roll = draw()
+            if quiet <= 0 and roll < take_up_rate and len(history) > 1:
                 place, quiet = self._take_up(place)
                 continue
-            if place >= last or roll > 1.0 - self._jump_rate:
-                place, share = self._corpus.jump(self._history[-3:], self._jump_order, random)
+            if place >= last or roll > stays:
+                place, share = self._corpus.jump(history[-3:], self._jump_order, random)
                 place = min(place, last - 1)
-                self._add(corpus_ids[place + 1], min(0.95, 0.05 + 0.6 * share))
+                confidence.append(min(0.95, 0.05 + 0.6 * share))
             else:
-                self._add(corpus_ids[place + 1], _FOLLOWED_CONFIDENCE)
+                confidence.append(_FOLLOWED_CONFIDENCE)
             place += 1
+            history.append(corpus_ids[place])
             quiet -= 1
 
     def _take_up(self, place: int) -> tuple[int, int]:
         """Copy a run from the prompt or from the text so far; return where the walk goes on, and a quiet time."""
-        at = self._seen.get((self._history[-2], self._history[-1]))
+        at = self._last_seen()
         if at is None or at + 1 >= len(self._history) - 1:
             if self._random.random() < 0.5 or self._prompt_length < 16:
                 return place, 2
@@ -228,7 +244,7 @@ class _Draft:
                 at += 2  # not the name of the role
         run = 2 + int(self._random.expovariate(1.0 / self._mean_run))
         for token in self._history[at + 1 : at + 1 + run]:
-            if len(self.ids) >= self.limit or token <= END_OF_TURN:
+            if len(self) >= self.limit or token <= END_OF_TURN:
                 break
             self._add(token, _COPIED_CONFIDENCE)
         resumed, _ = self._corpus.jump(self._history[-3:], 2, self._random)

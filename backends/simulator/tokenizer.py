@@ -9,6 +9,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Tokenizer:
             special = entry in _SPECIAL
             self._bytes[token] = b"" if special else bytes(byte_of[character] for character in entry)
             self._strings[token] = entry if special else self._bytes[token].decode("utf-8", "replace")
+        self._named = [*(name.encode() for name in _SPECIAL), *self._bytes[len(_SPECIAL) :]]
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -45,21 +47,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `ids`, with `special` tokens by name or without them."""
-        if special:
-            return "".join(self._runs(ids))
-        table = self._bytes
+        table = self._named if special else self._bytes
         return b"".join([table[token] for token in ids]).decode("utf-8", "replace")
-
-    def _runs(self, ids: Iterable[int]) -> Iterable[str]:
-        run: list[int] = []
-        for token in ids:
-            if token < len(_SPECIAL):
-                yield self.decode(run)
-                yield _SPECIAL[token]
-                run.clear()
-            else:
-                run.append(token)
-        yield self.decode(run)
 
     def string(self, token: int) -> str:
         """Return the text of one token alone; bytes that are no character by themselves show as U+FFFD."""
@@ -76,21 +65,19 @@ class Tokenizer:
         """
         joined = [self._bytes[token] for token in ids]
         text = b"".join(joined)
-        shown, lengths = 0, []
         if text.isascii():
-            for piece in joined:
-                shown += len(piece)
-                lengths.append(shown)
-            return text.decode("ascii"), lengths
+            return text.decode("ascii"), list(accumulate(map(len, joined)))
         decoder = getincrementaldecoder("utf-8")("replace")
         parts = []
+        whole = True  # whether no character has been begun
         last = len(joined) - 1
         for index, piece in enumerate(joined):
-            part = decoder.decode(piece, index == last)
-            parts.append(part)
-            shown += len(part)
-            lengths.append(shown)
-        return "".join(parts), lengths
+            if whole and piece.isascii():
+                parts.append(self._strings[ids[index]] if piece else "")
+            else:
+                parts.append(decoder.decode(piece, index == last))
+                whole = not decoder.getstate()[0]
+        return "".join(parts), list(accumulate(map(len, parts)))
 
     def chat_prompt(
         self,
