@@ -138,9 +138,10 @@ class Engine:
 
     def _continue_running(self, k: int) -> tuple[Ints, bool]:
         """Grant tokens to the requests in the batch, oldest first; preempt the newest where blocks run out."""
-        need = self._needed(k)
-        before = np.cumsum(need) - need
-        granted = np.clip(self.parameters.max_num_batched_tokens - before, 0, need)
+        granted = need = self._needed(k)
+        if int(need.sum()) > self.parameters.max_num_batched_tokens:
+            before = np.cumsum(need) - need
+            granted = np.clip(self.parameters.max_num_batched_tokens - before, 0, need)
         table = self._table[:, : self._count]
         extra = np.maximum(_blocks(table[_COMPUTED] + granted) - table[_BLOCKS], 0)
         total = int(extra.sum())
@@ -252,7 +253,7 @@ class Engine:
     def _publish(self, rest: Ints) -> None:
         """Let others share the full blocks of the prefills that moved on."""
         table = self._table
-        for column in np.flatnonzero(rest > 1).tolist():
+        for column in (rest > 1).nonzero()[0].tolist():
             self._publish_one(self._requests[int(table[_ID, column])], int(table[_COMPUTED, column]))
 
     def _publish_one(self, request: _Request, computed: int) -> None:
