@@ -94,6 +94,7 @@ class Address:
 
 
 _NO_BODY_STATUSES = frozenset({204, 304})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Connection(asyncio.Protocol):
@@ -159,10 +160,14 @@ class Connection(asyncio.Protocol):
         """Begin an answer, interim or final."""
         self._headers = []
         self._told_head = False
+        self._until_close = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep one header."""
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if name in _FRAMING:
+            self._until_close = False
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Tell the receiver of a final answer's head."""
@@ -170,10 +175,8 @@ class Connection(asyncio.Protocol):
         self._status = status
         if status < 200 or self._call is None:
             return
-        names = {name for name, _ in self._headers}
-        self._until_close = (
-            b"content-length" not in names and b"transfer-encoding" not in names and status not in _NO_BODY_STATUSES
-        )
+        if status in _NO_BODY_STATUSES:
+            self._until_close = False
         self._told_head = True
         self._call.receiver.on_head(status, self._headers)
         if self._call is not None and self._call.head_only:

@@ -12,7 +12,7 @@ from gateway.usage import Usage
 from policies.policy import Decision, Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timing:
     """When things happened, on the clock of `time.perf_counter`; 0.0 for what did not.
 
@@ -28,7 +28,7 @@ class Timing:
     ended_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """An exchange that has ended, with everything that is known of it.
 

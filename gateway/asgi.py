@@ -111,7 +111,7 @@ class RelayDoor:
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
         try:
-            client = self._relay.identify(scope["method"], dict(headers))
+            envelope = self._relay.envelope(scope["method"], headers)
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()
@@ -123,7 +123,7 @@ class RelayDoor:
         if scope["query_string"]:
             target = target + b"?" + scope["query_string"]
         reply = AsgiReply()
-        exchange = Exchange(self._relay, Inbound(scope["method"], path, target, headers, body), client, reply)
+        exchange = Exchange(self._relay, Inbound(envelope, path, target, body), reply)
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))

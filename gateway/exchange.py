@@ -6,19 +6,17 @@ answer of an inference endpoint, all of it. Until then a request can go to anoth
 
 from __future__ import annotations
 
-import os
 import time
 
 import orjson
 
 from backends.backend import Backend, State
-from backends.connection import Call, HeaderList, UpstreamError, request_head
+from backends.connection import Call, HeaderList, UpstreamError
 from gateway.accounting import Ended, Timing, account
-from gateway.auth import Client
-from gateway.headers import Header, downstream_headers, upstream_headers
+from gateway.headers import Header, downstream_headers, gateway_headers, upstream_head
 from gateway.openai import GatewayError, endpoint_of
 from gateway.relay import Inbound, Relay, Reply
-from gateway.routing import Routed, Wish
+from gateway.routing import Routed
 from gateway.served import Upstream
 from gateway.sse import EventStream, is_engine_error, is_event_stream
 from gateway.usage import Usage, read_usage
@@ -27,6 +25,7 @@ from policies.request import Endpoint
 
 _WHOLE_ANSWER_BYTES = 1 << 20
 _RETRYABLE = frozenset({500, 502, 503, 504})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # which have one even where it is empty
 _DOWN_PATIENCE_S = 5.0  # for a stream whose backend fails its health checks
 
 
@@ -37,8 +36,8 @@ class Exchange:
         "_body",
         "_body_bytes",
         "_call",
-        "_client",
         "_decision",
+        "_envelope",
         "_first_s",
         "_headers",
         "_heard_s",
@@ -55,17 +54,15 @@ class Exchange:
         "_tried",
         "_upstream",
         "_whole",
-        "_wish",
         "endpoint",
     )
 
-    def __init__(self, relay: Relay, inbound: Inbound, client: Client, reply: Reply) -> None:
+    def __init__(self, relay: Relay, inbound: Inbound, reply: Reply) -> None:
         self._relay = relay
         self._inbound = inbound
-        self._client = client
+        self._envelope = inbound.envelope
         self._reply = reply
-        self._request_id = b""
-        self._wish = Wish()
+        self._request_id = inbound.envelope.request_id or relay.new_request_id()
         self.endpoint = endpoint_of(inbound.path)
         self._routed: Routed | None = None
         self._decision: Decision | None = None
@@ -92,14 +89,13 @@ class Exchange:
 
     def begin(self) -> None:
         """Route the request and send it on, or answer with what is wrong."""
-        relay, inbound = self._relay, self._inbound
-        headers = dict(inbound.headers)
-        self._request_id = headers.get(b"x-request-id") or os.urandom(16).hex().encode()
-        self._wish = Wish.read(headers)
+        relay, inbound, envelope = self._relay, self._inbound, self._envelope
         now_s = time.monotonic()
         try:
-            routed = relay.router.route(inbound.path, inbound.method, inbound.body, self._client, self._wish, now_s)
-            relay.limits.enter(self._client)
+            routed = relay.router.route(
+                inbound.path, envelope.method, inbound.body, envelope.client, envelope.wish, now_s
+            )
+            relay.limits.enter(envelope.client)
         except GatewayError as error:
             relay.metrics.count_refusal()
             self._answer(error)
@@ -136,34 +132,33 @@ class Exchange:
 
     def _candidates(self) -> list[Backend]:
         assert self._routed is not None
-        return self._relay.router.candidates(self._routed, self._client, self._wish, self._tried)
+        return self._relay.router.candidates(self._routed, self._envelope.client, self._envelope.wish, self._tried)
 
     def _send(self, candidates: list[Backend]) -> None:
-        relay, inbound, routed = self._relay, self._inbound, self._routed
+        relay, inbound, envelope, routed = self._relay, self._inbound, self._envelope, self._routed
         assert routed is not None
-        decision = relay.router.choose(routed, candidates, self._wish)
+        decision = relay.router.choose(routed, candidates, envelope.wish)
         upstream = routed.model.upstreams[decision.backend]
         self._decision, self._upstream = decision, upstream
-        self._expect_answer()
-        head = request_head(
-            inbound.method.encode(),
+        method, body, api_key = envelope.method, inbound.body, upstream.backend.api_key
+        key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        head = upstream_head(
+            method,
             inbound.target,
-            upstream_headers(
-                inbound.headers,
-                authority=upstream.client.address.authority,
-                request_id=self._request_id,
-                body_bytes=len(inbound.body),
-                has_body=bool(inbound.body) or inbound.method in {"POST", "PUT", "PATCH"},
-                api_key=upstream.backend.api_key,
-                keep_client_key=relay.keyring.is_open,
-            ),
+            authority=upstream.client.address.authority,
+            lines=envelope.lines,
+            key_lines=envelope.key_lines if api_key is None and relay.keyring.is_open else key_lines,
+            request_id=self._request_id,
+            body_bytes=len(body) if body or method in _WITH_BODY else None,
         )
         upstream.backend.in_flight += 1
         self._heard_s = time.perf_counter()
-        if not self._tried:
+        if self._tried:
+            self._expect_answer()
+        else:
             relay.metrics.overhead.labels(routed.model.name).observe(self._heard_s - inbound.arrived_s)
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        self._call = upstream.client.send(head, inbound.body, self, head_only=inbound.method == "HEAD")
+        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD")
 
     def _release(self) -> None:
         """Let go of the backend, whatever became of the call."""
@@ -180,9 +175,9 @@ class Exchange:
         """Send the request to another backend, if nothing of it was answered and it was not sent twice already."""
         upstream = self._upstream
         assert upstream is not None
-        if self._passed_head or self._tried or self._wish.backend:
+        if self._passed_head or self._tried or self._envelope.wish.backend:
             return False
-        if self.endpoint is Endpoint.OTHER and self._inbound.method not in {"GET", "HEAD"} and kind != "connect":
+        if self.endpoint is Endpoint.OTHER and self._envelope.method not in {"GET", "HEAD"} and kind != "connect":
             return False  # it may have had its effect already
         self._tried.append(upstream.backend.name)
         try:
@@ -224,12 +219,13 @@ class Exchange:
         self._headers = headers
         if self.endpoint is Endpoint.OTHER:
             return
-        kind = _header(headers, b"content-type")
-        encoded = bool(_header(headers, b"content-encoding"))
+        named = dict(headers)
+        kind = named.get(b"content-type", b"")
+        encoded = b"content-encoding" in named
         if status == 200 and kind.startswith(b"text/event-stream"):
             self._stream = None if encoded else EventStream(self.endpoint)
             return
-        length = _header(headers, b"content-length")
+        length = named.get(b"content-length", b"")
         self._whole = not encoded and (not length or (length.isdigit() and int(length) <= _WHOLE_ANSWER_BYTES))
         if status == 200 and not kind.startswith(b"application/json"):
             what = kind.decode("latin-1") or "no content type"
@@ -355,8 +351,8 @@ class Exchange:
 
     def _answer(self, error: GatewayError) -> None:
         headers, body = error.answer(self.endpoint, self._request_id)
-        self._reply.head(error.status, headers + self._own_headers())
-        self._reply.data(b"" if self._inbound.method == "HEAD" else body)
+        self._reply.head(error.status, [*headers, *self._own_headers()])
+        self._reply.data(b"" if self._envelope.method == "HEAD" else body)
         self._reply.end()
 
     def _pass_head(self) -> None:
@@ -364,21 +360,18 @@ class Exchange:
         headers = downstream_headers(self._headers, request_id=self._request_id, ours=self._own_headers())
         self._reply.head(self._status, headers)
 
-    def _own_headers(self) -> list[Header]:
+    def _own_headers(self) -> tuple[Header, ...]:
         decision, upstream = self._decision, self._upstream
         if decision is None or upstream is None:
-            return []
-        headers = [
-            (b"x-gateway-backend", decision.backend.encode()),
-            (b"x-gateway-method", upstream.backend.method.encode()),
-            (b"x-gateway-policy", decision.policy.encode()),
-            (b"x-gateway-reason", decision.reason.encode()),
-        ]
-        if upstream.backend.simulated:
-            headers.append((b"x-gateway-simulated", b"true"))
-        if self._tried:
-            headers.append((b"x-gateway-retried-from", self._tried[0].encode()))
-        return headers
+            return ()
+        return gateway_headers(
+            decision.backend,
+            upstream.backend.method,
+            decision.policy,
+            decision.reason,
+            simulated=upstream.backend.simulated,
+            retried_from=self._tried[0] if self._tried else "",
+        )
 
     def _succeed(self, usage: Usage | None) -> None:
         assert self._upstream is not None
@@ -409,10 +402,7 @@ class Exchange:
                 tokens = result.prompt_tokens + result.output_tokens
                 for listener in relay.listeners:
                     listener(result)
-        relay.limits.leave(self._client, tokens)
+        client = self._envelope.client
+        relay.limits.leave(client, tokens)
         if tokens:
-            relay.metrics.keys.labels(self._client.name).inc(tokens)
-
-
-def _header(headers: HeaderList, name: bytes) -> bytes:
-    return next((value for key, value in headers if key == name), b"")
+            relay.metrics.keys.labels(client.name).inc(tokens)

@@ -8,25 +8,25 @@ says whether the uvicorn at hand has them; where not, the gateway serves by its 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.envelope import Envelope
 from gateway.exchange import Exchange
 from gateway.headers import Header
 from gateway.openai import GatewayError, endpoint_of, too_large
 from gateway.paths import is_own
 from gateway.relay import Inbound, Relay
 
-if TYPE_CHECKING:
-    from gateway.auth import Client
-
 _LINGER_S = 2.0
+_NO_BODY_STATUSES = frozenset({204, 304})
 _LEANS_ON = {
     "__init__": {"config", "server_state", "app_state"},
+    "on_header": {"name", "value"},
     "on_message_begin": set[str](),
     "on_headers_complete": set[str](),
     "on_response_complete": set[str](),
@@ -35,6 +35,7 @@ _LEANS_ON = {
 }
 _LEANS_ON_SOURCE = {
     "connection_lost": ("self.cycle.disconnected = True", "self.cycle.message_event.set()"),
+    "on_header": ("name = name.lower()", "self.headers.append((name, value))", "self.expect_100_continue = True"),
     "on_body": ("self.cycle.body += body", "self.cycle.message_event.set()"),
     "on_message_complete": ("self.cycle.more_body = False", "self.cycle.message_event.set()"),
     "on_response_complete": ("self.pipeline.pop()",),
@@ -74,12 +75,31 @@ class RelayProtocol(HttpToolsProtocol):
 
     relay: Relay
     max_body_bytes: int
+    announced: bytes
+    envelope: Envelope | None = None  # of the last request: most clients send the same headers each time
 
     def on_message_begin(self) -> None:
         """Begin a request; the ASGI scope is made later, if it turns out to be needed."""
-        self.url = b""
+        self.url = self.announced = b""
         self.expect_100_continue = False
         self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep one header, the length apart: without it, requests of one client have equal headers."""
+        name = name.lower()
+        if name == b"content-length":
+            self.announced = value
+            return
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def envelope_of(self, method: str, headers: list[Header]) -> Envelope:
+        """Read the headers of a request of the relay; raises as `Relay.identify` does."""
+        envelope = self.envelope
+        if envelope is None or not envelope.is_of(method, headers):
+            envelope = self.envelope = self.relay.envelope(method, headers)
+        return envelope
 
     def on_headers_complete(self) -> None:
         """Decide whose request it is."""
@@ -100,6 +120,8 @@ class RelayProtocol(HttpToolsProtocol):
 
     def _leave_to_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
+        if self.announced:
+            headers.append((b"content-length", self.announced))
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
@@ -126,9 +148,11 @@ class RelayCycle:
     """
 
     __slots__ = (
+        "_announced",
         "_chunked",
-        "_client",
+        "_envelope",
         "_exchange",
+        "_expects",
         "_head",
         "_headers",
         "_is_head",
@@ -150,11 +174,13 @@ class RelayCycle:
         self._protocol = protocol
         self._transport = protocol.transport
         self._headers: list[Header] = protocol.headers
+        self._announced = protocol.announced
+        self._expects = protocol.expect_100_continue
         self._method = parser.get_method().decode("ascii")
         self._is_head = self._method == "HEAD"
         self._target = target
         self._path = path
-        self._client: Client | None = None
+        self._envelope: Envelope | None = None
         self._exchange: Exchange | None = None
         self._started = False
         self._head = b""
@@ -198,26 +224,23 @@ class RelayCycle:
     def start(self) -> None:
         """Check the key and the announced length, and then wait for the body."""
         self._started = True
-        headers = dict(self._headers)
         try:
-            self._client = self._protocol.relay.identify(self._method, headers)
-            length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length) > self.max_body_bytes:
+            self._envelope = self._protocol.envelope_of(self._method, self._headers)
+            if self._announced.isdigit() and int(self._announced) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
         except GatewayError as error:
             self._refuse(error)
             return
-        if self.more_body and headers.get(b"expect", b"").lower() == b"100-continue":
+        if self._expects and self.more_body:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.more_body:
             self.set()
 
     def _begin(self) -> None:
-        assert self._client is not None
-        body = bytes(self.body)
+        assert self._envelope is not None
+        inbound = Inbound(self._envelope, self._path, self._target, bytes(self.body))
         self.body = bytearray()
-        inbound = Inbound(self._method, self._path, self._target, self._headers, body)
-        exchange = Exchange(self._protocol.relay, inbound, self._client, self)
+        exchange = Exchange(self._protocol.relay, inbound, self)
         self._exchange = exchange  # before it begins: an answer may come, and the client go, while it does
         exchange.begin()
 
@@ -235,19 +258,15 @@ class RelayCycle:
 
     def head(self, status: int, headers: list[Header]) -> None:
         """Begin the answer; it is written with the first bytes of its body."""
-        parts = [httptools_impl.STATUS_LINE[status]]
-        has_length = False
-        for name, value in (*self._protocol.server_state.default_headers, *headers):
-            has_length = has_length or name == b"content-length"
-            parts += (name, b": ", value, b"\r\n")
-        if has_length or self._is_head or status in {204, 304}:
+        sent = (*self._protocol.server_state.default_headers, *headers)
+        head = httptools_impl.STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in sent])
+        if self._is_head or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
         elif self._chunked:
-            parts.append(b"transfer-encoding: chunked\r\n")
+            head += b"transfer-encoding: chunked\r\n"
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts.append(b"\r\n")
-        self._head = b"".join(parts)
+            head += b"connection: close\r\n"
+        self._head = head + b"\r\n"
 
     def data(self, chunk: bytes) -> None:
         """Send bytes of its body."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 Header = tuple[bytes, bytes]
 
@@ -26,37 +27,56 @@ _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OURS = b"x-gateway-"
 
 
-def upstream_headers(
-    headers: Iterable[Header],
+def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
+    """Write the client's headers as they go on, in their order, less what concerns only the gateway.
+
+    Returns
+    -------
+    tuple of bytes
+        The lines for every backend, and apart from them those with the client's key: see `upstream_head`.
+    """
+    lines: list[bytes] = []
+    key_lines: list[bytes] = []
+    for header in headers:
+        name = header[0]
+        if name in _NOT_SENT_ON or name.startswith(_OURS):
+            continue
+        (key_lines if name in _KEYS else lines).append(b"%b: %b\r\n" % header)
+    return b"".join(lines), b"".join(key_lines)
+
+
+def upstream_head(
+    method: str,
+    target: bytes,
     *,
     authority: bytes,
+    lines: bytes,
+    key_lines: bytes,
     request_id: bytes,
-    body_bytes: int,
-    has_body: bool,
-    api_key: str | None,
-    keep_client_key: bool,
-) -> list[Header]:
-    """Return the headers for the backend: the client's own, in their order, less what concerns only the gateway.
+    body_bytes: int | None,
+) -> bytes:
+    """Write the head of the request to a backend.
 
     Parameters
     ----------
-    api_key
-        The backend's; takes the place of the client's.
-    keep_client_key
-        True where the gateway has no keys of its own, so that a key in the request is meant for the backend.
+    lines
+        Of `lines_for_backend`.
+    key_lines
+        The client's where the gateway has no keys of its own, so that a key in the request is meant for the backend;
+        or the backend's own, which takes its place; or nothing.
+    body_bytes
+        None for a request without a body.
     """
-    sent = [(b"host", authority)]
-    drop_key = api_key is not None or not keep_client_key
-    for name, value in headers:
-        if name in _NOT_SENT_ON or name.startswith(_OURS) or (drop_key and name in _KEYS):
-            continue
-        sent.append((name, value))
-    if api_key is not None:
-        sent.append((b"authorization", b"Bearer " + api_key.encode()))
-    sent.append((b"x-request-id", request_id))
-    if has_body:
-        sent.append((b"content-length", str(body_bytes).encode()))
-    return sent
+    length = b"" if body_bytes is None else b"content-length: %d\r\n" % body_bytes
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
+        method.encode(),
+        target,
+        authority,
+        lines,
+        key_lines,
+        request_id,
+        length,
+    )
 
 
 def downstream_headers(headers: Iterable[Header], *, request_id: bytes, ours: Iterable[Header]) -> list[Header]:
@@ -65,3 +85,21 @@ def downstream_headers(headers: Iterable[Header], *, request_id: bytes, ours: It
     sent.append((b"x-request-id", request_id))
     sent.extend(ours)
     return sent
+
+
+@lru_cache(maxsize=4096)
+def gateway_headers(
+    backend: str, method: str, policy: str, reason: str, *, simulated: bool, retried_from: str
+) -> tuple[Header, ...]:
+    """Return the headers that say what became of a request; there are few kinds of them, and they are kept."""
+    headers = [
+        (b"x-gateway-backend", backend.encode()),
+        (b"x-gateway-method", method.encode()),
+        (b"x-gateway-policy", policy.encode()),
+        (b"x-gateway-reason", reason.encode()),
+    ]
+    if simulated:
+        headers.append((b"x-gateway-simulated", b"true"))
+    if retried_from:
+        headers.append((b"x-gateway-retried-from", retried_from.encode()))
+    return tuple(headers)

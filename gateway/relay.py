@@ -7,14 +7,17 @@ this way waits for a file, a scrape or a fit.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from backends.backend import Backend
 from backends.pool import Pool
 from gateway.auth import STRANGER, Client, Keyring
+from gateway.envelope import Envelope
 from gateway.headers import Header
 from gateway.limits import Limits
 from gateway.metrics import Metrics
@@ -45,18 +48,17 @@ class Inbound:
 
     Parameters
     ----------
+    envelope
+        What its headers tell.
     target
         Path and query as they came.
-    headers
-        Names in lower case, in their order.
     arrived_s
         When its last byte came, on the clock of `time.perf_counter`.
     """
 
-    method: str
+    envelope: Envelope
     path: str
     target: bytes
-    headers: list[Header]
     body: bytes
     arrived_s: float = field(default_factory=time.perf_counter)
 
@@ -102,6 +104,12 @@ class Relay:
         self.patience = patience
         self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
+        self._id_prefix = os.urandom(8).hex().encode()
+        self._id_numbers = count()
+
+    def envelope(self, method: str, headers: list[Header]) -> Envelope:
+        """Read the headers of a request; raises as `identify` does."""
+        return Envelope.read(method, headers, self.identify)
 
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Tell who sends a request, before its body is read.
@@ -114,6 +122,10 @@ class Relay:
             401 without a valid key.
         """
         return STRANGER if method == "OPTIONS" else self.keyring.identify(headers)
+
+    def new_request_id(self) -> bytes:
+        """Return 32 hex digits that no other request has, here or in another process."""
+        return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
 
     def abandon(self, backend: Backend) -> None:
         """Send what waits for its first byte from a backend that went down to another one."""

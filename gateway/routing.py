@@ -19,6 +19,8 @@ from gateway.served import ServedModel
 from policies.policy import Decision, Policy
 from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 
+_UP = State.UP  # a member of an enum is looked up anew each time, for each backend and request
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -32,6 +34,8 @@ class Wish:
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> Wish:
         """Read `x-gateway-model`, `x-gateway-backend`, `x-gateway-method` and `x-gateway-workload`."""
+        if _WISHES.isdisjoint(headers):
+            return _NO_WISH
         return cls(
             headers.get(b"x-gateway-model", b"").decode("latin-1"),
             headers.get(b"x-gateway-backend", b"").decode("latin-1"),
@@ -40,7 +44,11 @@ class Wish:
         )
 
 
-@dataclass(frozen=True, slots=True)
+_WISHES = frozenset({b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload"})
+_NO_WISH = Wish()
+
+
+@dataclass(slots=True)
 class Routed:
     """A request that is understood: which model it wants and what it looks like.
 
@@ -119,7 +127,9 @@ class Router:
         elif routed.features.baseline_only:
             # Without a baseline in the pool any engine will do: it answers with an error that says what it lacks.
             members = [one for one in members if one.method is Method.BASELINE] or members
-        ready = [one for one in members if one.state is State.UP and one.name not in tried]
+        ready = [one for one in members if one.state is _UP]
+        if tried:
+            ready = [one for one in ready if one.name not in tried]
         if not ready:
             raise self._none_left(routed, members, tried)
         return ready

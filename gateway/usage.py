@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_NOTHING: dict[str, Any] = {}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Usage:
     """The engine's own account of a request; None where it gave none.
 
@@ -56,20 +57,16 @@ def read_usage(document: object) -> Usage | None:
     Usage or None
         None if there is none in it.
     """
-    if not isinstance(document, Mapping):
+    if not isinstance(document, dict):
         return None
-    nested = document.get("response")
-    if isinstance(nested, Mapping):
+    if isinstance(nested := document.get("response"), dict):
         document = nested
     usage = document.get("usage")
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
-    metrics = document.get("metrics")
-    metrics = metrics if isinstance(metrics, Mapping) else {}
-    speculative = metrics.get("speculative_decoding")
-    speculative = speculative if isinstance(speculative, Mapping) else {}
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    details = details if isinstance(details, Mapping) else {}
+    metrics = _within(document, "metrics")
+    speculative = _within(metrics, "speculative_decoding")
+    details = _within(usage, "prompt_tokens_details") or _within(usage, "input_tokens_details")
     return Usage(
         prompt_tokens=_count(usage, "prompt_tokens", "input_tokens"),
         output_tokens=_count(usage, "completion_tokens", "output_tokens"),
@@ -83,14 +80,18 @@ def read_usage(document: object) -> Usage | None:
     )
 
 
-def _count(document: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = document.get(name)
-        if isinstance(value, int) and value >= 0:
-            return value
-    return None
+def _within(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return value if isinstance(value, dict) else _NOTHING
 
 
-def _seconds(document: Mapping[str, Any], name: str) -> float | None:
+def _count(document: dict[str, Any], name: str, other_name: str = "") -> int | None:
+    value = document.get(name)
+    if value is None and other_name:
+        value = document.get(other_name)
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _seconds(document: dict[str, Any], name: str) -> float | None:
     value = document.get(name)
     return value / 1000.0 if isinstance(value, int | float) and value >= 0 else None
