@@ -283,7 +283,7 @@ class RelayCycle:
         rest = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if rest:
             self._transport.write(rest)
-        self.response_complete = True
+        self._complete()
         if not self.keep_alive and self.more_body:  # closed at once, the client might not read the answer
             self._protocol.loop.call_later(_LINGER_S, self._transport.close)
             return
@@ -293,8 +293,12 @@ class RelayCycle:
 
     def cut(self) -> None:
         """End it badly: the client sees the connection close before the end of the answer."""
-        self.response_complete = True
+        self._complete()
         self._transport.close()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._exchange = None  # which holds this reply: what refers to each other waits for the garbage collector
 
     def _refuse(self, error: GatewayError) -> None:
         self._protocol.relay.metrics.count_refusal()
