@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from backends.simulator import suffix_compiled
 from backends.simulator.ngram import ngram_replay
 from backends.simulator.script import Steps
 from backends.simulator.suffix import SuffixCache
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     known = {kind: list(texts(folder, dataset)) for kind, dataset in KINDS.items()}
+    suffix_compiled.load()
     for low, high in BOUNDS:
         for k in KS:
             print(f"- {{method: ngram, prompt_lookup_min: {low}, prompt_lookup_max: {high}, k: {k}, by_kind: {{")

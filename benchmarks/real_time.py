@@ -11,12 +11,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import httpx
 import uvloop
@@ -24,7 +26,7 @@ import uvloop
 from backends.connection import Address, Call, HeaderList, UpstreamClient, UpstreamError, request_head
 from backends.ports import free_port
 
-_METHODS = (
+_METHODS: tuple[tuple[str, dict[str, int]], ...] = (
     ("baseline", {}),
     ("ngram", {"num_speculative_tokens": 5, "prompt_lookup_max": 4}),
     ("suffix", {}),
@@ -107,9 +109,24 @@ class _Stream:
         self._seen[error.kind] += 1
 
 
-async def _run(
-    ports: list[int], streams: int, seconds: float, warm_s: float
-) -> tuple[dict[float, float], Counter[str]]:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was seen in the measured time: late steps by bound in seconds, and what the process took.
+
+    Parameters
+    ----------
+    cpu_s, waited_s
+        Seconds that the process computed, and that its event loop was ready to but had no core.
+    """
+
+    late: dict[float, float]
+    seen: Counter[str]
+    elapsed_s: float
+    cpu_s: float
+    waited_s: float
+
+
+async def _run(ports: list[int], pid: int, streams: int, seconds: float, warm_s: float) -> _Measured:
     seen: Counter[str] = Counter()
     clients = [UpstreamClient(Address.parse(f"http://127.0.0.1:{port}")) for port in ports]
     held = []
@@ -118,9 +135,12 @@ async def _run(
         await asyncio.sleep(warm_s / streams)
     before = await _lateness(ports)
     seen.clear()
+    cpu_s, waited_s, began_s = _cpu_s(pid), _waited_s(pid), time.monotonic()
     await asyncio.sleep(seconds)
+    cpu_s, waited_s, elapsed_s = _cpu_s(pid) - cpu_s, _waited_s(pid) - waited_s, time.monotonic() - began_s
+    seen = seen.copy()
     after = await _lateness(ports)
-    return {bound: after[bound] - before[bound] for bound in after}, seen
+    return _Measured({bound: after[bound] - before[bound] for bound in after}, seen, elapsed_s, cpu_s, waited_s)
 
 
 async def _lateness(ports: list[int]) -> dict[float, float]:
@@ -139,21 +159,30 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100.0
 
 
+def _waited_s(pid: int) -> float:
+    with open(f"/proc/{pid}/schedstat", encoding="utf-8") as schedstat:
+        return int(schedstat.read().split()[1]) / 1e9
+
+
 def main() -> None:
     """Run it and print how late the steps were."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--warm-seconds", type=float, default=8.0, help="before measuring, in which streams begin")
     given = parser.parse_args()
     with _simulator(given.replicas) as (ports, pid):
-        before_s, began_s = _cpu_s(pid), time.monotonic()
-        late, seen = uvloop.run(_run(ports, given.streams, given.seconds, warm_s=4.0))
-        share = (_cpu_s(pid) - before_s) / (time.monotonic() - began_s)
-    total = late[float("inf")]
+        measured = uvloop.run(_run(ports, pid, given.streams, given.seconds, given.warm_seconds))
+    total, seen, elapsed_s = measured.late[float("inf")], measured.seen, measured.elapsed_s
     print(f"{given.replicas} replicas, {given.streams} streams, {given.seconds:g} s: {total:.0f} steps, {dict(seen)}")
-    print(f"CPU of the process: {share:.0%} of a core")
-    for bound, count in sorted(late.items()):
+    print(
+        f"CPU of the process: {measured.cpu_s / elapsed_s:.0%} of a core,"
+        f" {measured.cpu_s / seen['chunks'] * 1e6:.1f} us a chunk; its event loop waited for a core"
+        f" {measured.waited_s / elapsed_s:.0%} of the time"
+        f" (load {os.getloadavg()[0]:.1f})"
+    )
+    for bound, count in sorted(measured.late.items()):
         print(f"  at most {bound * 1e3:7.2f} ms late: {count / total:7.2%}")
 
 

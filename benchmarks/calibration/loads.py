@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from backends.simulator import suffix_compiled
 from backends.simulator.calibration import load_calibration
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case, Closed, Group, Work
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="directory with specdecode_bench")
     parser.add_argument("calibration", nargs="?", default="llama-3.1-8b-h100")
     arguments = parser.parse_args()
+    suffix_compiled.load()
     calibration, texts = load_calibration(arguments.calibration), Texts(arguments.data)
     print("| text | method |", *(f"{clients} |" for clients in CONCURRENCY))
     print("|---|---|" + "---|" * len(CONCURRENCY))

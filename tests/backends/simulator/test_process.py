@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from backends.simulator import __main__ as main
+from backends.simulator import suffix_compiled
 
 
 def run(document: Any) -> subprocess.CompletedProcess[bytes]:
@@ -77,6 +85,51 @@ def test_it_ends_cleanly_with_streams_under_way() -> None:
                 pass
     assert process.wait(10) == 0
     assert process.stderr is not None
-    assert process.stderr.read() == b""
+    with process.stdout, process.stderr:
+        assert process.stderr.read() == b""
     process.stdout.close()
     process.stderr.close()
+
+
+async def test_the_rules_of_suffix_decoding_are_compiled_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix_compiled, "_rules", suffix_compiled.rules()._replace(compiled=False))
+    await main._compile_suffix()
+    async with asyncio.timeout(30):
+        while not suffix_compiled.rules().compiled:
+            await asyncio.sleep(0.01)
+
+
+def test_nothing_is_left_of_a_process_that_ends_while_it_compiles() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "backends.simulator"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"replicas": [{"name": "a", "model": "m", "method": "suffix"}]}).encode())
+        process.stdin.close()
+        assert process.stdout.readline()
+        process.terminate()
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        with process.stdout, process.stderr:
+            assert process.stderr.read() == b""
+        assert process.pid not in _groups()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _groups() -> set[int]:
+    """Return the groups of all processes."""
+    groups = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(ProcessLookupError):  # gone since it was listed
+                groups.add(os.getpgid(int(entry.name)))
+    return groups
