@@ -97,8 +97,12 @@ _NO_BODY_STATUSES = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Connection(asyncio.Protocol):
-    """One connection to a backend; carries one call at a time."""
+class Connection:
+    """One connection to a backend, an `asyncio.Protocol`; carries one call at a time.
+
+    It has the methods of one, which is all that an event loop asks for. It does not inherit from it, so that it can be
+    compiled.
+    """
 
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client
@@ -384,13 +388,14 @@ class UpstreamClient:
     async def _connect(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         address = self.address
+        connection = Connection(self)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if address.path is not None:
-                    _, connection = await loop.create_unix_connection(lambda: Connection(self), address.path)
+                    await loop.create_unix_connection(lambda: cast("asyncio.Protocol", connection), address.path)
                 else:
-                    _, connection = await loop.create_connection(
-                        lambda: Connection(self),
+                    await loop.create_connection(
+                        lambda: cast("asyncio.Protocol", connection),
                         address.host,
                         address.port,
                         ssl=self._tls,
