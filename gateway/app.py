@@ -53,6 +53,9 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        recorder = gateway.relay.recorder
+        if recorder is not None:
+            recorder.start()
         await gateway.pool.start()
         tick = asyncio.create_task(_tick(gateway, siblings))
         try:
@@ -60,6 +63,9 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         finally:
             tick.cancel()
             await asyncio.gather(tick, return_exceptions=True)
+            if recorder is not None:
+                await asyncio.to_thread(recorder.stop)
+                recorder.count(gateway.metrics)
             gateway.metrics.flush()  # siblings go on answering for what this worker counted
             await gateway.pool.stop()
             for model in gateway.models.values():
@@ -145,4 +151,6 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
 
 
 def _refresh(gateway: Gateway) -> None:
+    if gateway.relay.recorder is not None:
+        gateway.relay.recorder.count(gateway.metrics)
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)

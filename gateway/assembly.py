@@ -12,6 +12,7 @@ from backends.pool import HealthRules, Pool
 from gateway.auth import Client, Keyring, digest
 from gateway.limits import Limits
 from gateway.metrics import Metrics
+from gateway.recorder import Recorder
 from gateway.relay import Patience, Relay
 from gateway.routing import Router
 from gateway.served import ServedModel, Upstream
@@ -73,6 +74,10 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         Patience(timeouts.first_byte_s, timeouts.idle_s),
     )
     pool.on_down = relay.abandon
+    if settings.recorder is not None:
+        relay.recorder = Recorder(settings.recorder)
+        for model in models.values():
+            model.policy.tells_considered = True
     return Gateway(settings, models, pool, relay, metrics, digest(admin_key))
 
 

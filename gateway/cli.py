@@ -66,8 +66,12 @@ def check(
 
     from rich.console import Console
 
+    from gateway.recorder import recorder_fault
     from gateway.summary import pool_table
 
+    if settings.recorder is not None and (fault := recorder_fault(settings.recorder)):
+        typer.echo(f"{config or context.obj}: {fault}", err=True)
+        raise typer.Exit(_WRONG_FILE)
     Console().print(pool_table(settings))
 
 

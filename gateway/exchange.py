@@ -15,12 +15,13 @@ from backends.connection import Call, HeaderList, UpstreamError
 from gateway.accounting import Ended, Timing, account
 from gateway.headers import Header, downstream_headers, gateway_headers, upstream_head
 from gateway.openai import GatewayError, endpoint_of
+from gateway.recorder import Take, Taken
 from gateway.relay import Inbound, Relay, Reply
 from gateway.routing import Routed
 from gateway.served import Upstream
 from gateway.sse import EventStream, is_engine_error, is_event_stream
 from gateway.usage import Usage, read_usage
-from policies.policy import Decision
+from policies.policy import Decision, Outcome
 from policies.request import Endpoint
 
 _WHOLE_ANSWER_BYTES = 1 << 20
@@ -51,6 +52,7 @@ class Exchange:
         "_routed",
         "_status",
         "_stream",
+        "_take",
         "_tried",
         "_upstream",
         "_whole",
@@ -73,6 +75,7 @@ class Exchange:
         self._first_s = 0.0
         self._last_s = 0.0
         self._heard_s = inbound.arrived_s
+        self._take = relay.recorder.take(self.endpoint) if relay.recorder is not None else None
         self._expect_answer()
 
     def _expect_answer(self) -> None:
@@ -140,6 +143,8 @@ class Exchange:
         decision = relay.router.choose(routed, candidates, envelope.wish)
         upstream = routed.model.upstreams[decision.backend]
         self._decision, self._upstream = decision, upstream
+        if self._take is not None:
+            self._take.choose(candidates)
         method, body, api_key = envelope.method, inbound.body, upstream.backend.api_key
         key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
         head = upstream_head(
@@ -246,6 +251,8 @@ class Exchange:
             assert self._upstream is not None
             self._upstream.metrics.itl.observe(now_s - previous_s)
             self._last_s = now_s
+            if self._take is not None:
+                self._take.chunk(now_s, data)
             self._reply.data(data)
             return
         if not is_event_stream(data):
@@ -254,6 +261,8 @@ class Exchange:
         if is_engine_error(data) and self._elsewhere("status"):
             return
         self._first_s = self._last_s = now_s
+        if self._take is not None:
+            self._take.chunk(now_s, data)
         self._note_home(data)
         self._pass_head()
         self._reply.data(data)
@@ -284,6 +293,8 @@ class Exchange:
                     self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
                     return
             self._note_home(body)
+            if self._take is not None:
+                self._take.keep(body)
             self._pass_head()
             if body:
                 self._reply.data(body)
@@ -391,6 +402,7 @@ class Exchange:
         relay.exchanges.discard(self)
         routed.model.traffic.in_flight -= 1
         tokens = 0
+        result: Outcome | None = None
         if self._upstream is None or self._decision is None:
             relay.metrics.requests.labels(routed.model.name, "", "", outcome).inc()
         else:
@@ -406,3 +418,30 @@ class Exchange:
         relay.limits.leave(client, tokens)
         if tokens:
             relay.metrics.keys.labels(client.name).inc(tokens)
+        if self._take is not None:
+            self._record(self._take, routed, status, outcome, result, usage)
+
+    def _record(
+        self, take: Take, routed: Routed, status: int, outcome: str, result: Outcome | None, usage: Usage | None
+    ) -> None:
+        """Hand what is known of the exchange to the recorder."""
+        inbound, upstream, recorder = self._inbound, self._upstream, self._relay.recorder
+        assert recorder is not None
+        recorder.add(
+            Taken(
+                take,
+                self._request_id,
+                self._envelope.client.name,
+                routed,
+                inbound.body if recorder.wants_body(routed.model.policy) else b"",
+                self._decision,
+                upstream.backend if upstream is not None else None,
+                self._tried[0] if self._tried else "",
+                status,
+                outcome,
+                result,
+                usage,
+                inbound.arrived_s,
+                time.perf_counter(),
+            )
+        )

@@ -22,6 +22,7 @@ from gateway.headers import Header
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.openai import GatewayError
+from gateway.recorder import Recorder
 from gateway.routing import Router
 from policies.policy import Outcome
 
@@ -104,6 +105,7 @@ class Relay:
         self.patience = patience
         self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
+        self.recorder: Recorder | None = None
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 

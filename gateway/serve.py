@@ -18,6 +18,7 @@ from rich.console import Console
 
 from backends.launch import Launcher, LaunchError
 from gateway.assembly import assemble
+from gateway.recorder import with_salt
 from gateway.replicas import SIMULATOR, Replicas, plan
 from gateway.server import Server, allow_many_files, listen
 from gateway.settings import PoolSettings
@@ -52,7 +53,7 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     with opened:
         host, port = opened.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        serving = _Serving(settings, plan(settings, run_dir), url, run_dir)
+        serving = _Serving(with_salt(settings), plan(settings, run_dir), url, run_dir)
         status = uvloop.run(serving.run(opened))
     if serving.keep_logs:
         print(f"What the replicas logged is in {run_dir}", file=sys.stderr)

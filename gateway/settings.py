@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -176,6 +177,57 @@ class AdminSettings(Settings):
     """The key of `/admin`. None: the gateway makes one at start and prints it."""
 
     key: Secret = None
+
+
+class RecorderSettings(Settings):
+    """Whether and how requests are recorded: one line of JSON a request, in files that `gateway trace` reads.
+
+    Parameters
+    ----------
+    path
+        Folder of the files; it is made if it is not there.
+    text
+        What is kept of prompts and answers: nothing (`none`), hashes on which n-gram and suffix drafting can be
+        replayed (`hashes`), or the text itself (`full`).
+    sample
+        Share of the requests that are recorded, drawn by chance.
+    compression
+        `zstd` or `none`.
+    flush_s
+        Seconds from one writing to the next: what is lost at most when the process is killed.
+    rotate_mib, rotate_s
+        Size and age at which a file is closed and the next begun.
+    keep_s, keep_mib
+        Files are removed when they were last written to this long ago, and the oldest when all take more than this;
+        None keeps them.
+    queue, queue_mib
+        Requests and their texts that may wait to be written; what would be more is not recorded, and counted.
+    max_text_kib
+        A longer request body, or a longer answer with what frames it, is left out of its record.
+    hash_salt
+        Secret of the hashes; None makes one at each start, so that hashes of different runs cannot be compared.
+    hash_ngram
+        Tokens that each hash stands for.
+    tokenizer
+        A `tokenizer.json`, or a folder that holds one: the model's, so that hashes are of its tokens. None: of words,
+        numbers and marks.
+    """
+
+    path: Path
+    text: Literal["none", "hashes", "full"] = "none"
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    compression: Literal["zstd", "none"] = "zstd"
+    flush_s: Seconds = 1.0
+    rotate_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    rotate_s: Seconds = 3600.0
+    keep_s: Seconds | None = None
+    keep_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    queue: Count = 10000
+    queue_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_text_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    hash_salt: Secret = None
+    hash_ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    tokenizer: Path | None = None
 
 
 class ServeSettings(Settings):
@@ -393,6 +445,8 @@ class PoolSettings(Settings):
     keys
         Who may ask; a bare string is a key that may use every model, named `key-1` and so on by its place. Without
         any the gateway is open.
+    recorder
+        None records nothing.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
@@ -403,6 +457,7 @@ class PoolSettings(Settings):
     models: Annotated[dict[Name, ModelSettings], Field(min_length=1)]
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     admin: AdminSettings = AdminSettings()
+    recorder: RecorderSettings | None = None
 
     @model_validator(mode="before")
     @classmethod

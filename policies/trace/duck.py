@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import duckdb
 
-MEMORY = "512MB"
+MEMORY = "256MB"
 _ROWS = 4096
 
 

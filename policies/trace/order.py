@@ -13,7 +13,7 @@ from policies.trace.decode import decode, encode
 from policies.trace.duck import database, rows
 from policies.trace.record import TraceRecord
 
-HELD = 50_000
+HELD = 20_000
 """Records that are sorted in memory; longer traces are sorted by DuckDB, on disk."""
 
 _BATCH = 8192

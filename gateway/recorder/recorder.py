@@ -1,0 +1,203 @@
+"""The recorder: a bounded queue on the request path, and the thread that empties it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import secrets
+import tempfile
+import threading
+import time
+from collections import deque
+
+from pydantic import SecretStr
+
+from gateway.metrics import Metrics
+from gateway.recorder.document import Documents
+from gateway.recorder.files import TraceFiles
+from gateway.recorder.hashes import TextHasher
+from gateway.recorder.take import Take, Taken
+from gateway.settings import PoolSettings, RecorderSettings
+from policies.policy import Policy
+from policies.request import TEXT_FEATURES, Endpoint
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_FRAME_BYTES = 1 << 20
+_COMPLAIN_S = 60.0
+_STOP_S = 10.0
+
+
+class Recorder:
+    """Records requests of one gateway process.
+
+    Attributes
+    ----------
+    written, dropped, failed
+        Records: in a file, left out since the queue was full, left out since the disk took none (or, a defect, no
+        record could be made).
+    written_bytes
+        In files, packed.
+    """
+
+    def __init__(self, settings: RecorderSettings) -> None:
+        self._settings = settings
+        self._queue: deque[Taken] = deque()
+        self._most = settings.queue
+        self._most_bytes = int(settings.queue_mib * 2**20)
+        self._keeps_text = settings.text != "none"
+        self._text_bytes = int(settings.max_text_kib * 1024)
+        self._entered_bytes = 0  # written on the event loop alone; the next by the thread alone
+        self._left_bytes = 0
+        self._files = TraceFiles(settings)
+        self._documents: Documents | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._flushed_s = 0.0
+        self._complained_s = -_COMPLAIN_S
+        self._counted = (0, 0, 0, 0)
+        self.written = self.dropped = self.failed = self.written_bytes = 0
+
+    # On the request path.
+
+    def take(self, endpoint: Endpoint) -> Take | None:
+        """Return notes to be kept on a request; None if it is not recorded."""
+        if endpoint is Endpoint.OTHER:
+            return None
+        share = self._settings.sample
+        if share < 1.0 and random.random() >= share:
+            return None
+        return Take([] if self._keeps_text else None, self._text_bytes)
+
+    def wants_body(self, policy: Policy) -> bool:
+        """Tell whether requests that a policy has chosen for are to be recorded with their body at hand."""
+        return self._keeps_text or not policy.text_features >= TEXT_FEATURES
+
+    def add(self, taken: Taken) -> None:
+        """Put a request that has ended into the queue, or drop it if that is full."""
+        if len(self._queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
+            self.dropped += 1
+            return
+        taken.size_bytes = len(taken.body) + self._text_bytes - taken.take.room
+        self._entered_bytes += taken.size_bytes
+        self._queue.append(taken)
+
+    # Beside it.
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._documents = Documents(self._settings.text, _hasher(self._settings))
+        # No daemon: it ends with the main thread, whatever ends that, after it has written what there is.
+        self._thread = threading.Thread(target=self._run, name="recorder")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is in the queue and end the thread; called when no request is under way any more."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+            if self._thread.is_alive():
+                logger.error("recorder: the disk did not take the last records within %g s", _STOP_S)
+
+    def count(self, metrics: Metrics) -> None:
+        """Add what happened since the last call to the metrics; on the event loop."""
+        now = (self.written, self.dropped, self.failed, self.written_bytes)
+        written, dropped, failed, written_bytes = (new - old for new, old in zip(now, self._counted, strict=True))
+        self._counted = now
+        for result, records in (("written", written), ("dropped", dropped), ("failed", failed)):
+            metrics.recorded.labels(result).inc(records)
+        metrics.recorded_bytes.labels(self._settings.text).inc(written_bytes)
+        metrics.recorder_queue.labels(self._settings.text).set(len(self._queue))
+
+    # In the thread.
+
+    def _run(self) -> None:
+        main = threading.main_thread()
+        ending = False
+        while not ending:
+            ending = self._stopping.wait(_LOOK_S) or not main.is_alive()
+            self._empty_queue()
+            if self._pending and (ending or time.monotonic() - self._flushed_s >= self._settings.flush_s):
+                self._flush()
+            self._files.upkeep()
+        self._files.close()
+
+    def _empty_queue(self) -> None:
+        assert self._documents is not None
+        wall_offset_s = time.time() - time.perf_counter()
+        while True:
+            try:
+                taken = self._queue.popleft()
+            except IndexError:
+                return
+            self._left_bytes += taken.size_bytes
+            try:
+                line = self._documents.line(taken, wall_offset_s)
+            except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not end all others
+                self.failed += 1
+                self._complain(f"a request could not be recorded: {error!r}")
+                continue
+            self._pending.append(line)
+            self._pending_bytes += len(line)
+            if self._pending_bytes >= _FRAME_BYTES:
+                self._flush()
+            time.sleep(0)  # lets the event loop have the interpreter, which it would else wait 5 ms for
+
+    def _flush(self) -> None:
+        lines, records = b"".join(self._pending), len(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._flushed_s = time.monotonic()
+        try:
+            self.written_bytes += self._files.write(lines)
+        except OSError as error:
+            self.failed += records
+            self._complain(f"records are lost: {self._settings.path}: {error.strerror or error}")
+        else:
+            self.written += records
+
+    def _complain(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._complained_s >= _COMPLAIN_S:
+            self._complained_s = now_s
+            logger.error("recorder: %s (said once a minute; gateway_recorder_records_total counts them)", text)
+
+
+def with_salt(settings: PoolSettings) -> PoolSettings:
+    """Return the settings with a salt made for the hashes, if they have none: the workers of a gateway share it."""
+    recorder = settings.recorder
+    if recorder is None or recorder.text != "hashes" or recorder.hash_salt is not None:
+        return settings
+    made = recorder.model_copy(update={"hash_salt": SecretStr(secrets.token_hex(32))})
+    return settings.model_copy(update={"recorder": made})
+
+
+def _hasher(settings: RecorderSettings) -> TextHasher | None:
+    if settings.text != "hashes":
+        return None
+    salt = settings.hash_salt.get_secret_value().encode() if settings.hash_salt is not None else secrets.token_bytes(32)
+    return TextHasher(salt, settings.hash_ngram, settings.tokenizer)
+
+
+def recorder_fault(settings: RecorderSettings) -> str:
+    """Return what would keep a recorder from writing; empty if nothing would. Creates nothing.
+
+    The folder may not exist yet: then its nearest parent that does must take it.
+    """
+    folder = settings.path.absolute()
+    with contextlib.suppress(OSError):
+        while not folder.exists():
+            folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        _hasher(settings)
+    except OSError as error:
+        return f"recorder.path: {settings.path}: cannot write to {folder}: {error.strerror}"
+    except ValueError as error:
+        return f"recorder.tokenizer: {error}"
+    return ""

@@ -1,0 +1,100 @@
+"""What is noted of a request while it runs: everything that cannot be found out when it has ended."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from backends.backend import Backend, EngineLoad
+from gateway.routing import Routed
+from gateway.usage import Usage
+from policies.policy import Decision, Outcome
+
+MOST_CHUNKS = 8192
+"""Times of chunks that are kept of one stream; later ones are not."""
+
+
+# Not frozen, as nothing that is made for each request.
+@dataclass(slots=True)
+class Take:
+    """The notes on one request.
+
+    Attributes
+    ----------
+    candidates
+        Those of its last decision, with the requests in flight and the load that each had then.
+    chunks
+        When each chunk of the stream came, on the clock of `time.perf_counter`.
+    answer
+        The bytes of the answer; None if they are not kept, or were more than may be.
+    room
+        Bytes that the answer may still have.
+    """
+
+    answer: list[bytes] | None
+    room: int
+    candidates: list[tuple[Backend, int, EngineLoad]] = field(default_factory=list)
+    chunks: array[float] = field(default_factory=lambda: array("d"))
+
+    def choose(self, candidates: Sequence[Backend]) -> None:
+        """Note the candidates of a decision, before the request is sent."""
+        self.candidates = [(one, one.in_flight, one.load) for one in candidates]
+
+    def chunk(self, now_s: float, data: bytes) -> None:
+        """Note a chunk of the stream."""
+        if len(self.chunks) < MOST_CHUNKS:
+            self.chunks.append(now_s)
+        if self.answer is not None:
+            self.keep(data)
+
+    def keep(self, data: bytes) -> None:
+        """Keep a part of the answer, or all of it, where answers are kept."""
+        if self.answer is None:
+            return
+        self.room -= len(data)
+        if self.room < 0:
+            self.answer = None
+        else:
+            self.answer.append(data)
+
+
+@dataclass(slots=True)
+class Taken:
+    """A request that has ended, as it waits in the queue.
+
+    Parameters
+    ----------
+    key
+        Name of the client's key.
+    body
+        Of the request, where more is to be read from it than its features; else empty.
+    decision, backend
+        None if no backend was up.
+    retried_from
+        The backend that failed it first; empty if none did.
+    word
+        What became of it, one of `gateway.metrics.OUTCOMES`.
+    outcome
+        None if it was not answered.
+    arrived_s, ended_s
+        On the clock of `time.perf_counter`.
+    size_bytes
+        Of the texts that it holds; the recorder's.
+    """
+
+    take: Take
+    request_id: bytes
+    key: str
+    routed: Routed
+    body: bytes
+    decision: Decision | None
+    backend: Backend | None
+    retried_from: str
+    status: int
+    word: str
+    outcome: Outcome | None
+    usage: Usage | None
+    arrived_s: float
+    ended_s: float
+    size_bytes: int = 0

@@ -1,0 +1,123 @@
+"""The text of an answer, and its token ids where the engine sent them, from the bytes that were relayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from policies.request import Endpoint
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What an engine wrote, in the order in which it came: reasoning, text and the arguments of calls.
+
+    Parameters
+    ----------
+    token_ids, prompt_token_ids
+        Empty where the engine did not send them (`return_token_ids`).
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.pieces)
+
+    def add(self, text: object) -> None:
+        """Add a text; anything else is none."""
+        if isinstance(text, str):
+            self.pieces.append(text)
+
+
+def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcript:
+    """Read an answer; what makes no sense counts as absent.
+
+    Parameters
+    ----------
+    answer
+        A JSON document, or the events of a stream.
+    """
+    transcript = Transcript()
+    for document in _events(answer) if stream else _whole(answer):
+        if endpoint is Endpoint.MESSAGES:
+            _read_message(transcript, document)
+        elif endpoint is Endpoint.RESPONSES:
+            _read_response(transcript, document)
+        else:
+            _read_choice(transcript, document)
+    return transcript
+
+
+def _events(answer: bytes) -> Iterator[dict[str, Any]]:
+    for line in answer.split(b"\n"):
+        if line.startswith(b"data:"):
+            yield from _whole(line[5:])
+
+
+def _whole(text: bytes) -> Iterator[dict[str, Any]]:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return  # [DONE], or an event that was cut
+    if isinstance(document, dict):
+        yield document
+
+
+def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
+    """Read a chat or completions answer, or a chunk of one: its first choice."""
+    _add_ids(transcript.prompt_token_ids, document.get("prompt_token_ids"))
+    for choice in _dicts(document.get("choices")):
+        if choice.get("index", 0) != 0:
+            continue
+        _add_ids(transcript.token_ids, choice.get("token_ids"))
+        _add_ids(transcript.prompt_token_ids, choice.get("prompt_token_ids"))
+        transcript.add(choice.get("text"))
+        said = choice.get("delta") or choice.get("message")
+        if isinstance(said, dict):
+            transcript.add(said.get("reasoning") or said.get("reasoning_content"))
+            transcript.add(said.get("content"))
+            for call in _dicts(said.get("tool_calls")):
+                function = call.get("function")
+                if isinstance(function, dict):
+                    transcript.add(function.get("name"))
+                    transcript.add(function.get("arguments"))
+
+
+def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
+    """Read an answer of Anthropic's messages, or an event of one."""
+    for block in _dicts(document.get("content")):
+        transcript.add(block.get("thinking"))
+        transcript.add(block.get("text"))
+        if isinstance(arguments := block.get("input"), dict):
+            transcript.add(orjson.dumps(arguments).decode())
+    delta = document.get("delta")
+    if document.get("type") == "content_block_delta" and isinstance(delta, dict):
+        transcript.add(delta.get("thinking"))
+        transcript.add(delta.get("text"))
+        transcript.add(delta.get("partial_json"))
+
+
+def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
+    """Read an answer of the responses API, or an event of one: its deltas, not the texts that sum them up."""
+    if str(document.get("type", "")).endswith(".delta"):
+        transcript.add(document.get("delta"))
+    for item in _dicts(document.get("output")):
+        for part in _dicts(item.get("content")):
+            transcript.add(part.get("text"))
+        transcript.add(item.get("arguments"))
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _add_ids(ids: list[int], found: object) -> None:
+    if isinstance(found, list) and all(isinstance(one, int) for one in found):
+        ids += found
