@@ -36,15 +36,16 @@ _BUCKET = re.compile(r'simulator:step_lateness_seconds_bucket\{.*le="([^"]+)".*\
 
 
 @contextlib.contextmanager
-def _simulator(replicas: int) -> Iterator[tuple[list[int], int]]:
+def _simulator(replicas: int, method: str | None) -> Iterator[tuple[list[int], int]]:
     ports = [free_port() for _ in range(replicas)]
+    methods = [each for each in _METHODS if method in {None, each[0]}]
     document = {
         "replicas": [
             {
                 "name": f"r{number}",
                 "model": "m",
-                "method": _METHODS[number % 4][0],
-                "speculative_config": _METHODS[number % 4][1],
+                "method": methods[number % len(methods)][0],
+                "speculative_config": methods[number % len(methods)][1],
                 "calibration": "llama-3.1-8b-h100",
                 "host": "127.0.0.1",
                 "port": port,
@@ -169,10 +170,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--method", choices=[name for name, _ in _METHODS], help="of all replicas; default: in turn")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--warm-seconds", type=float, default=8.0, help="before measuring, in which streams begin")
     given = parser.parse_args()
-    with _simulator(given.replicas) as (ports, pid):
+    with _simulator(given.replicas, given.method) as (ports, pid):
         measured = uvloop.run(_run(ports, pid, given.streams, given.seconds, given.warm_seconds))
     total, seen, elapsed_s = measured.late[float("inf")], measured.seen, measured.elapsed_s
     print(f"{given.replicas} replicas, {given.streams} streams, {given.seconds:g} s: {total:.0f} steps, {dict(seen)}")

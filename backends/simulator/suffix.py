@@ -64,6 +64,11 @@ class SuffixCache:
             max_model_len=max_model_len,
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory for what is remembered, with the room it has for more."""
+        return self._tree.held_bytes
+
     def replay(self, prompt_ids: Sequence[int], output_ids: Sequence[int], learn: bool = True) -> Steps:
         """Return what every step of a request would emit and draft, and remember its answer.
 

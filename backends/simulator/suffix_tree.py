@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,11 @@ class SuffixTree:
         state[kernel.DEPTH] = depth
         state[kernel.CELLS], state[kernel.SLOTS] = kernel.CELL, kernel.LABEL + depth
         state[kernel.FREE_CELL] = state[kernel.FREE_SLOT] = NONE
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory, with the room there is for more."""
+        return sum(memoryview(cast("array[int]", each)).nbytes for each in self.arrays)
 
     def begin(self) -> None:
         """Begin a new sequence."""
