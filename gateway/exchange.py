@@ -251,8 +251,10 @@ class Exchange:
             assert self._upstream is not None
             self._upstream.metrics.itl.observe(now_s - previous_s)
             self._last_s = now_s
-            if self._take is not None:
-                self._take.chunk(now_s, data)
+            if (take := self._take) is not None:
+                take.chunks.append(now_s)
+                if take.answer is not None:
+                    take.keep(data)
             self._reply.data(data)
             return
         if not is_event_stream(data):
@@ -262,7 +264,8 @@ class Exchange:
             return
         self._first_s = self._last_s = now_s
         if self._take is not None:
-            self._take.chunk(now_s, data)
+            self._take.chunks.append(now_s)
+            self._take.keep(data)
         self._note_home(data)
         self._pass_head()
         self._reply.data(data)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from gateway.recorder.hashes import TextHasher
@@ -16,6 +18,7 @@ from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.trace import VERSION
 
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+_MOST_INTERVALS = 8192
 _DIGITS = 6  # of times: a microsecond
 
 
@@ -162,7 +165,6 @@ def _candidates(taken: Taken, decision: Decision) -> list[dict[str, Any]]:
 def _add_outcome(document: dict[str, Any], taken: Taken) -> None:
     outcome, usage = taken.outcome, taken.usage
     assert outcome is not None
-    chunks = taken.take.chunks
     spec = {
         "drafted_tokens": outcome.drafted_tokens,
         "accepted_tokens": outcome.accepted_tokens,
@@ -174,7 +176,7 @@ def _add_outcome(document: dict[str, Any], taken: Taken) -> None:
         "output_tokens": outcome.output_tokens,
         "cached_tokens": outcome.cached_tokens,
         "ttft_s": None if outcome.ttft_s is None else round(outcome.ttft_s, _DIGITS),
-        "itl": np.diff(np.frombuffer(chunks)).round(_DIGITS).astype(np.float32) if len(chunks) > 1 else (),
+        "itl": _intervals(taken.take.chunks),
         "queue_s": None if usage is None else usage.queue_s,
         "spec": {name: value for name, value in spec.items() if value is not None},
     }
@@ -182,6 +184,11 @@ def _add_outcome(document: dict[str, Any], taken: Taken) -> None:
     if outcome.tokens_per_step is not None:
         steps[outcome.method.value] = round(outcome.tokens_per_step, 4)
     document["acceptance"] = {method: {"mean_acceptance_length": length} for method, length in steps.items()}
+
+
+def _intervals(chunks: array[float]) -> npt.NDArray[np.float32]:
+    """Return the seconds between chunks; of an endless stream, the first of them."""
+    return np.diff(np.frombuffer(chunks)[: _MOST_INTERVALS + 1]).round(_DIGITS).astype(np.float32)
 
 
 def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:

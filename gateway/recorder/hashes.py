@@ -65,21 +65,20 @@ class TextHasher:
         units = [*prompt, *output]
         grams: Iterable[tuple[int | str, ...]]
         grams = zip(units, strict=False) if self._ngram == 1 else self._grams(units)
-        hashes = [self._of(gram) for gram in grams]
+        known = self._known
+        hashes = [known.get(gram) or self._of(gram) for gram in grams]
         return hashes[: len(prompt)], hashes[len(prompt) :]
 
     def _grams(self, units: list[int | str]) -> Iterable[tuple[int | str, ...]]:
         return (tuple(units[max(0, end - self._ngram) : end]) for end in range(1, len(units) + 1))
 
     def _of(self, gram: tuple[int | str, ...]) -> int:
-        known = self._known.get(gram)
-        if known is None:
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            text = "\0".join(map(str, gram)).encode("utf-8", "surrogatepass")
-            digest = blake2b(text, key=self._key, digest_size=8).digest()
-            known = self._known[gram] = int.from_bytes(digest, "big") >> (64 - HASH_BITS)
-        return known
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        text = "\0".join(map(str, gram)).encode("utf-8", "surrogatepass")
+        digest = blake2b(text, key=self._key, digest_size=8).digest()
+        made = self._known[gram] = int.from_bytes(digest, "big") >> (64 - HASH_BITS)
+        return made
 
 
 def _load(path: Path) -> Tokenizer:

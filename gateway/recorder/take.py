@@ -11,9 +11,6 @@ from gateway.routing import Routed
 from gateway.usage import Usage
 from policies.policy import Decision, Outcome
 
-MOST_CHUNKS = 8192
-"""Times of chunks that are kept of one stream; later ones are not."""
-
 
 # Not frozen, as nothing that is made for each request.
 @dataclass(slots=True)
@@ -41,15 +38,8 @@ class Take:
         """Note the candidates of a decision, before the request is sent."""
         self.candidates = [(one, one.in_flight, one.load) for one in candidates]
 
-    def chunk(self, now_s: float, data: bytes) -> None:
-        """Note a chunk of the stream."""
-        if len(self.chunks) < MOST_CHUNKS:
-            self.chunks.append(now_s)
-        if self.answer is not None:
-            self.keep(data)
-
     def keep(self, data: bytes) -> None:
-        """Keep a part of the answer, or all of it, where answers are kept."""
+        """Keep a part of the answer, or all of it; where answers are not kept, nothing."""
         if self.answer is None:
             return
         self.room -= len(data)

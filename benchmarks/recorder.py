@@ -1,0 +1,147 @@
+"""Time what recording costs: `python -m benchmarks.recorder`. Microseconds, best of five.
+
+First on the request path (notes, and the queue); then in the recorder's thread, the record of a streamed chat request
+with 2,000 characters of prompt and 128 tokens of answer; then what a record takes in a file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import orjson
+import zstandard
+
+from backends.backend import Backend, EngineLoad, State
+from backends.speculation import Method
+from benchmarks.describe import best_us, chat, prose
+from gateway.recorder import Recorder, Take, Taken
+from gateway.recorder.document import Documents
+from gateway.recorder.hashes import TextHasher
+from gateway.routing import Routed
+from gateway.served import ServedModel
+from gateway.settings import RecorderSettings
+from gateway.usage import Usage
+from policies.policy import Considered, Decision, Outcome, policies
+from policies.request import Endpoint, describe
+
+TOKENS = 128
+WRITTEN = prose(60_000)
+_LINE = "{:<44} {:>9.2f}"
+
+
+def pool() -> list[Backend]:
+    """Return five backends under some load."""
+    methods = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3, Method.DRAFT_MODEL)
+    load = EngineLoad(running=4, waiting=1, kv_usage=0.2, at_s=1.0)
+    return [Backend(m.value, "m", m, "http://127.0.0.1:1", state=State.UP, in_flight=3, load=load) for m in methods]
+
+
+def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0) -> Taken:
+    """Return a request that has ended, as the exchange hands it over."""
+    rng = Random(number)
+    begin = rng.randrange(50_000)
+    body = orjson.dumps(chat(WRITTEN[begin : begin + 2000], temperature=0.7, max_tokens=256))
+    kind = policies()[policy]
+    model = ServedModel("m", kind(kind.Settings()), 1.0, {})
+    features = describe(
+        Endpoint.CHAT, orjson.loads(body), model="m", default_temperature=1.0, qps=12.5, in_flight=9, workload="chat"
+    )
+    considered = tuple(Considered(one.name, 1.234567, 0.2, 3) for one in backends)
+    decision = Decision("ngram", policy, "fastest", 0.9, considered)
+    take = Take([] if text != "none" else None, 1 << 20)
+    take.choose(backends)
+    words = rng.choices(WRITTEN.split(), k=TOKENS)
+    for place in range(TOKENS):
+        delta = {"choices": [{"index": 0, "delta": {"content": " " + words[place]}, "logprobs": None}]}
+        data = orjson.dumps(
+            {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "m", **delta}
+        )
+        take.chunks.append(100.0 + 0.02 * place + rng.uniform(0, 0.004))
+        take.keep(b"data: " + data + b"\n\n")
+    outcome = Outcome(features, decision, Method.NGRAM, 200, 0.1, 0.02, 3.0, 512, TOKENS, 2.1, 100, 60)
+    usage = Usage(512, TOKENS, 0, 100, 60, 40, 0.1, 0.01, 2.9)
+    routed, request_id = Routed(model, features), b"%032x" % rng.getrandbits(128)
+    kept = body if text != "none" or policy == "round_robin" else b""
+    return Taken(
+        take, request_id, "team", routed, kept, decision, backends[1], "", 200, "ok", outcome, usage, 99.9, 103.0
+    )
+
+
+def request_path(folder: Path) -> None:
+    """Print what the event loop spends."""
+    backends = pool()
+    recorder = Recorder(RecorderSettings(path=folder, queue=100))  # its thread not started: the queue is emptied here
+    one = taken(backends, "thresholds", "none")
+
+    def whole() -> None:
+        take = recorder.take(Endpoint.CHAT)
+        assert take is not None
+        take.choose(backends)
+        recorder.wants_body(one.routed.model.policy)
+        recorder.add(
+            Taken(
+                take,
+                one.request_id,
+                one.key,
+                one.routed,
+                b"",
+                one.decision,
+                one.backend,
+                one.retried_from,
+                one.status,
+                one.word,
+                one.outcome,
+                one.usage,
+                one.arrived_s,
+                time.perf_counter(),
+            )
+        )
+        recorder._queue.clear()
+
+    print(_LINE.format("request path: a request, five candidates", best_us(whole)))
+    holder = [Take(None, 0)]
+
+    def hundred() -> None:
+        for _ in range(100):
+            if (take := holder[0]) is not None:
+                take.chunks.append(1.0)
+                if take.answer is not None:
+                    take.keep(b"")
+        del holder[0].chunks[:]
+
+    print(_LINE.format("request path: a chunk of a stream", best_us(hundred) / 100))
+
+
+def thread() -> None:
+    """Print what the thread spends on a record, and what it takes."""
+    backends = pool()
+    print()
+    for policy in ("thresholds", "round_robin"):
+        for text in ("none", "hashes", "full"):
+            hasher = TextHasher(b"salt") if text == "hashes" else None
+            line = partial(Documents(text, hasher).line, taken(backends, policy, text), 0.0)
+            kept = "features known" if policy == "thresholds" else "features to be worked out"
+            print(_LINE.format(f"thread: text: {text}, {kept}", best_us(line)))
+    print()
+    packer = zstandard.ZstdCompressor(level=3)
+    for text in ("none", "hashes", "full"):
+        documents = Documents(text, TextHasher(b"salt") if text == "hashes" else None)
+        lines = [documents.line(taken(backends, "thresholds", text, number), number * 0.37) for number in range(200)]
+        packed = len(packer.compress(b"".join(lines))) / len(lines)
+        print(f"bytes a record, text: {text:<7} {len(lines[0]):>6} plain, {packed:>6.0f} packed, 200 to a frame")
+
+
+def main() -> None:
+    """Print all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        request_path(Path(folder))
+    thread()
+
+
+if __name__ == "__main__":
+    main()
