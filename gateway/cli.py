@@ -1,4 +1,4 @@
-"""The command line: `gateway` serves a pool; `check` and `schema` look at one, `bench` measures one."""
+"""The command line: `gateway` serves a pool; `check` and `schema` look at one, `bench` measures one, `trace` traces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.trace.command import app as trace_app
+
 if TYPE_CHECKING:
     from gateway.settings import PoolSettings
 
@@ -15,6 +17,7 @@ _DEFAULT_CONFIG = Path("config/pool.yaml")
 _WRONG_FILE = 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(trace_app, name="trace")
 
 
 def main() -> None:

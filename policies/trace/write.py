@@ -19,7 +19,7 @@ _SPEAKERS = {"user": "human", "assistant": "gpt"}
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
-    """Write records to a file, packed as its name says (`.gz`, `.zst`).
+    """Write records to a file, packed as its name says (`.gz`, `.zst`); it is there when it is whole, not before.
 
     Parameters
     ----------
@@ -42,8 +42,10 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
         raise ValueError(f"no format is called {format!r}; there are {', '.join(_WRITERS)}")
     head, form, between, tail = _WRITERS[format]
     written = left_out = 0
+    # A device or a pipe is written to as it is.
+    target = path.with_name(f".{path.name}.part") if path.is_file() or not path.exists() else path
     try:
-        with _create(path) as file:
+        with _create(target, path.suffix) as file:
             file.write(head)
             for record in records:
                 line = form(record)
@@ -55,18 +57,23 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
                 file.write(line)
                 written += 1
             file.write(tail)
+        if target != path:
+            target.replace(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot write it: {error.strerror or error}") from None
+    finally:
+        if target != path:
+            target.unlink(missing_ok=True)
     return written, left_out
 
 
 @contextmanager
-def _create(path: Path) -> Iterator[IO[bytes]]:
+def _create(path: Path, suffix: str) -> Iterator[IO[bytes]]:
     with path.open("wb") as file:
-        if path.suffix == ".gz":
+        if suffix == ".gz":
             with gzip.open(file, "wb") as packed:
                 yield cast(IO[bytes], packed)
-        elif path.suffix == ".zst":
+        elif suffix == ".zst":
             import zstandard
 
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packing:
