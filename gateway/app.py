@@ -56,6 +56,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         recorder = gateway.relay.recorder
         if recorder is not None:
             recorder.start()
+        await gateway.state.start()  # before the first request, so that it meets what was learned
         await gateway.pool.start()
         tick = asyncio.create_task(_tick(gateway, siblings))
         try:
@@ -66,6 +67,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
+            await gateway.state.stop()
             gateway.metrics.flush()  # siblings go on answering for what this worker counted
             await gateway.pool.stop()
             for model in gateway.models.values():

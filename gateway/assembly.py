@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backends.backend import Backend
@@ -17,6 +17,9 @@ from gateway.relay import Patience, Relay
 from gateway.routing import Router
 from gateway.served import ServedModel, Upstream
 from gateway.settings import KeySettings, PoolSettings
+from gateway.state import State
+from gateway.state.place import open_store
+from gateway.state.store import ERRORS
 from policies.policy import policies
 
 
@@ -30,6 +33,8 @@ class Gateway:
         By their own name, in the order of the pool file.
     admin_digest
         SHA-256 of the admin key.
+    state
+        What outlives the process and is shared with others.
     """
 
     settings: PoolSettings
@@ -38,6 +43,7 @@ class Gateway:
     relay: Relay
     metrics: Metrics
     admin_digest: bytes
+    state: State
 
 
 def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
@@ -78,7 +84,13 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         relay.recorder = Recorder(settings.recorder)
         for model in models.values():
             model.policy.tells_considered = True
-    return Gateway(settings, models, pool, relay, metrics, digest(admin_key))
+    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), _state(settings, models, metrics))
+
+
+def _state(settings: PoolSettings, models: Mapping[str, ServedModel], metrics: Metrics) -> State:
+    store = open_store(settings.state)
+    learners = {name: model.policy.experience for name, model in models.items() if model.policy.experience is not None}
+    return State(store, learners, None if store is None else metrics.bind_state(store.kind, ERRORS))
 
 
 def _client(backend: Backend, connect_timeout_s: float, tls: ssl.SSLContext | None) -> UpstreamClient:

@@ -70,12 +70,14 @@ def check(
     from rich.console import Console
 
     from gateway.recorder import recorder_fault
+    from gateway.state.place import describe
     from gateway.summary import pool_table
 
     if settings.recorder is not None and (fault := recorder_fault(settings.recorder)):
         typer.echo(f"{config or context.obj}: {fault}", err=True)
         raise typer.Exit(_WRONG_FILE)
     Console().print(pool_table(settings))
+    typer.echo(describe(settings.state))
 
 
 @app.command()
@@ -171,11 +173,48 @@ def bench(
     )
 
 
+@app.command()
+def evaluate(
+    trace: Annotated[list[Path], typer.Argument(help="Recorded requests: files, or folders of them.")],
+    *,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Policy to evaluate; again.  [default: the pool's own]"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Pool file: k and weight of each replica, and the policies' settings.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Whose requests.  [default: the first's]")] = None,
+    trace_format: Annotated[str | None, typer.Option("--format", help="The trace's, where it cannot be told.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Requests to use at most.")] = None,
+    seed: Annotated[int, typer.Option(help="Of resampling, and of policies that draw.")] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here.")] = None,
+) -> None:
+    """Tell from recorded requests what other policies would have given. Exits 1 if the record cannot tell of any."""
+    from gateway.evaluate_command import run_evaluate
+
+    raise typer.Exit(
+        run_evaluate(
+            trace=tuple(trace),
+            policy=tuple(policy or ()),
+            config=config,
+            model=model,
+            trace_format=trace_format,
+            strict=strict,
+            limit=limit,
+            seed=seed,
+            json_file=json,
+        )
+    )
+
+
 def _load(path: Path) -> PoolSettings:
     from gateway.config import ConfigError, load_pool
+    from gateway.state.place import with_place
 
     try:
-        return load_pool(path)
+        return with_place(load_pool(path), path)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         sys.exit(_WRONG_FILE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -27,10 +28,14 @@ from backends.metrics import EngineMetrics
 from gateway.series import Count, Counts, Distribution, Distributions
 
 _BACKEND = ("model", "backend", "method")
+_STORE = ("store",)
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
+_SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
+_OfWorkers = Literal["livemostrecent", "livesum", "livemin"]
+"""What becomes of a gauge of several workers: the last value set, the sum, or the least."""
 _TEMPERATURES = ((0.0, "0"), (0.3, "0-0.3"), (0.5, "0.3-0.5"), (0.7, "0.5-0.7"), (1.0, "0.7-1"))
 
 
@@ -52,6 +57,18 @@ class BackendMetrics:
     prompt_tokens: Count
     output_tokens: Count
     outcomes: dict[str, Count]
+
+
+@dataclass(slots=True)
+class StateMetrics:
+    """The series of the store of what is learned, with their labels bound; errors by kind."""
+
+    connected: Gauge
+    last_sync: Gauge
+    sync: Distribution
+    pushed: Count
+    read: Count
+    errors: dict[str, Count]
 
 
 class Metrics:
@@ -77,10 +94,8 @@ class Metrics:
             self._summed.append(distributions)
             return distributions
 
-        def gauge(name: str, text: str, labels: tuple[str, ...], *, add_up: bool = False) -> Gauge:
-            return Gauge(
-                name, text, labels, registry=registry, multiprocess_mode="livesum" if add_up else "livemostrecent"
-            )
+        def gauge(name: str, text: str, labels: tuple[str, ...], workers: _OfWorkers = "livemostrecent") -> Gauge:
+            return Gauge(name, text, labels, registry=registry, multiprocess_mode=workers)
 
         self.requests = counter("gateway_requests", "Requests ended, by what became of them", (*_BACKEND, "outcome"))
         self.ttft = histogram(
@@ -108,8 +123,8 @@ class Metrics:
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests that were to be recorded", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
-        self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), add_up=True)
-        self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, add_up=True)
+        self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
+        self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, "livesum")
         self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
         self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))
         self.simulated = gauge("gateway_backend_simulated", "1 if the backend is simulated", _BACKEND)
@@ -122,6 +137,13 @@ class Metrics:
         self.acceptance_length = gauge(
             "gateway_backend_acceptance_length", "Accepted + 1 over steps that drafted, since it started", _BACKEND
         )
+        self.state_connected = gauge("gateway_state_connected", "1 if the store could be used", _STORE, "livemin")
+        self.state_last_sync = gauge(
+            "gateway_state_last_sync_timestamp_seconds", "When the store was last in step", _STORE, "livemin"
+        )
+        self.state_sync = histogram("gateway_state_sync_seconds", "Getting the store in step", _STORE, _SYNC_S)
+        self.state_rows = counter("gateway_state_rows", "Rows of experience exchanged", (*_STORE, "direction"))
+        self.state_errors = counter("gateway_state_errors", "Trouble with the store", (*_STORE, "kind"))
 
     def bind(self, backend: Backend) -> BackendMetrics:
         """Return a backend's series; do it once, since finding a series by its labels costs more than counting."""
@@ -137,6 +159,17 @@ class Metrics:
             output_tokens=self.output_tokens.labels(*labels),
             # All from the start: a rate over a series that begins with its first event misses that event.
             outcomes={outcome: self.requests.labels(*labels, outcome) for outcome in OUTCOMES},
+        )
+
+    def bind_state(self, store: str, kinds: Iterable[str]) -> StateMetrics:
+        """Return the series of a store of the given kind, with those of its errors."""
+        return StateMetrics(
+            self.state_connected.labels(store),
+            self.state_last_sync.labels(store),
+            self.state_sync.labels(store),
+            self.state_rows.labels(store, "pushed"),
+            self.state_rows.labels(store, "read"),
+            {kind: self.state_errors.labels(store, kind) for kind in kinds},
         )
 
     def count_refusal(self) -> None:

@@ -179,6 +179,54 @@ class AdminSettings(Settings):
     key: Secret = None
 
 
+def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
+    if url is None:
+        return None
+    from redis.connection import parse_url
+
+    try:
+        parse_url(url.get_secret_value())  # type: ignore[no-untyped-call]
+    except ValueError:  # its text may show a part of the password
+        raise ValueError("expected redis://host:port/database, rediss://... for TLS, or unix:///path/to.sock") from None
+    return url
+
+
+class StateSettings(Settings):
+    """Where what is learned is kept: in a file, or in a Redis that several gateways share.
+
+    Parameters
+    ----------
+    file
+        An SQLite file on a local disk. None: one for each pool file, in the user's folder for such things.
+    redis
+        `redis://[user:password@]host[:port][/database]`, `rediss://...` for TLS, or `unix:///path/to.sock`.
+    prefix
+        What the names of its keys in Redis begin with; gateways of the same pool have the same.
+    """
+
+    file: Annotated[Path | None, BeforeValidator(_none_if_empty)] = None
+    redis: Annotated[Secret, AfterValidator(_known_redis_url)] = None
+    prefix: Name = "gateway"
+
+    @classmethod
+    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+        """Yield a file and a Redis given both."""
+        if data.get("file") is not None and _none_if_empty(data.get("redis")) is not None:
+            yield Fault(("redis",), "given beside file", "give one of the two", at_key=True)
+
+
+def _none_if_said(state: Any) -> Any:
+    if state == "none":
+        return None
+    if not isinstance(state, Mapping | StateSettings):
+        raise ValueError("expected `none`, or a mapping with `file` or `redis`")  # noqa: TRY004 -- as pydantic wants it
+    return state
+
+
+_StateSaid = StateSettings | Literal["none"]
+State = Annotated[StateSettings | None, BeforeValidator(_none_if_said, json_schema_input_type=_StateSaid)]
+
+
 class RecorderSettings(Settings):
     """Whether and how requests are recorded: one line of JSON a request, in files that `gateway trace` reads.
 
@@ -447,6 +495,8 @@ class PoolSettings(Settings):
         any the gateway is open.
     recorder
         None records nothing.
+    state
+        `none` keeps nothing.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
@@ -458,6 +508,7 @@ class PoolSettings(Settings):
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     admin: AdminSettings = AdminSettings()
     recorder: RecorderSettings | None = None
+    state: State = StateSettings()
 
     @model_validator(mode="before")
     @classmethod

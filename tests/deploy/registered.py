@@ -21,7 +21,7 @@ class Series:
 def registered() -> set[Series]:
     """Return all of them."""
     found = set()
-    for metric in vars(Metrics()).values():
+    for metric in Metrics().registry._collector_to_names:
         if isinstance(metric, MetricWrapperBase):
             (described,) = metric.describe()
             name = described.name + ("_total" if described.type == "counter" else "")

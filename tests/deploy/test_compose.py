@@ -29,7 +29,9 @@ def test_what_it_builds_and_mounts_exists(services: dict[str, Any]) -> None:
     context = (DEPLOY / build["context"]).resolve()
     assert context == ROOT
     assert (context / build["dockerfile"]).is_file()
-    (pool,) = services["gateway"]["volumes"]
+    pool, state = services["gateway"]["volumes"]
+    (kept_in,) = re.findall(r"STATE_DIRECTORY=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    assert state == f"state:{kept_in}"
     default = re.fullmatch(r"\$\{POOL_FILE:-(.+)\}", pool["source"])
     assert default
     assert (DEPLOY / default[1]).is_file()
@@ -51,7 +53,7 @@ def test_nothing_is_published_beyond_this_host_unless_asked_for(services: dict[s
             assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
 
 
-def test_every_service_runs_with_no_privileges_and_the_gateway_writes_nowhere(services: dict[str, Any]) -> None:
+def test_every_service_runs_with_no_privileges_and_the_gateway_writes_only_what_it_learns(services: dict[str, Any]) -> None:
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -63,6 +65,8 @@ def test_stopping_takes_longer_than_draining(services: dict[str, Any]) -> None:
     assert float(services["gateway"]["stop_grace_period"].removesuffix("s")) > longest_s
 
 
-def test_redis_which_nothing_uses_yet_starts_only_when_asked_for(services: dict[str, Any]) -> None:
+def test_redis_starts_only_when_asked_for_and_forgets_nothing_by_itself(services: dict[str, Any]) -> None:
     assert services["redis"]["profiles"] == ["state"]
+    command = services["redis"]["command"]
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert not any("redis" in str(service.get("depends_on", "")) for service in services.values())

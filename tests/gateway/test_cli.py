@@ -71,10 +71,11 @@ def test_check_prints_the_pool(small: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
     rows = [line.split() for line in run.stdout.splitlines()]
     assert rows[0] == ["model", "backend", "method", "k", "where", "weight"]
-    assert rows[2:] == [
+    assert rows[2:4] == [
         ["llama", "plain", "baseline", "http://127.0.0.1:9", "1"],
         ["lookup", "ngram", "5", "http://127.0.0.1:10", "1"],
     ]
+    assert [row[:6] for row in rows[4:]] == [["What", "is", "learned", "is", "kept", "in"]]
 
 
 def test_the_file_may_stand_before_the_command(small: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.settings import (
     ServeSettings,
     Settings,
     SimulateSettings,
+    StateSettings,
     TimeoutSettings,
 )
 
@@ -32,6 +33,7 @@ SECTIONS: list[tuple[str, type[Settings]]] = [
     ("timeouts.", TimeoutSettings),
     ("health.", HealthSettings),
     ("admin.", AdminSettings),
+    ("state.", StateSettings),
     ("recorder.", RecorderSettings),
     ("", ModelSettings),
     ("", BackendSettings),

@@ -1,0 +1,14 @@
+-- Puts back versions of a document that are above the present one.
+--
+-- KEYS: the versions of all documents; the history of this one.
+-- ARGV: name; how many entries to keep; then versions, ascending, and their entries, in turn.
+local version = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0')
+for at = 3, #ARGV, 2 do
+  if tonumber(ARGV[at]) > version then
+    version = tonumber(ARGV[at])
+    redis.call('HSET', KEYS[1], ARGV[1], version)
+    redis.call('RPUSH', KEYS[2], ARGV[at + 1])
+  end
+end
+redis.call('LTRIM', KEYS[2], -tonumber(ARGV[2]), -1)
+return version
