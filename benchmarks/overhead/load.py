@@ -1,4 +1,4 @@
-"""Closed-loop load: so many connections, each with one request after the other.
+"""Closed-loop load: so many connections, each with one request after the other, no two bodies alike in a row.
 
 Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]`; prints
 one JSON line.
@@ -10,18 +10,30 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from itertools import cycle
 from typing import cast
 
 import httptools
 import numpy as np
 import uvloop
 
+from benchmarks.overhead.upstream import allow_many_files
+
 _SENT = b'"content":" '
+_BODIES = 61
+_HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nuser-agent: OpenAI/Python 1.99.0\r\n"
+    "accept: application/json\r\ncontent-type: application/json\r\nx-stainless-lang: python\r\n"
+    "{headers}content-length: {length}\r\n\r\n"
+)
 
 
-def chat_body(size: int, *, stream: bool) -> bytes:
-    """Return a chat request of about `size` bytes of different words."""
-    words = " ".join(f"word{number * 7919 % 9973}" for number in range(size // 8))
+def chat_body(size: int, number: int, *, stream: bool) -> bytes:
+    """Return the `number`th chat request of about `size` bytes: eight words a line, no line like another."""
+    words = " ".join(
+        f"word{(place + 31 * number) * 7919 % 9973}{'' if place % 8 else chr(10)}" for place in range(size // 8)
+    )
     document = {
         "model": "m",
         "messages": [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": words}],
@@ -44,8 +56,8 @@ class Totals:
 class Client(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, request: bytes, totals: Totals) -> None:
-        self._request = request
+    def __init__(self, requests: Iterator[bytes], totals: Totals) -> None:
+        self._requests = requests
         self._totals = totals
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -58,7 +70,7 @@ class Client(asyncio.Protocol):
     def _send(self) -> None:
         assert self._transport is not None
         self._sent_s = time.monotonic()
-        self._transport.write(self._request)
+        self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -82,15 +94,16 @@ def _quantiles_ms(values_s: list[float]) -> dict[str, float]:
     if not values_s:
         return {}
     p50, p99 = np.quantile(values_s, [0.5, 0.99]) * 1e3
-    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+    late = float(np.mean(np.asarray(values_s) > 1e-3))
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3), "over_1_ms": round(late, 5)}
 
 
-async def run(port: int, connections: int, seconds: float, request: bytes) -> dict[str, object]:
+async def run(port: int, connections: int, seconds: float, requests: Iterator[bytes]) -> dict[str, object]:
     """Put the load on and return what came of it."""
     totals = Totals()
     loop = asyncio.get_running_loop()
     opened = [
-        await loop.create_connection(lambda: Client(request, totals), "127.0.0.1", port) for _ in range(connections)
+        await loop.create_connection(lambda: Client(requests, totals), "127.0.0.1", port) for _ in range(connections)
     ]
     await asyncio.sleep(seconds)
     done, errors = len(totals.latencies_s), totals.errors
@@ -115,13 +128,11 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--header", action="append", default=[])
     given = parser.parse_args()
-    body = chat_body(given.body_bytes, stream=given.stream)
     headers = "".join(f"{header}\r\n" for header in given.header)
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"{headers}content-length: {len(body)}\r\n\r\n"
-    )
-    result = uvloop.run(run(given.port, given.connections, given.seconds, head.encode() + body))
+    bodies = [chat_body(given.body_bytes, number, stream=given.stream) for number in range(_BODIES)]
+    requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
+    allow_many_files()
+    result = uvloop.run(run(given.port, given.connections, given.seconds, requests))
     print(json.dumps(result))
 
 

@@ -1,4 +1,4 @@
-"""The systems under test: ours in several settings, and peers where they are installed."""
+"""The systems under test: ours with each pool file of `pools/`, and peers where they are installed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_POOL = """
-server: {{port: {port}}}
-models:
-  m:
-    policy: {{name: {policy}}}
-    backends:
-{backends}
-"""
-_KEYS = "keys: [{name: bench, key: sk-bench, requests_per_minute: 100000000}]\n"
+POOLS = Path(__file__).with_name("pools")
 _NGINX = """
 worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;
-events {{ worker_connections 4096; }}
+events {{ worker_connections 40000; }}
 http {{
   access_log off; client_max_body_size 64m; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
@@ -29,6 +21,13 @@ http {{
     client_body_buffer_size 2m; }} }}
 }}
 """
+_LITELLM = """
+model_list:
+  - model_name: m
+    litellm_params: {{model: hosted_vllm/m, api_base: "http://127.0.0.1:{upstream}/v1", api_key: none}}
+"""
+
+Argv = Callable[[int, int, Path], list[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +38,25 @@ class System:
     ----------
     argv
         From its port, the upstream's port and a folder of its own to its command line; None if it is not installed.
+        The environment has UPSTREAM and FOLDER too.
     headers
         What its requests must carry.
     """
 
     name: str
-    argv: Callable[[int, int, Path], list[str] | None]
+    argv: Argv
     headers: tuple[str, ...] = ()
 
 
-def _gateway(policy: str, backends: int, *, keys: bool = False) -> Callable[[int, int, Path], list[str] | None]:
-    def argv(port: int, upstream: int, folder: Path) -> list[str]:
-        # One upstream under several addresses: 127.0.0.1, 127.0.0.2, ... are all this machine.
-        lines = [f'      b{n}: {{method: baseline, url: "http://127.0.0.{n + 1}:{upstream}"}}' for n in range(backends)]
-        text = _POOL.format(port=port, policy=policy, backends="\n".join(lines))
-        config = folder / "pool.yaml"
-        config.write_text(text + (_KEYS if keys else ""))
-        return [sys.executable, "-m", "gateway", "--config", str(config)]
+def gateway(pool: Path, *, workers: int = 1) -> System:
+    """Return the gateway with a pool file: the command `gateway` of PATH, else this checkout, not compiled."""
 
-    return argv
+    def argv(port: int, _upstream: int, _folder: Path) -> list[str]:
+        installed = shutil.which("gateway")
+        command = [installed] if installed else [sys.executable, "-m", "gateway"]
+        return [*command, "--config", str(pool), "--port", str(port), "--workers", str(workers)]
+
+    return System(f"gateway, {pool.stem}", argv, ("authorization: Bearer sk-bench",))
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str] | None:
@@ -68,23 +67,32 @@ def _nginx(port: int, upstream: int, folder: Path) -> list[str] | None:
     return ["nginx", "-c", str(config), "-e", str(folder / "error.log")]
 
 
-def _vllm_router(port: int, upstream: int, _folder: Path) -> list[str] | None:
-    command = shutil.which("vllm-router")
-    if command is None:
+def _router(command: str, *options: str) -> Argv:
+    def argv(port: int, upstream: int, _folder: Path) -> list[str] | None:
+        if shutil.which(command) is None:
+            return None
+        where = ["--worker-urls", f"http://127.0.0.1:{upstream}", "--host", "127.0.0.1", "--port", str(port)]
+        return [command, *options, *where, "--policy", "round_robin", "--log-level", "error"]
+
+    return argv
+
+
+def _litellm(port: int, upstream: int, folder: Path) -> list[str] | None:
+    if shutil.which("litellm") is None:
         return None
-    return [
-        *(command, "--worker-urls", f"http://127.0.0.1:{upstream}", "--port", str(port), "--host", "127.0.0.1"),
-        *("--policy", "round_robin", "--log-level", "error"),
-    ]
+    config = folder / "litellm.yaml"
+    config.write_text(_LITELLM.format(upstream=upstream))
+    return ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"]
 
 
-SYSTEMS = (
-    System("gateway, round_robin, 1 backend", _gateway("round_robin", 1)),
-    System(
-        "gateway, thresholds, 8 backends, keys",
-        _gateway("thresholds", 8, keys=True),
-        ("authorization: Bearer sk-bench",),
-    ),
+PEERS = (
     System("nginx", _nginx),
-    System("vllm-router", _vllm_router),
+    System("vllm-router", _router("vllm-router")),
+    System("sglang-router", _router("sglang-router", "launch")),
+    System("litellm", _litellm),
 )
+
+
+def systems(pools: list[Path]) -> list[System]:
+    """Return the gateway with the given pool files (else those of `pools/`), and the peers."""
+    return [*(gateway(pool) for pool in pools or sorted(POOLS.glob("*.yaml"))), *PEERS]

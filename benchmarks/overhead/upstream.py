@@ -1,7 +1,8 @@
 """An upstream that costs next to nothing: answers like one vLLM replica, from constants.
 
-Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent.
-A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat completion of 1 KB.
+Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent and how
+many streams are open. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat
+completion of 1 KB.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import time
 from typing import cast
@@ -54,6 +56,7 @@ class Counts:
 
     requests = 0
     chunks = 0
+    streams = 0
 
 
 class Upstream(asyncio.Protocol):
@@ -83,7 +86,7 @@ class Upstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._transport is not None
         if self._url == b"/stats":
-            told = {"requests": Counts.requests, "chunks": Counts.chunks}
+            told = {"requests": Counts.requests, "chunks": Counts.chunks, "streams": Counts.streams}
             self._transport.write(_answer(json.dumps(told).encode()))
         elif self._url in _OTHERS:
             self._transport.write(_OTHERS[self._url])
@@ -91,15 +94,15 @@ class Upstream(asyncio.Protocol):
             Counts.requests += 1
             if b'"stream": true' in self._body or b'"stream":true' in self._body:  # peers write the JSON anew
                 self._transport.write(_STREAM_HEAD)
+                Counts.streams += 1
                 self._chunk(0)
             else:
                 self._transport.write(_COMPLETION)
 
     def _chunk(self, number: int) -> None:
         assert self._transport is not None
-        if self._transport.is_closing():
-            return
-        if number == CHUNKS:
+        if self._transport.is_closing() or number == CHUNKS:
+            Counts.streams -= 1
             self._transport.write(_STREAM_END)
             return
         # The moment of sending stands in the chunk, so that its reader can tell how long it was on its way.
@@ -116,10 +119,17 @@ class Upstream(asyncio.Protocol):
 async def serve(port: int) -> None:
     """Serve until ended."""
     server = await asyncio.get_running_loop().create_server(
-        Upstream, [f"127.0.0.{number}" for number in range(1, 9)], port
+        Upstream, [f"127.0.0.{number}" for number in range(1, 9)], port, backlog=2048
     )
     await server.serve_forever()
 
 
+def allow_many_files() -> None:
+    """Raise the limit on open files as far as it may be."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 if __name__ == "__main__":
+    allow_many_files()
     uvloop.run(serve(int(sys.argv[1])))

@@ -1,0 +1,109 @@
+"""What takes longer than a round: many open streams, many requests, several workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from backends.ports import free_port
+from benchmarks.overhead.measure import environment
+from benchmarks.overhead.process import (
+    LOAD_CPU,
+    SYSTEM_CPU,
+    cpu_s,
+    load,
+    rss_mb,
+    running,
+    stats,
+    tree,
+    until_answered,
+    upstream,
+)
+from benchmarks.overhead.systems import System, gateway
+
+_SLOW = {"CHUNKS": "1000", "INTERVAL_S": "10"}
+_QUICK = {"CHUNKS": "1", "INTERVAL_S": "0"}
+
+
+@contextlib.contextmanager
+def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) -> Iterator[tuple[int, int, list[int]]]:
+    """Run a system before an upstream; gives the upstream's port, the system's, and its processes."""
+    behind, port = free_port(), free_port()
+    argv = system.argv(port, behind, folder)
+    assert argv is not None
+    log = folder / f"{system.name}.log"
+    with upstream(behind, folder, env), running(argv, cpus, log, environment(behind, folder)) as pid:
+        until_answered(port, system.headers, log)
+        yield behind, port, tree(pid)
+
+
+def open_streams(pool: Path, streams: int, folder: Path) -> str:
+    """Hold so many streams open through one worker and tell what it takes."""
+    system = gateway(pool)
+    with _started(system, folder, _SLOW, {SYSTEM_CPU}) as (behind, port, pids):
+        idle_mb = rss_mb(pids)
+        argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(streams), "600", "2000", "--stream"]
+        argv += [part for header in system.headers for part in ("--header", header)]
+        with running(argv, {LOAD_CPU}, folder / "load.log"):
+            end_s = time.monotonic() + 120
+            while (open_now := stats(behind)["streams"]) < streams and time.monotonic() < end_s:
+                time.sleep(0.5)
+            time.sleep(2.0)
+            held_mb = rss_mb(pids)
+    each_kb = (held_mb - idle_mb) * 1024 / max(1, open_now)
+    return f"{open_now} open streams in one worker: {held_mb:.0f} MB ({idle_mb:.0f} idle; {each_kb:.1f} KB a stream)"
+
+
+def soak(pool: Path, requests: int, folder: Path) -> str:
+    """Send so many requests and tell how memory grows after the first tenth."""
+    system = gateway(pool)
+    done, held_mb = [0], []
+    with _started(system, folder, _QUICK, {SYSTEM_CPU}) as (behind, port, pids):
+        begun = stats(behind)["requests"]
+        while done[-1] < requests:
+            load(port, 64, 4.0, 2000, headers=system.headers)
+            done.append(stats(behind)["requests"] - begun)
+            held_mb.append(rss_mb(pids))
+    late = [(count, mb) for count, mb in zip(done[1:], held_mb, strict=True) if count >= requests / 10]
+    slope = float(np.polyfit(*zip(*late, strict=True), 1)[0]) * 1e5 if len(late) > 2 else float("nan")
+    return (
+        f"{done[-1]} requests: {late[0][1]:.1f} MB after {late[0][0]}, {late[-1][1]:.1f} MB at the end; "
+        f"{slope:+.2f} MB for each 100,000 more"
+    )
+
+
+def workers(pool: Path, rounds: int, folder: Path) -> str:
+    """Tell how much more two workers carry than one.
+
+    Where the machine has cores for both and for the load beside them, by throughput; else by the CPU time of a request,
+    which is the same as long as the workers share the requests evenly and wait for nothing in common.
+    """
+    enough = (os.cpu_count() or 1) >= 4
+    cost: dict[int, list[float]] = {1: [], 2: []}
+    rate: dict[int, list[float]] = {1: [], 2: []}
+    shares: list[float] = []
+    for _ in range(rounds):
+        for number in (1, 2):
+            cpus = {0, 2} if enough else {0, 1}
+            with _started(gateway(pool, workers=number), folder, _QUICK, cpus) as (behind, port, pids):
+                load(port, 64, 1.0, 2000, headers=("authorization: Bearer sk-bench",))
+                before, each_s = stats(behind)["requests"], [-cpu_s([pid]) for pid in pids]
+                result = load(port, 64, 4.0, 2000, headers=("authorization: Bearer sk-bench",))
+                each_s = [spent_s + cpu_s([pid]) for spent_s, pid in zip(each_s, pids, strict=True)]
+                cost[number].append(1e6 * sum(each_s) / (stats(behind)["requests"] - before))
+                rate[number].append(float(str(result["requests_per_s"])))
+                if number == 2:
+                    shares.append(max(each_s) / sum(each_s))
+    one_us, two_us = (float(np.median(cost[number])) for number in (1, 2))
+    carried = float(np.median(rate[2]) / np.median(rate[1])) if enough else 2.0 * one_us / two_us
+    how = "requests/s" if enough else "2 cores over the CPU time of a request"
+    return (
+        f"two workers carry {carried:.2f} times what one does ({how}: {one_us:.1f} us with one, {two_us:.1f} with two, "
+        f"the busier of which did {np.median(shares):.0%})"
+    )

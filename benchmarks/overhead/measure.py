@@ -1,0 +1,102 @@
+"""One system under one kind of load: CPU, latency, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends.ports import free_port
+from benchmarks.overhead.process import SYSTEM_CPU, cpu_s, load, rss_mb, running, stats, tree, until_answered, upstream
+from benchmarks.overhead.systems import System
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of load.
+
+    Parameters
+    ----------
+    chunk_interval_s, chunks
+        Of a stream; None for answers in one piece.
+    """
+
+    name: str
+    connections: int
+    body_bytes: int = 2_000
+    chunk_interval_s: float | None = None
+    chunks: int = 128
+    seconds: float = 4.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the upstream must know of it."""
+        return {"CHUNKS": str(self.chunks), "INTERVAL_S": str(self.chunk_interval_s or 0.0)}
+
+
+LOADS = (
+    Load("2 KB, 1 connection", 1),
+    Load("2 KB, 64 connections", 64),
+    Load("32 KB, 1 connection", 1, 32_000),
+    Load("32 KB, 64 connections", 64, 32_000),
+    Load("1 MB, 1 connection", 1, 1_000_000),
+    Load("1 MB, 64 connections", 64, 1_000_000),
+    Load("256 streams, a chunk each 5 ms", 256, chunk_interval_s=0.005, seconds=6.0),
+    Load("256 streams, a chunk each 25 ms", 256, chunk_interval_s=0.025, seconds=6.0),
+    Load("1,000 streams, a chunk each 100 ms", 1000, chunk_interval_s=0.1, chunks=64, seconds=10.0),
+)
+
+
+@dataclass(slots=True)
+class Cell:
+    """What the rounds of one system under one load gave."""
+
+    cpu_us: list[float] = field(default_factory=list)
+    requests_per_s: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    over_1_ms: list[float] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    errors: int = 0
+
+    def note(self, kind: Load, result: dict[str, Any]) -> None:
+        """Take in what the load generator saw."""
+        times = result["chunk_delay_ms" if kind.chunk_interval_s else "latency_ms"]
+        self.requests_per_s.append(result["requests_per_s"])
+        self.p50_ms.append(times.get("p50", float("nan")))
+        self.p99_ms.append(times.get("p99", float("nan")))
+        self.over_1_ms.append(times.get("over_1_ms", float("nan")))
+        self.errors += result["errors"]
+
+
+def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool:
+    """Run one round; False if the system is not installed. None measures the upstream alone."""
+    behind = free_port()
+    stream = ["--stream"] if kind.chunk_interval_s else []
+    with upstream(behind, folder, kind.env):
+        if system is None:
+            cell.note(kind, load(behind, kind.connections, kind.seconds, kind.body_bytes, *stream))
+            return True
+        port = free_port()
+        argv = system.argv(port, behind, folder)
+        if argv is None:
+            return False
+        env, log = environment(behind, folder), folder / f"{system.name}.log"
+        with running(argv, {SYSTEM_CPU}, log, env) as pid:
+            until_answered(port, system.headers, log)
+            load(port, kind.connections, 1.0, kind.body_bytes, *stream, headers=system.headers)
+            before, pids = stats(behind), tree(pid)
+            spent_s = -cpu_s(pids)
+            result = load(port, kind.connections, kind.seconds, kind.body_bytes, *stream, headers=system.headers)
+            after = stats(behind)
+            spent_s += cpu_s(pids)
+            what = "chunks" if kind.chunk_interval_s else "requests"
+            cell.cpu_us.append(1e6 * spent_s / max(1, after[what] - before[what]))
+            cell.rss_mb.append(rss_mb(pids))
+            cell.note(kind, result)
+    return True
+
+
+def environment(upstream_port: int, folder: Path) -> dict[str, str]:
+    """Return what the pool files refer to, and a place of its own for what the gateway keeps between runs."""
+    return {"UPSTREAM": str(upstream_port), "FOLDER": str(folder), "XDG_STATE_HOME": str(folder / "state")}

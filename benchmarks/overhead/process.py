@@ -1,0 +1,138 @@
+"""A process under measurement: started on a core of its own, with what its whole tree costs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SYSTEM_CPU, LOAD_CPU = 0, 1
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_START_S = 60.0
+_PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, left = [pid], [pid]
+    while left:
+        for child in children.get(left.pop(), []):
+            found.append(child)
+            left.append(child)
+    return found
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Return the seconds of user and system time that processes have used, all their threads together."""
+    total = 0
+    for one in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total * _TICK_S
+
+
+def rss_mb(pids: list[int]) -> float:
+    """Return the megabytes that processes hold in memory."""
+    total = 0.0
+    for one in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{one}/status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    total += int(line.split()[1]) / 1024
+    return total
+
+
+def _stay_on(cpus: set[int]) -> None:
+    """Bind this process to those of the cores that there are."""
+    there = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus & there or there)
+
+
+@contextlib.contextmanager
+def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] | None = None) -> Iterator[int]:
+    """Run a process on the given cores; it and what it started are gone afterwards."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            preexec_fn=lambda: _stay_on(cpus),  # noqa: PLW1509 -- there is one thread here
+        )
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def upstream(port: int, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
+    """Run the upstream."""
+    argv = [sys.executable, "-m", "benchmarks.overhead.upstream", str(port)]
+    with running(argv, {LOAD_CPU}, folder / "upstream.log", env) as pid:
+        end_s = time.monotonic() + _START_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):
+                stats(port)
+                yield pid
+                return
+            time.sleep(0.1)
+        raise SystemExit(f"the upstream does not answer: see {folder / 'upstream.log'}")
+
+
+def stats(port: int) -> dict[str, int]:
+    """Return what the upstream has sent so far."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats", timeout=10) as answer:
+        counts: dict[str, int] = json.loads(answer.read())
+    return counts
+
+
+def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[str, object]:
+    """Put load on a port (`benchmarks.overhead.load`) and return what it saw."""
+    argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), *map(str, arguments)]
+    argv += [part for header in headers for part in ("--header", header)]
+    done = subprocess.run(
+        argv,
+        capture_output=True,
+        check=True,
+        text=True,
+        preexec_fn=lambda: _stay_on({LOAD_CPU}),
+    )
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
+
+
+def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:
+    """Wait until chat requests are answered: the proxy is up, and has let all its backends in."""
+    named = {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)}
+    end_s = time.monotonic() + _START_S
+    answered = 0
+    while answered < 16:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=_PING, headers=named)
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+            if answer.status == 200:
+                answered += 1
+                continue
+        if time.monotonic() > end_s:
+            raise SystemExit(f"no chat request is answered on port {port}: see {log}")
+        time.sleep(0.1)
