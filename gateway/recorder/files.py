@@ -35,7 +35,7 @@ class TraceFiles:
         self._settings = settings
         self._now = now
         self._packed = settings.compression == "zstd"
-        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._begun_at = 0.0

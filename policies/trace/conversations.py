@@ -23,7 +23,7 @@ _ROLES = {
     "bard": "assistant",
     "system": "system",
 }
-_MOST_ENTRY_BYTES = 64 * 2**20
+_MOST_ENTRY_BYTES = 16 * 2**20
 
 
 def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:

@@ -73,7 +73,7 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
 
 def encode(record: TraceRecord) -> bytes:
     """Write a record as one line of JSON, with its end of line; what it does not know is left out."""
-    document: dict[str, Any] = {"version": record.version}
+    document: dict[str, Any] = {"version": record.version, "prompt_tokens": record.prompt_tokens}
     for name, default in _DEFAULTS:
         value = getattr(record, name)
         if value is not None and value != default and name != "version":

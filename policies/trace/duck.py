@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = "256MB"
-_ROWS = 4096
+_ROWS = 512  # at a time, as objects of Python's
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Compression = Literal["none", "gzip", "zstd"]
 MOST_LINE_BYTES = 256 * 2**20
 """A line longer than this is no record: what is binary has no ends of line at all."""
 
-_CHUNK_BYTES = 1 << 17  # of unpacked data: what is lost, at most, before the place where a file is damaged
+_CHUNK_BYTES = 1 << 14  # of unpacked data: what is lost, at most, before the place where a file is damaged
 
 
 class TraceError(Exception):

@@ -76,7 +76,7 @@ def _create(path: Path, suffix: str) -> Iterator[IO[bytes]]:
         elif suffix == ".zst":
             import zstandard
 
-            with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packing:
+            with zstandard.ZstdCompressor(write_checksum=True).stream_writer(file, closefd=False) as packing:
                 yield cast(IO[bytes], packing)
         else:
             yield file

@@ -1,0 +1,131 @@
+"""Files of traces: packed, cut off, damaged, many, large."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import orjson
+import pytest
+import zstandard
+
+from policies.trace import BrokenLine, TraceError, TraceRecord, encode, in_arrival_order, read_trace, write_trace
+
+
+def some(count: int, begin: int = 0) -> list[TraceRecord]:
+    return [
+        TraceRecord(id=str(number), arrived_at=float(number), prompt_tokens=5) for number in range(begin, begin + count)
+    ]
+
+
+def lines(records: list[TraceRecord]) -> bytes:
+    return b"".join(map(encode, records))
+
+
+def ids(path: Path) -> tuple[list[str], list[BrokenLine]]:
+    broken: list[BrokenLine] = []
+    return [one.id for one in read_trace(path, report=broken.append)], broken
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_packed_files_are_known_by_their_content(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t.jsonl{suffix}"
+    write_trace(path, some(1000))
+    other = path.rename(tmp_path / "renamed")
+    assert ids(other) == ([str(number) for number in range(1000)], [])
+
+
+def frames(count: int, size: int) -> list[bytes]:
+    return [zstandard.compress(lines(some(size, size * number))) for number in range(count)]
+
+
+def test_every_frame_before_the_place_where_a_file_was_cut_off_is_read(tmp_path: Path) -> None:
+    written = frames(4, 50)
+    whole = b"".join(written)
+    path = tmp_path / "t.jsonl.zst"
+    for length in (len(whole) - 1, len(whole) - len(written[3]) // 2, len(whole) - len(written[3]) + 3):
+        path.write_bytes(whole[:length])
+        assert ids(path)[0] == [str(number) for number in range(150)]
+
+
+def test_a_last_line_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(some(3))[:-5])
+    found, broken = ids(path)
+    assert found == ["0", "1"]
+    assert [one.number for one in broken] == [3]
+
+
+def test_damage_is_told_and_what_comes_before_it_is_read(tmp_path: Path) -> None:
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    written = [packer.compress(lines(some(500, 500 * number))) for number in range(8)]
+    packed = bytearray(b"".join(written))
+    packed[sum(map(len, written[:6])) + len(written[6]) // 2] ^= 0xFF
+    path = tmp_path / "t"
+    path.write_bytes(packed)
+    found, broken = ids(path)
+    assert found == [str(number) for number in range(len(found))]
+    assert 2500 < len(found) <= 3500
+    assert "damaged from here on" in broken[-1].why
+    with pytest.raises(TraceError, match=r"t:\d+: the file is damaged"):
+        list(read_trace(path, strict=True))
+    path.write_bytes(gzip.compress(lines(some(3000)))[:-100])
+    found, broken = ids(path)
+    assert found == [str(number) for number in range(len(found))]
+    assert found
+    assert "damaged from here on" in broken[-1].why
+
+
+def test_a_folder_is_read_by_name_and_what_is_no_trace_is_left_alone(tmp_path: Path) -> None:
+    write_trace(tmp_path / "b.jsonl.zst", some(2, 2))
+    write_trace(tmp_path / "a.jsonl", some(2))
+    (tmp_path / "notes.txt").write_text("no trace")
+    assert ids(tmp_path)[0] == ["0", "1", "2", "3"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="holds no trace"):
+        read_trace(tmp_path / "empty")
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("held", [10, 1000])
+def test_records_in_order_of_arrival_in_memory_and_on_disk(held: int) -> None:
+    rng = Random(3)
+    records = [TraceRecord(id=str(place), arrived_at=rng.randrange(50), prompt_tokens=5) for place in range(500)]
+    records[77] = TraceRecord(id="77", prompt_tokens=5, messages=[{"role": "user", "content": "no time"}])
+    expected = sorted(records, key=lambda one: -1.0 if one.arrived_at is None else one.arrived_at)
+    assert [one.id for one in in_arrival_order(records, held)] == [one.id for one in expected]
+    assert next(iter(in_arrival_order(records, held))).messages == records[77].messages
+
+
+_MEMORY = """
+import resource, sys
+from pathlib import Path
+from policies.trace import read_trace
+limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in read_trace(Path(sys.argv[1])))
+print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limit) / 1024)
+"""
+
+
+@pytest.mark.parametrize("kind", ["lines", "list"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
+    text = "word " * 2000
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        if kind == "lines":
+            for number in range(15_000):
+                file.write(orjson.dumps({"prompt_tokens": 1, "arrived_at": number, "prompt": text}) + b"\n")
+        else:
+            turns = [{"from": "human", "value": text}, {"from": "gpt", "value": "yes"}]
+            for number in range(15_000):
+                file.write((b"," if number else b"[") + orjson.dumps({"id": number, "conversations": turns}))
+            file.write(b"]")
+    told = subprocess.run([sys.executable, "-c", _MEMORY, str(path)], capture_output=True, check=True, text=True)
+    count, grown_mib = told.stdout.split()
+    assert int(count) == 15_000
+    assert path.stat().st_size > 140 * 2**20
+    assert float(grown_mib) < 130  # most of it is DuckDB itself
