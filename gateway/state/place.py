@@ -29,9 +29,10 @@ def default_file(config_path: Path, environ: Mapping[str, str] = os.environ) -> 
     """Return the file for a pool file that names none.
 
     It is in `$STATE_DIRECTORY`, which systemd sets, else in `speculation-gateway` under `$XDG_STATE_HOME` or
-    `~/.local/state`; its name is that of the pool file and eight digits that tell pool files of one name apart.
+    `~/.local/state`; its name is that of the pool file and eight digits that tell pool files of one name apart. Where the
+    path is a link it is not followed: Kubernetes points it elsewhere whenever the file changes.
     """
-    digits = hashlib.sha256(os.fsencode(config_path.resolve())).hexdigest()[:8]
+    digits = hashlib.sha256(os.fsencode(os.path.abspath(config_path))).hexdigest()[:8]
     name = f"{config_path.stem}-{digits}.sqlite"
     if own := environ.get("STATE_DIRECTORY"):
         return Path(own.split(":")[0]) / name

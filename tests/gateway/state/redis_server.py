@@ -24,6 +24,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
+        self.socket = folder / "redis.sock"
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client: Any = Redis(port=self.port, socket_timeout=5.0)
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,7 +33,10 @@ class RedisServer:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--dir", str(self.folder)], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                [*command, "--unixsocket", str(self.socket), "--dir", str(self.folder)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         end_s = time.monotonic() + 10.0
         while True:

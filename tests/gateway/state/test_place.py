@@ -1,0 +1,115 @@
+"""Where the store is, and what `gateway check` says of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError, load_pool
+from gateway.settings import StateSettings
+from gateway.state.place import default_file, describe, open_store, with_place
+from gateway.state.sqlite import SqliteStore
+
+POOL = """\
+models: {m: {policy: {name: round_robin}, backends: {a: {method: baseline, url: "http://h:1"}}}}
+"""
+
+
+def state_of(tmp_path: Path, line: str, **environ: str) -> StateSettings | None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL + line)
+    return with_place(load_pool(path, environ), path, {"XDG_STATE_HOME": str(tmp_path / "home"), **environ}).state
+
+
+def test_each_pool_file_has_a_file_of_its_own(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": "/state"}
+    one = default_file(tmp_path / "one" / "pool.yaml", environ)
+    assert one.parent == Path("/state/speculation-gateway")
+    assert one.name.startswith("pool-")
+    assert one != default_file(tmp_path / "two" / "pool.yaml", environ)
+    assert one == default_file(tmp_path / "two" / ".." / "one" / "pool.yaml", environ)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(tmp_path / "one" / "pool.yaml")
+    before = default_file(link, environ)
+    link.unlink()
+    link.symlink_to(tmp_path / "two" / "pool.yaml")
+    assert before == default_file(link, environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"STATE_DIRECTORY": "/var/lib/gateway", "XDG_STATE_HOME": "/state"}, "/var/lib/gateway"),
+        ({"STATE_DIRECTORY": "/var/lib/one:/var/lib/two"}, "/var/lib/one"),
+        ({"XDG_STATE_HOME": ""}, "~/.local/state/speculation-gateway"),
+        ({}, "~/.local/state/speculation-gateway"),
+    ],
+)
+def test_the_folder(environ: dict[str, str], folder: str) -> None:
+    assert default_file(Path("pool.yaml"), environ).parent == Path(folder).expanduser()
+
+
+def test_what_the_pool_file_says(tmp_path: Path) -> None:
+    assert state_of(tmp_path, "state: none") is None
+    assert open_store(None) is None
+    default = state_of(tmp_path, "")
+    assert default is not None
+    assert default.file is not None
+    assert default.file.parent == tmp_path / "home" / "speculation-gateway"
+    empty = state_of(tmp_path, 'state: {file: "${FILE:-}", redis: "${URL:-}"}')
+    assert empty == default
+    named = state_of(tmp_path, "state: {file: ~/mine.sqlite}")
+    store = open_store(named)
+    assert isinstance(store, SqliteStore)
+    assert store.place == str(Path("~/mine.sqlite").expanduser())
+    redis = open_store(state_of(tmp_path, 'state: {redis: "${URL}", prefix: other}', URL="redis://:secret@h:1/2"))
+    assert redis is not None
+    assert (redis.kind, redis.place) == ("redis", "redis://h:1/2")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("state:", "state: expected `none`, or a mapping with `file` or `redis`"),
+        ("state: off", "state: expected `none`, or a mapping with `file` or `redis`"),
+        ("state: {redis: 'http://x:pa55word'}", "state.redis: expected redis://host:port/database"),
+        ("state: {redis: 'redis://x:pa55word/'}", "state.redis: expected redis://host:port/database"),
+        ("state: {file: a, redis: 'redis://x'}", "state.redis: given beside file; give one of the two"),
+        ("state: {fil: a}", "state.fil: unknown key; did you mean 'file'?"),
+    ],
+)
+def test_what_is_wrong_is_told_without_passwords(tmp_path: Path, line: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        state_of(tmp_path, line)
+    assert told in str(caught.value)
+    assert "pa55" not in str(caught.value)
+
+
+def test_the_settings_show_no_password(tmp_path: Path) -> None:
+    state = state_of(tmp_path, "state: {redis: 'redis://:pa55word@h:1'}")
+    assert state is not None
+    assert "pa55" not in f"{state!r} {state.model_dump_json()} {describe(state)}"
+
+
+def test_check_tries_the_place_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "state.sqlite"
+    state = StateSettings(file=path)
+    assert describe(None) == "What is learned is not kept (state: none)."
+    assert describe(state) == f"What is learned is kept in {path}."
+    assert not path.parent.exists()
+    store = SqliteStore(path)
+    store.versions()
+    store.close()
+    assert describe(state) == f"What is learned is kept in {path}."
+    (tmp_path / "file").touch()
+    assert "would not be kept: " in describe(StateSettings(file=tmp_path / "file" / "state.sqlite"))
+    theirs = tmp_path / "theirs.sqlite"
+    connection = sqlite3.connect(theirs)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    assert "not a file of the gateway's" in describe(StateSettings(file=theirs))
+    path.write_bytes(b"broken" * 1000)
+    assert describe(state) == f"What is learned is kept in {path}."
+    assert path.read_bytes() == b"broken" * 1000
