@@ -82,14 +82,13 @@ def request_path(folder: Path) -> None:
         take = recorder.take(Endpoint.CHAT)
         assert take is not None
         take.choose(backends)
-        recorder.wants_body(one.routed.model.policy)
         recorder.add(
             Taken(
                 take,
                 one.request_id,
                 one.key,
                 one.routed,
-                b"",
+                recorder.body_wanted(one.routed.model.policy, b""),
                 one.decision,
                 one.backend,
                 one.retried_from,

@@ -436,7 +436,7 @@ class Exchange:
                 self._request_id,
                 self._envelope.client.name,
                 routed,
-                inbound.body if recorder.wants_body(routed.model.policy) else b"",
+                recorder.body_wanted(routed.model.policy, inbound.body),
                 self._decision,
                 upstream.backend if upstream is not None else None,
                 self._tried[0] if self._tried else "",

@@ -39,6 +39,7 @@ class TraceFiles:
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._begun_at = 0.0
+        self._number = 0
 
     def write(self, lines: bytes) -> int:
         """Append lines, whole or not at all.
@@ -87,7 +88,8 @@ class TraceFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self._begun_at = self._now()
         moment = datetime.fromtimestamp(self._begun_at, UTC).strftime("%Y%m%dT%H%M%S.%f")
-        name = f"{PREFIX}{moment}Z-{os.getpid()}.jsonl" + (".zst" if self._packed else "")
+        self._number += 1
+        name = f"{PREFIX}{moment}Z-{os.getpid()}-{self._number}.jsonl" + (".zst" if self._packed else "")
         # For its owner alone: it may hold what people wrote.
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks: then nobody else can take one either

@@ -57,7 +57,7 @@ class Recorder:
         self._stopping = threading.Event()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._flushed_s = 0.0
+        self._oldest_s = 0.0
         self._complained_s = -_COMPLAIN_S
         self._counted = (0, 0, 0, 0)
         self.written = self.dropped = self.failed = self.written_bytes = 0
@@ -73,9 +73,10 @@ class Recorder:
             return None
         return Take([] if self._keeps_text else None, self._text_bytes)
 
-    def wants_body(self, policy: Policy) -> bool:
-        """Tell whether requests that a policy has chosen for are to be recorded with their body at hand."""
-        return self._keeps_text or not policy.text_features >= TEXT_FEATURES
+    def body_wanted(self, policy: Policy, body: bytes) -> bytes:
+        """Return the body of a request that a policy has chosen for if its record needs it, else nothing."""
+        wanted = self._keeps_text or not policy.text_features >= TEXT_FEATURES
+        return body if wanted and len(body) <= self._text_bytes else b""
 
     def add(self, taken: Taken) -> None:
         """Put a request that has ended into the queue, or drop it if that is full."""
@@ -121,7 +122,7 @@ class Recorder:
         while not ending:
             ending = self._stopping.wait(_LOOK_S) or not main.is_alive()
             self._empty_queue()
-            if self._pending and (ending or time.monotonic() - self._flushed_s >= self._settings.flush_s):
+            if self._pending and (ending or time.monotonic() - self._oldest_s >= self._settings.flush_s):
                 self._flush()
             self._files.upkeep()
         self._files.close()
@@ -141,6 +142,8 @@ class Recorder:
                 self.failed += 1
                 self._complain(f"a request could not be recorded: {error!r}")
                 continue
+            if not self._pending:
+                self._oldest_s = time.monotonic()
             self._pending.append(line)
             self._pending_bytes += len(line)
             if self._pending_bytes >= _FRAME_BYTES:
@@ -151,7 +154,6 @@ class Recorder:
         lines, records = b"".join(self._pending), len(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
-        self._flushed_s = time.monotonic()
         try:
             self.written_bytes += self._files.write(lines)
         except OSError as error:
