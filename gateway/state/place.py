@@ -29,8 +29,8 @@ def default_file(config_path: Path, environ: Mapping[str, str] = os.environ) -> 
     """Return the file for a pool file that names none.
 
     It is in `$STATE_DIRECTORY`, which systemd sets, else in `speculation-gateway` under `$XDG_STATE_HOME` or
-    `~/.local/state`; its name is that of the pool file and eight digits that tell pool files of one name apart. Where the
-    path is a link it is not followed: Kubernetes points it elsewhere whenever the file changes.
+    `~/.local/state`; its name is that of the pool file and eight digits that tell pool files of one name apart. A path
+    that is a link is not followed: Kubernetes points it elsewhere whenever the file changes.
     """
     digits = hashlib.sha256(os.fsencode(os.path.abspath(config_path))).hexdigest()[:8]
     name = f"{config_path.stem}-{digits}.sqlite"

@@ -98,7 +98,7 @@ class State:
             self._tried.set()
             pause_s = max(_LEAST_PAUSE_S, PERIOD_S - (time.monotonic() - began_s))
             if self._failures:
-                pause_s = min(PERIOD_S * 2.0 ** (self._failures - 1), _MAX_BACKOFF_S) * random.uniform(0.8, 1.2)
+                pause_s = min(PERIOD_S * 2.0 ** min(self._failures - 1, 10), _MAX_BACKOFF_S) * random.uniform(0.8, 1.2)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
         await self._attempt(store)

@@ -29,7 +29,9 @@ class RedisServer:
         self.client: Any = Redis(port=self.port, socket_timeout=5.0)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *, with_saved: bool = False) -> None:
+        if not with_saved:
+            (self.folder / "dump.rdb").unlink(missing_ok=True)
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -62,7 +64,7 @@ class RedisServer:
         self._signal(signal.SIGCONT)
 
     def save(self) -> None:
-        """Write down what it holds now: what it has after it was killed and started again."""
+        """Write down what it holds now, for a start `with_saved`."""
         self.client.save()
 
     def flush(self) -> None:

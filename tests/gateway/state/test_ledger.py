@@ -181,7 +181,7 @@ def test_a_redis_that_was_set_back_is_found_out(redis: RedisServer) -> None:
             one.sync()
         assert caught.value.kind == "unreachable"
     finally:
-        redis.start()
+        redis.start(with_saved=True)
     for member in (one, two):
         member.ledger.read_again()
     two.experience.add(LENGTH, ("k",), 1.0, 7.0)
