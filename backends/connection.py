@@ -8,6 +8,7 @@ a byte of the answer came is the keep-alive race: the request is sent once more 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class UpstreamError(Exception):
     Parameters
     ----------
     kind
-        `connect`, `broken` (ended before the answer did) or `garbage` (not HTTP/1.1); a Prometheus label.
+        `connect`, `broken` (ended before the answer did), `garbage` (not HTTP/1.1) or `exhausted` (this process had no
+        file or port left for a connection, which is no fault of the backend's); a Prometheus label.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -94,6 +96,7 @@ class Address:
 
 
 _NO_BODY_STATUSES = frozenset({204, 304})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -404,7 +407,10 @@ class UpstreamClient:
         except TimeoutError:
             error = UpstreamError("connect", f"did not take a connection within {self._connect_timeout_s:g} s")
         except (OSError, ssl.SSLError) as cause:
-            error = UpstreamError("connect", f"refused the connection ({cause})")
+            if cause.errno in _EXHAUSTED:
+                error = UpstreamError("exhausted", f"could not be connected to: the gateway is full ({cause})")
+            else:
+                error = UpstreamError("connect", f"refused the connection ({cause})")
         else:
             call.connecting = None
             self._open.add(connection)

@@ -328,6 +328,9 @@ class Exchange:
 
     def _fail_or_elsewhere(self, kind: str, message: str) -> None:
         assert self._upstream is not None
+        if kind == "exhausted":  # no other backend could be reached either, and none is to blame
+            self._fail(kind, message)
+            return
         backend = self._upstream.backend
         if not self._elsewhere(kind):
             self._fail(kind, message)
@@ -338,7 +341,7 @@ class Exchange:
         message = f"Backend {self._upstream.backend.name} {message}"
         if self._passed_head:
             message += ": this answer is not complete"
-        status = {"timeout": 504, "connect": 503, "down": 503}.get(kind, 502)
+        status = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}.get(kind, 502)
         retry_after_s = 2.0 if status == 503 else None
         error = GatewayError(
             status, f"{message}. Send the request again.", code=f"backend_{kind}", retry_after_s=retry_after_s

@@ -18,6 +18,7 @@ from benchmarks.overhead.process import (
     SYSTEM_CPU,
     cpu_s,
     load,
+    most_files,
     rss_mb,
     running,
     stats,
@@ -27,6 +28,7 @@ from benchmarks.overhead.process import (
 )
 from benchmarks.overhead.systems import System, gateway
 
+_SPARE_FILES = 200
 _SLOW = {"CHUNKS": "1000", "INTERVAL_S": "10"}
 _QUICK = {"CHUNKS": "1", "INTERVAL_S": "0"}
 
@@ -44,8 +46,9 @@ def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) 
 
 
 def open_streams(pool: Path, streams: int, folder: Path) -> str:
-    """Hold so many streams open through one worker and tell what it takes."""
+    """Hold so many streams open through one worker and tell what it takes; fewer where files would run out."""
     system = gateway(pool)
+    streams = min(streams, (most_files() - _SPARE_FILES) // 2)  # two each: the client's and the backend's
     with _started(system, folder, _SLOW, {SYSTEM_CPU}) as (behind, port, pids):
         idle_mb = rss_mb(pids)
         argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(streams), "600", "2000", "--stream"]
@@ -71,7 +74,8 @@ def soak(pool: Path, requests: int, folder: Path) -> str:
             done.append(stats(behind)["requests"] - begun)
             held_mb.append(rss_mb(pids))
     late = [(count, mb) for count, mb in zip(done[1:], held_mb, strict=True) if count >= requests / 10]
-    slope = float(np.polyfit(*zip(*late, strict=True), 1)[0]) * 1e5 if len(late) > 2 else float("nan")
+    counts, sizes_mb = np.array(late, dtype=float).T
+    slope = float(np.polyfit(counts, sizes_mb, 1)[0]) * 1e5 if len(late) > 2 else float("nan")
     return (
         f"{done[-1]} requests: {late[0][1]:.1f} MB after {late[0][0]}, {late[-1][1]:.1f} MB at the end; "
         f"{slope:+.2f} MB for each 100,000 more"

@@ -18,8 +18,6 @@ import httptools
 import numpy as np
 import uvloop
 
-from benchmarks.overhead.upstream import allow_many_files
-
 _SENT = b'"content":" '
 _BODIES = 61
 _HEAD = (
@@ -131,7 +129,6 @@ def main() -> None:
     headers = "".join(f"{header}\r\n" for header in given.header)
     bodies = [chat_body(given.body_bytes, number, stream=given.stream) for number in range(_BODIES)]
     requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
-    allow_many_files()
     result = uvloop.run(run(given.port, given.connections, given.seconds, requests))
     print(json.dumps(result))
 

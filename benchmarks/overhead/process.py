@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -56,10 +57,16 @@ def rss_mb(pids: list[int]) -> float:
     return total
 
 
-def _stay_on(cpus: set[int]) -> None:
-    """Bind this process to those of the cores that there are."""
+def most_files() -> int:
+    """Return how many files a process may open here."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def _prepare(cpus: set[int]) -> None:
+    """Bind this process to those of the cores that there are, and let it open files for many streams."""
     there = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus & there or there)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files(), most_files()))
 
 
 @contextlib.contextmanager
@@ -72,7 +79,7 @@ def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] |
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            preexec_fn=lambda: _stay_on(cpus),  # noqa: PLW1509 -- there is one thread here
+            preexec_fn=lambda: _prepare(cpus),  # noqa: PLW1509 -- there is one thread here
         )
     try:
         yield process.pid
@@ -116,7 +123,7 @@ def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[s
         capture_output=True,
         check=True,
         text=True,
-        preexec_fn=lambda: _stay_on({LOAD_CPU}),
+        preexec_fn=lambda: _prepare({LOAD_CPU}),
     )
     result: dict[str, object] = json.loads(done.stdout)
     return result

@@ -1,7 +1,7 @@
 """An upstream that costs next to nothing: answers like one vLLM replica, from constants.
 
-Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent and how
-many streams are open. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat
+Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent, and
+how many streams are open. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat
 completion of 1 KB.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
 import time
 from typing import cast
@@ -101,9 +100,11 @@ class Upstream(asyncio.Protocol):
 
     def _chunk(self, number: int) -> None:
         assert self._transport is not None
-        if self._transport.is_closing() or number == CHUNKS:
+        closing = self._transport.is_closing()
+        if closing or number == CHUNKS:
             Counts.streams -= 1
-            self._transport.write(_STREAM_END)
+            if not closing:
+                self._transport.write(_STREAM_END)
             return
         # The moment of sending stands in the chunk, so that its reader can tell how long it was on its way.
         event = (
@@ -124,12 +125,5 @@ async def serve(port: int) -> None:
     await server.serve_forever()
 
 
-def allow_many_files() -> None:
-    """Raise the limit on open files as far as it may be."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 if __name__ == "__main__":
-    allow_many_files()
     uvloop.run(serve(int(sys.argv[1])))

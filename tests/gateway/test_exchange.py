@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import time
 
 import httpx
@@ -495,3 +497,24 @@ async def test_what_refers_to_a_stored_response_goes_where_it_is(gateway_of: Sta
                 assert cancelled.headers["x-gateway-backend"] == name
         unknown = {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"}
         assert (await running.client.post("/v1/responses", json=unknown)).status_code == 200
+
+
+async def test_a_gateway_without_files_left_blames_no_backend(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}, health={"interval_s": 60.0}) as running:
+        assert (await running.client.get("/health")).status_code == 200  # opens the client's connection
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        spare = [os.dup(0)]
+        while spare[-1] <= highest:  # fill the numbers that are free below, which a limit would still give out
+            spare.append(os.dup(0))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1] + 1, limits[1]))
+            response = await running.chat()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for number in spare:
+                os.close(number)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "backend_exhausted"
+        assert [running.backend(name).state for name in "ab"] == [State.UP, State.UP]
+        assert (await running.chat()).status_code == 200
