@@ -36,8 +36,8 @@ class CuttingProxy:
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         """Pass whole exchanges on: what a client sends in one go, and all of its answer."""
-        client.settimeout(0.05)
-        server.settimeout(0.05)
+        client.settimeout(0.02)
+        server.settimeout(0.02)
         try:
             while True:
                 sent = _received(client)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.state import sqlite_file
 from gateway.state.sqlite import SqliteStore
 from gateway.state.sqlite_file import set_aside
 from gateway.state.store import StateError
@@ -163,7 +164,9 @@ def test_a_full_disk_is_told_and_what_was_to_be_written_comes_later(member: Memb
     late.store.close()
 
 
-def test_one_that_is_held_up_by_another_says_so(path: Path, member: Member) -> None:
+def test_one_that_is_held_up_by_another_says_so(path: Path, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "_BUSY_S", 0.1)
+    member.store.close()
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     member.experience.add(LENGTH, ("k",), 1.0, 6.0)

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.metrics import Metrics
 from gateway.state import State, StateError, sync
+from gateway.state import redis as redis_store
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
@@ -26,6 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PERIOD_S", 0.03)
     monkeypatch.setattr(sync, "_LEAST_PAUSE_S", 0.01)
     monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(redis_store, "_ANSWER_S", 0.3)
 
 
 class Gateway:

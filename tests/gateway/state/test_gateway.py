@@ -1,0 +1,132 @@
+"""Whole gateways with a policy that learns: started again, several on one store, with a Redis that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.backend import Candidate
+from gateway.state import redis as redis_store
+from gateway.state import sync
+from gateway.state.store import StateError
+from policies import policy
+from policies.experience import Experience
+from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.request import RequestFeatures
+from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.state.member import LENGTH
+from tests.gateway.state.redis_server import RedisServer
+
+
+class Tally(Policy):
+    """Counts the answers and their tokens, by backend."""
+
+    name = "tally"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings)
+        self.experience: Experience = Experience((LENGTH,), time.time)
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        return Decision(min(one.name for one in candidates), self.name, "first_by_name")
+
+    def observe(self, outcome: Outcome) -> None:
+        self.experience.add(LENGTH, (outcome.decision.backend,), 1.0, float(outcome.output_tokens))
+
+
+@pytest.fixture(autouse=True)
+def tally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy._REGISTRY, Tally.name, Tally)
+    monkeypatch.setattr(sync, "PERIOD_S", 0.05)
+    monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(redis_store, "_ANSWER_S", 0.3)
+
+
+@contextlib.asynccontextmanager
+async def learning(state: dict[str, Any]) -> AsyncIterator[Running]:
+    async with start_gateway({"a": "baseline"}, {"name": Tally.name}, state=state) as running:
+        yield running
+
+
+def answers(running: Running) -> float:
+    """Return how many answers a gateway knows of, its own and others'."""
+    learner = running.gateway.models[MODEL].policy
+    assert isinstance(learner, Tally)
+    return round(sum(sums[0] for sums in learner.experience.cells(LENGTH).values()), 6)
+
+
+async def ask(running: Running, times: int) -> None:
+    for _ in range(times):
+        assert (await running.chat()).status_code == 200
+
+
+@pytest.fixture(params=["file", "redis"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """What the pool file says under `state`."""
+    if request.param == "file":
+        return {"file": str(tmp_path / "state.sqlite")}
+    server: RedisServer = request.getfixturevalue("redis")
+    return {"redis": server.url}
+
+
+async def test_what_was_learned_is_there_after_a_restart(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # at start and at the end alone
+    async with learning(state) as running:
+        await ask(running, 3)
+    async with learning(state) as running:
+        assert answers(running) == 3, "before the first request"
+        await ask(running, 2)
+    async with learning(state) as running:
+        assert answers(running) == 5
+
+
+async def test_gateways_learn_together_and_pins_reach_all(state: dict[str, Any]) -> None:
+    async with learning(state) as one, learning(state) as two:
+        await ask(one, 2)
+        await ask(two, 3)
+        await one.until(lambda: answers(one) == answers(two) == 5)
+        documents = two.gateway.state.documents
+        await one.gateway.state.documents.put(f"{MODEL}/pin", "rules: []", after=0)
+        await two.until(lambda: (found := documents.get(f"{MODEL}/pin")) is not None and found.text == "rules: []")
+        page = (await two.client.get("/metrics")).text
+        kind = "redis" if "redis" in state else "sqlite"
+        assert f'gateway_state_connected{{store="{kind}"}} 1.0' in page
+
+
+async def test_requests_go_on_while_redis_hangs(redis: RedisServer) -> None:
+    async with learning({"redis": redis.url}) as one, learning({"redis": redis.url}) as two:
+        try:
+            redis.freeze()
+            await one.until(lambda: not (one.gateway.state.is_connected or two.gateway.state.is_connected))
+            await ask(one, 3)
+            await ask(two, 4)
+            assert (answers(one), answers(two)) == (3, 4)
+            with pytest.raises(StateError):
+                await one.gateway.state.documents.put(f"{MODEL}/pin", "rules: []", after=0)
+        finally:
+            redis.thaw()
+        await one.until(lambda: answers(one) == answers(two) == 7)
+
+
+async def test_nothing_is_kept_if_the_pool_file_says_so() -> None:
+    async with start_gateway({"a": "baseline"}, {"name": Tally.name}, state="none") as running:
+        await ask(running, 2)
+        assert answers(running) == 2
+        assert "gateway_state_connected{" not in (await running.client.get("/metrics")).text
+
+
+async def test_the_admin_sees_where_but_no_password() -> None:
+    secret = {"redis": "redis://:pa55word@127.0.0.1:9/0"}
+    async with learning(secret) as running:
+        await ask(running, 1)
+        headers = {"authorization": "Bearer the-admin-key"}
+        shown = (await running.client.get("/admin/config", headers=headers)).text
+        assert '"state"' in shown
+        assert "pa55" not in shown
