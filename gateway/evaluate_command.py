@@ -56,7 +56,7 @@ def run_evaluate(
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
-        records = read_trace(trace, format=trace_format, strict=strict, in_order=True, report=broken)
+        records = read_trace(trace, format=trace_format, strict=strict, report=broken)
         first, records = _peek(records)
         served = _served(config, model or first.model)
         policies = named_policies(policy, served, seed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,11 @@ NUMBERS = (
 )  # fmt: skip
 """What is known of a request as a number before it is sent; the columns of `Log.numbers`."""
 
+USUAL_K = {Method.BASELINE: 0, Method.SUFFIX: 24}
+"""Tokens drafted a step at most where nobody says; 5 with any other method."""
+
+_IDLE = EngineLoad()
+_VALUES = attrgetter(*METRICS, *NUMBERS)
 _AS_RECORDED = (
     "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "stream", "qps", "in_flight",
 )  # fmt: skip
@@ -47,7 +53,7 @@ class LoggedCandidate:
 
 @dataclass(slots=True)
 class Log:
-    """Logged requests as arrays; `requests` of them, and the `backends` that were candidates for any.
+    """Logged requests as arrays, in order of arrival: `requests` of them, and the `backends` they could have gone to.
 
     Attributes
     ----------
@@ -101,11 +107,12 @@ def read_log(
     Parameters
     ----------
     records
-        In order of arrival, of one model.
+        Of one model, in any order; those that policies count turns by are asked in this one.
     policies
         By name. They are asked and told nothing of what came of it: what they have learned stays as it is.
     pool
-        What is known of backends beside the log: method, k, weight; a backend that is not in it has what the log says.
+        What is known of backends beside the log: method, k, weight. A backend that is not in it has the method that the
+        log says, a weight of 1, and as many drafted tokens as is usual (`USUAL_K`).
 
     Raises
     ------
@@ -169,6 +176,7 @@ class _Reader:
         self._places: dict[str, int] = {}
         self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._chosen = array("i")
+        self._arrived_at = array("d")
         self._rows = array("d")
         self._names = array("i")
         self._of_backends = _Cells(2)
@@ -183,10 +191,11 @@ class _Reader:
             return
         assert record.propensity is not None
         number = len(self._chosen)
+        self._arrived_at.append(0.0 if record.arrived_at is None else record.arrived_at)
         places = [self._places.setdefault(one.backend, len(self._places)) for one in record.candidates]
         self._chosen.append(self._places[record.backend])
-        values = [record.propensity, *(getattr(record, name) for name in (*METRICS, *NUMBERS))]
-        self._rows.extend(map(_known, values))
+        self._rows.append(record.propensity)
+        self._rows.extend(map(_known, _VALUES(record)))
         for codes, name in zip(self._codes, (record.template, record.workload), strict=True):
             self._names.append(codes.setdefault(name, len(codes)))
         for place, one in zip(places, record.candidates, strict=True):
@@ -205,20 +214,21 @@ class _Reader:
         if not self._chosen:
             told = "; ".join(f"{count} {why}" for why, count in self._left_out.items()) or "it is empty"
             raise ValueError(f"no record of the log tells of a choice and what came of it: {told}")
-        rows = np.array(self._rows).reshape(len(self._chosen), -1)
+        order = np.argsort(np.array(self._arrived_at), kind="stable")
+        rows = np.array(self._rows).reshape(len(self._chosen), -1)[order]
         shape = (len(rows), len(self._places))
-        in_flight, predicted = self._of_backends.tables(shape, np.nan)
+        in_flight, predicted = (table[order] for table in self._of_backends.tables(shape, np.nan))
         return Log(
             backends=tuple(self._places),
-            chosen=np.array(self._chosen, np.int32),
+            chosen=np.array(self._chosen, np.int32)[order],
             propensity=rows[:, 0],
             numbers=rows[:, 1 + len(METRICS) :],
-            names=np.array(self._names, np.int32).reshape(len(rows), -1),
+            names=np.array(self._names, np.int32).reshape(len(rows), -1)[order],
             in_flight=in_flight,
             predicted_s=predicted,
             outcomes={metric: rows[:, 1 + place] for place, metric in enumerate(METRICS)},
-            chances={name: cells.tables(shape, 0.0)[0] for name, cells in self._chances.items()},
-            impossible={name: np.array(shares) for name, shares in self._impossible.items()},
+            chances={name: cells.tables(shape, 0.0)[0][order] for name, cells in self._chances.items()},
+            impossible={name: np.array(shares)[order] for name, shares in self._impossible.items()},
             untold={name: self._untold(policy, rows) for name, policy in self._policies.items()},
             left_out=self._left_out,
         )
@@ -232,9 +242,15 @@ class _Reader:
         known = self._pool.get(one.backend)
         if known is None:
             method = Method(one.method) if one.method in set(Method) else Method.CUSTOM_CLASS
-            known = self._pool[one.backend] = LoggedCandidate(one.backend, method)
-        load = EngineLoad(one.running or 0, one.waiting or 0)
-        return replace(known, in_flight=one.in_flight or 0, load=load)
+            known = self._pool[one.backend] = LoggedCandidate(one.backend, method, USUAL_K.get(method, 5))
+        return LoggedCandidate(
+            known.name,
+            known.method,
+            known.num_speculative_tokens,
+            known.weight,
+            one.in_flight or 0,
+            EngineLoad(one.running, one.waiting or 0) if one.running is not None else _IDLE,
+        )
 
 
 class _Cells:

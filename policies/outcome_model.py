@@ -15,7 +15,6 @@ FOLDS = 3
 _FEWEST = 50
 _MOST_TRAINED_ON = 100_000
 _MOST_NAMES = 100  # templates and workloads told apart, the most frequent ones
-_FEWEST_FOR_THREADS = 20_000
 _UNKNOWN = 1e3  # below zero, where trees can cut it off: no column goes there
 _RUN = 256  # neighbours resemble each other, and are kept in one fold
 
@@ -48,8 +47,8 @@ def expected(log: Log, outcome: Floats, folds: int = FOLDS) -> Floats:
     """
     from threadpoolctl import threadpool_limits
 
-    # Threads wait for each other by spinning: on busy cores, small fits take many times as long with them.
-    with threadpool_limits(1 if log.requests < _FEWEST_FOR_THREADS else None, "openmp"):
+    # More threads wait for each other by spinning: on busy cores a fit took eight times as long with two.
+    with threadpool_limits(1, "openmp"):
         return _cross_fitted(log, outcome, folds)
 
 

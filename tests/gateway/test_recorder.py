@@ -100,12 +100,16 @@ def test_a_policy_that_does_not_tell_of_others_is_certain_or_not(
     tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
     recorder = started()
-    for propensity in (1.0, 0.5):
+    for propensity in (1.0, 0.75):
         recorder.add(taken(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
+    third = taken(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    third.take.candidates.append((Backend("c", "m", Method.SUFFIX, ""), 0, EngineLoad()))
+    recorder.add(third)
     recorder.stop()
-    certain, drawn = records(tmp_path)
+    certain, one_other, two_others = records(tmp_path)
     assert [one.propensity for one in certain.candidates] == [1.0, 0.0]
-    assert [one.propensity for one in drawn.candidates] == [0.5, None]
+    assert [one.propensity for one in one_other.candidates] == [0.75, 0.25]
+    assert [one.propensity for one in two_others.candidates] == [0.5, None, None]
 
 
 def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path) -> None:

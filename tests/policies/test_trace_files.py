@@ -11,8 +11,11 @@ from random import Random
 import orjson
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.trace import BrokenLine, TraceError, TraceRecord, encode, in_arrival_order, read_trace, write_trace
+from policies.trace.order import lateness
 
 
 def some(count: int, begin: int = 0) -> list[TraceRecord]:
@@ -91,14 +94,36 @@ def test_a_folder_is_read_by_name_and_what_is_no_trace_is_left_alone(tmp_path: P
         read_trace(tmp_path / "none.jsonl")
 
 
-@pytest.mark.parametrize("held", [10, 1000])
-def test_records_in_order_of_arrival_in_memory_and_on_disk(held: int) -> None:
+@pytest.mark.parametrize(("held", "heap"), [(10, False), (1000, False), (1000, True)])
+def test_records_in_order_of_arrival_in_memory_and_on_disk(held: int, heap: bool) -> None:
     rng = Random(3)
     records = [TraceRecord(id=str(place), arrived_at=rng.randrange(50), prompt_tokens=5) for place in range(500)]
     records[77] = TraceRecord(id="77", prompt_tokens=5, messages=[{"role": "user", "content": "no time"}])
+    late = lateness(-1.0 if one.arrived_at is None else one.arrived_at for one in records) if heap else None
     expected = sorted(records, key=lambda one: -1.0 if one.arrived_at is None else one.arrived_at)
-    assert [one.id for one in in_arrival_order(records, held)] == [one.id for one in expected]
-    assert next(iter(in_arrival_order(records, held))).messages == records[77].messages
+    assert [one.id for one in in_arrival_order(records, late, held)] == [one.id for one in expected]
+    assert next(iter(in_arrival_order(records, late, held))).messages == records[77].messages
+
+
+@given(st.lists(st.integers(0, 30), max_size=60))
+def test_so_many_records_must_be_held_and_no_fewer(arrivals: list[int]) -> None:
+    records = [TraceRecord(id=str(place), arrived_at=arrived_at) for place, arrived_at in enumerate(arrivals)]
+    late = lateness(arrivals)
+    most = max(
+        (sum(one > arrived_at for one in arrivals[:place]) for place, arrived_at in enumerate(arrivals)), default=0
+    )
+    assert late == most
+    ordered = sorted(records, key=lambda one: one.arrived_at or 0)
+    assert list(in_arrival_order(records, late)) == ordered
+    if late:
+        assert list(in_arrival_order(records, late - 1)) != ordered
+
+
+def test_files_of_several_workers_are_read_in_order(tmp_path: Path) -> None:
+    records = some(600)
+    write_trace(tmp_path / "a.jsonl", [*records[100:300], *records[:100], *records[400:500]])
+    write_trace(tmp_path / "b.jsonl.zst", [*records[300:400], *records[500:]])
+    assert list(read_trace(tmp_path, in_order=True)) == records
 
 
 _MEMORY = """
