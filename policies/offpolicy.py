@@ -28,7 +28,7 @@ from policies.outcome_model import enough, expected
 Floats = npt.NDArray[np.float64]
 
 FEWEST_EFFECTIVE = 100
-"""Effective sample size below which nothing is told: intervals covered too seldom there (docs/offpolicy.md)."""
+"""Effective sample size below which nothing is told: how well intervals hold is not known there."""
 
 MOST_IMPOSSIBLE = 0.01
 """Share of a policy's choices that the log's could never have made, above which nothing is told."""
