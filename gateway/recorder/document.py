@@ -153,8 +153,8 @@ def _candidates(taken: Taken, decision: Decision) -> list[dict[str, Any]]:
             one["propensity"] = thought.propensity
         elif backend.name == decision.backend:
             one["propensity"] = decision.propensity
-        elif certain:
-            one["propensity"] = 0.0
+        elif certain or len(taken.take.candidates) == 2:
+            one["propensity"] = round(1.0 - decision.propensity, _DIGITS)
         one["in_flight"] = in_flight
         if load.at_s:
             one["running"], one["waiting"] = load.running, load.waiting

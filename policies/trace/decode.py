@@ -155,7 +155,7 @@ def _truth(value: object) -> bool:
     raise ValueError(f"expected true or false, not {_kind(value)}")
 
 
-def _time(value: object) -> float:
+def read_time(value: object) -> float:
     """Return seconds: of a number as it is, of an ISO 8601 date and time since 1970 (UTC where it names no zone)."""
     if not isinstance(value, str):
         return _number(value)
@@ -307,7 +307,7 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "prompt": _string,
     "output": _string,
     "n": lambda value: max(1, _count(value)),
-    "arrived_at": _time,
+    "arrived_at": read_time,
     "method": _method,
     "propensity": _share,
     "baseline_only": _names,
