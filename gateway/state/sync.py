@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
 _LEAST_PAUSE_S = 0.2
 _MAX_BACKOFF_S = 15.0
+_CPU_SHARE = 0.05
+"""Most of a core that exchanging experience may take: with very much of it, it is done less often."""
 _START_S = 1.0
 _STOP_S = 3.0
 
@@ -60,6 +62,7 @@ class State:
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._next_exchange_s = 0.0
 
     @property
     def is_connected(self) -> bool:
@@ -105,25 +108,32 @@ class State:
 
     async def _attempt(self, store: Store) -> None:
         began_s = time.perf_counter()
-        for ledger in self._ledgers:
+        is_due = began_s >= self._next_exchange_s or self._stopping.is_set()
+        ledgers = self._ledgers if is_due else []
+        for ledger in ledgers:
             ledger.stage()
+        loop = asyncio.get_running_loop()
         try:
-            changed = await asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, store)
+            changed, cpu_s = await loop.run_in_executor(self._thread, self._exchange, store, ledgers)
         except StateError as error:
-            self._note_failure(store, error)
+            self._note_failure(error)
             return
-        for ledger in self._ledgers:
+        for ledger in ledgers:
             ledger.settle()
         self.documents.settle(changed)
+        if is_due:
+            self._next_exchange_s = began_s + cpu_s / _CPU_SHARE
         self._note_success(store, time.perf_counter() - began_s)
 
-    def _exchange(self, store: Store) -> dict[str, tuple[Document, ...]]:
+    def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, tuple[Document, ...]], float]:
+        """Return the documents that have changed, and the seconds of a core that all this took."""
+        began_s = time.thread_time()
         changed = self.documents.refresh(store)
-        for ledger in self._ledgers:
+        for ledger in ledgers:
             ledger.exchange(store)
-        return changed
+        return changed, time.thread_time() - began_s
 
-    def _note_failure(self, store: Store, error: StateError) -> None:
+    def _note_failure(self, error: StateError) -> None:
         if not self._failures:
             logger.warning("%s: %s; what is learned stays here until it is back", error.kind, error)
         self._failures += 1
