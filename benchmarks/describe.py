@@ -25,6 +25,7 @@ from policies.request import Endpoint, describe
 from policies.source_code import code_share
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+_DRAFTED = {Method.BASELINE: 0, Method.NGRAM: 5, Method.SUFFIX: 32, Method.EAGLE3: 3, Method.DRAFT_MODEL: 3}
 _CODE = "def area(width: float, height: float) -> float:\n    # both in metres\n    return width * height\n\n"
 
 
@@ -100,7 +101,7 @@ def main() -> None:
         print(f"{name:26} {len(orjson.dumps(body)):7} {cost:7.1f}")
 
     methods = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3, Method.DRAFT_MODEL)
-    pool = [Backend(str(method), "m", method, "http://127.0.0.1:1", state=State.UP) for method in methods]
+    pool = [Backend(str(one), "m", one, "http://127.0.0.1:1", _DRAFTED[one], state=State.UP) for one in methods]
     request = describe(Endpoint.CHAT, chat(prose(1800)), model="m", default_temperature=0.0, qps=1.0, in_flight=1)
     print(f"\n{'choose among five':34} {'us':>7}")
     for name, policy in policies().items():
