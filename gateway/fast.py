@@ -122,6 +122,11 @@ class RelayProtocol(HttpToolsProtocol):
         self.scope["headers"] = headers
         super().on_headers_complete()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the last request, which refers to this protocol: nobody should have to look for the two."""
+        super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]
+
     def pause_writing(self) -> None:
         """Let the backend wait while the client is slow to read."""
         super().pause_writing()
