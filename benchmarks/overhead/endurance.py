@@ -45,15 +45,19 @@ def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) 
         yield behind, port, tree(pid)
 
 
+def _load_argv(port: int, connections: int, system: System, *arguments: str) -> list[str]:
+    """Return the command that puts load on a port until it is ended."""
+    argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(connections), "100000", *arguments]
+    return argv + [part for header in system.headers for part in ("--header", header)]
+
+
 def open_streams(pool: Path, streams: int, folder: Path) -> str:
     """Hold so many streams open through one worker and tell what it takes; fewer where files would run out."""
     system = gateway(pool)
     streams = min(streams, (most_files() - _SPARE_FILES) // 2)  # two each: the client's and the backend's
     with _started(system, folder, _SLOW, {SYSTEM_CPU}) as (behind, port, pids):
         idle_mb = rss_mb(pids)
-        argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(streams), "600", "2000", "--stream"]
-        argv += [part for header in system.headers for part in ("--header", header)]
-        with running(argv, {LOAD_CPU}, folder / "load.log"):
+        with running(_load_argv(port, streams, system, "2000", "--stream"), {LOAD_CPU}, folder / "load.log"):
             end_s = time.monotonic() + 120
             while (open_now := stats(behind)["streams"]) < streams and time.monotonic() < end_s:
                 time.sleep(0.5)
@@ -69,10 +73,11 @@ def soak(pool: Path, requests: int, folder: Path) -> str:
     done, held_mb = [0], []
     with _started(system, folder, _QUICK, {SYSTEM_CPU}) as (behind, port, pids):
         begun = stats(behind)["requests"]
-        while done[-1] < requests:
-            load(port, 64, 4.0, 2000, headers=system.headers)
-            done.append(stats(behind)["requests"] - begun)
-            held_mb.append(rss_mb(pids))
+        with running(_load_argv(port, 64, system, "2000"), {LOAD_CPU}, folder / "load.log"):
+            while done[-1] < requests:
+                time.sleep(2.0)
+                done.append(stats(behind)["requests"] - begun)
+                held_mb.append(rss_mb(pids))
     late = [(count, mb) for count, mb in zip(done[1:], held_mb, strict=True) if count >= requests / 10]
     counts, sizes_mb = np.array(late, dtype=float).T
     slope = float(np.polyfit(counts, sizes_mb, 1)[0]) * 1e5 if len(late) > 2 else float("nan")
