@@ -209,6 +209,73 @@ def evaluate(
     )
 
 
+@app.command()
+def plan(
+    trace: Annotated[list[Path], typer.Argument(help="Requests to plan for: a trace in any format.")],
+    *,
+    replicas: Annotated[int, typer.Option(min=1, help="How many replicas there are to be.")],
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="GPU to plan for, as h200; again.  [default: the calibration's]")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Pool file: the present mix and its policy.")] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Target and step times, as llama-3.1-8b-h100.  [default: the pool's]")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.yaml|{...}", help="That routes.  [default: the pool's; thresholds]")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD[=K,K...]", help="Method to try, with its k; again.")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Seek the most requests within these seconds.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second, instead of the trace's.")] = None,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Times as fast as in the trace.")] = 1.0,
+    limit: Annotated[int, typer.Option(min=4, help="Requests of the trace to use at most.")] = 16_000,
+    budget: Annotated[int, typer.Option(min=1, help="Mixes to try, about.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the last comparison.")] = 2,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one a core]")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Ray cluster to run on; `local` starts one.")
+    ] = None,
+    trace_format: Annotated[str | None, typer.Option("--format", help="The trace's, where it cannot be told.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan here, as a pool file.")] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Of simulated replicas, to try it.")] = False,
+) -> None:
+    """Find the mix of replicas that serves a trace best, and whether it fits. Exits 1 if nothing does."""
+    from gateway.plan_command import PlanOptions, run_plan
+
+    raise typer.Exit(
+        run_plan(
+            PlanOptions(
+                trace=tuple(trace),
+                replicas=replicas,
+                gpus=tuple(gpu or ()),
+                config=config,
+                calibration=calibration,
+                policy=policy,
+                methods=tuple(method or ()),
+                slo=slo,
+                rate=rate,
+                speed=speed,
+                limit=limit,
+                budget=budget,
+                seeds=seeds,
+                jobs=jobs,
+                ray=ray,
+                trace_format=trace_format,
+                strict=strict,
+                json_file=json,
+                out=out,
+                simulate=simulate,
+            )
+        )
+    )
+
+
 def _load(path: Path) -> PoolSettings:
     from gateway.config import ConfigError, load_pool
     from gateway.state.place import with_place

@@ -53,6 +53,19 @@ def named_policies(
     return built
 
 
+def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
+    """Return one policy as `--policy` names it, the pool's own where it does not, else `thresholds`.
+
+    Raises
+    ------
+    PolicyOptionError
+        If it cannot be built.
+    """
+    if given is not None:
+        return _reference(given, model)[1]
+    return model.policy if model is not None else _validated({"name": "thresholds"}, "thresholds")
+
+
 def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
     path = Path(text)
     if path.suffix in (".yaml", ".yml"):

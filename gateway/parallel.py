@@ -1,0 +1,104 @@
+"""Tasks on all cores of this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+_KNOCK_S = 5.0
+
+_work: list[Callable[[Any], Any]] = []  # of a worker process: what it was started for
+
+
+class ParallelError(Exception):
+    """Tasks that cannot be run as asked."""
+
+
+@contextmanager
+def all_cores(
+    work: Callable[[Task], Answer], jobs: int | None = None
+) -> Iterator[Callable[[Sequence[Task]], list[Answer]]]:
+    """Give a function that does `work` for many tasks, in processes that live until the block ends.
+
+    Parameters
+    ----------
+    work
+        Can be pickled; it is sent to each process once.
+    jobs
+        Processes; None for one on each core that this process may use, 1 for none beside this one.
+    """
+    count = jobs or len(os.sched_getaffinity(0))
+    if count == 1:
+        yield lambda tasks: [work(task) for task in tasks]
+        return
+    context = multiprocessing.get_context("spawn")  # forked processes inherit locks of threads that they do not have
+    with context.Pool(count, _begin, (work,)) as pool:
+        yield lambda tasks: pool.map(_one, tasks, chunksize=1)
+        pool.close()
+        pool.join()
+
+
+@contextmanager
+def ray_cluster(work: Callable[[Task], Answer], address: str) -> Iterator[Callable[[Sequence[Task]], list[Answer]]]:
+    """Give such a function that runs on a Ray cluster, whose machines have this package installed.
+
+    Parameters
+    ----------
+    address
+        As `ray.init` takes it: `HOST:PORT`, `ray://HOST:PORT`, `auto`; `local` starts one on this machine.
+
+    Raises
+    ------
+    ParallelError
+        If Ray is not installed, or there is no cluster at the address.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ParallelError("--ray needs Ray: pip install 'speculation-gateway[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    else:
+        _knock(address)
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ParallelError(f"--ray {address}: {error}") from None
+    try:
+        shared = ray.put(work)
+        do = ray.remote(_do)
+        yield lambda tasks: list(ray.get([do.remote(shared, task) for task in tasks]))
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise if nothing listens at a cluster's address: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # `auto`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    except OSError as error:
+        raise ParallelError(f"--ray {address}: nothing answers there: {error.strerror or error}") from None
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    _work[:] = [work]
+
+
+def _one(task: Any) -> Any:
+    return _work[0](task)
+
+
+def _do(work: Callable[[Any], Any], task: Any) -> Any:
+    return work(task)
