@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from gateway.plan_output import pool_file, replicas, serve_commands
 from gateway.policy_option import PolicyOptionError, policy_reference
 from gateway.settings import ModelSettings, PolicyReference
 from policies.intervals import Interval
-from policies.mix_play import Request, requests_of
+from policies.mix_play import Played, Request, requests_of
 from policies.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
 from policies.plan import Game, Judged, Objective, Plan, RunAll, Slo, Task, find
 from policies.trace import BrokenLines, TraceError, TraceRecord, read_trace
@@ -107,7 +108,7 @@ def run_plan(options: PlanOptions) -> int:
     except (PlanError, PolicyOptionError, ParallelError, TraceError, ValueError) as error:
         print(f"gateway plan: {error}", file=sys.stderr)
         return _BAD_INPUT
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     requests = sum(map(len, parts))
     console.print(
         f"{requests:,} requests in {len(parts)} parts"
@@ -260,8 +261,20 @@ def _same(one: Kind, other: Kind) -> bool:
     return one.method is other.method and one.k == other.k and without[0] == without[1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A game whose policies keep to themselves what they think of simulated replicas."""
+
+    game: Game
+
+    def __call__(self, task: Task) -> Played:
+        logging.getLogger("policies").setLevel(logging.ERROR)
+        return self.game(task)
+
+
 def _runner(game: Game, options: PlanOptions) -> AbstractContextManager[RunAll]:
-    return ray_cluster(game, options.ray) if options.ray is not None else all_cores(game, options.jobs)
+    work = _Quiet(game)
+    return ray_cluster(work, options.ray) if options.ray is not None else all_cores(work, options.jobs)
 
 
 def _told(run_all: RunAll) -> RunAll:
@@ -292,6 +305,8 @@ def _print(
     else:
         console.print(f"Best of {plan.tried:,} mixes tried ({plan.possible:,} there are), routed by {reference.name}:")
         console.print(_table(plan, objective))
+        if plan.present is not None and len(plan.present) != options.replicas:
+            console.print(f"The present mix has {len(plan.present)} replicas, the plan {options.replicas}.")
     for kind in known:
         console.print(f"  {kind.title}: {kind.fit.reason}", markup=False, soft_wrap=True)
     if plan is None:
@@ -313,7 +328,8 @@ def _table(plan: Plan, objective: Objective) -> Table:
     kept = objective.slo is not None
     headings = ["mix", "", "e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if kept else []), "the plan gains", "better in"]
     for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("mix", "") else "right")
+        words = heading in ("mix", "")
+        table.add_column(heading, no_wrap=not words, justify="left" if words else "right")
     for one in plan.judged:
         row = [
             title(one.mix, plan.kinds),
