@@ -32,7 +32,7 @@ def block_length(requests: int) -> int:
     The cube root of their number: blocks that grow with the log, and more slowly than it, keep what neighbours share
     (Kuensch, "The Jackknife and the Bootstrap for General Stationary Observations", Annals of Statistics 17(3), 1989).
     """
-    return max(1, round(requests ** (1 / 3)), math.ceil(requests / MOST_BLOCKS))
+    return max(1, round(math.cbrt(requests)), math.ceil(requests / MOST_BLOCKS))
 
 
 def block_sums(values: npt.ArrayLike, length: int) -> Floats:
