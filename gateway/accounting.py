@@ -93,6 +93,7 @@ def outcome_of(ended: Ended) -> Outcome:
         tokens_per_step=tokens_per_step,
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
+        cached_tokens=usage.cached_tokens,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,9 @@ from gateway.assembly import Gateway
 from gateway.openai import GatewayError
 from gateway.paths import is_own
 from gateway.siblings import Siblings
+from policies.policy import Policy
+
+log = logging.getLogger(__name__)
 
 _SWEEP_S = 0.5
 
@@ -58,12 +62,14 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
             recorder.start()
         await gateway.state.start()  # before the first request, so that it meets what was learned
         await gateway.pool.start()
-        tick = asyncio.create_task(_tick(gateway, siblings))
+        beside = [asyncio.create_task(_tick(gateway, siblings))]
+        beside += [asyncio.create_task(_learn(model.policy)) for model in gateway.models.values()]
         try:
             yield
         finally:
-            tick.cancel()
-            await asyncio.gather(tick, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
@@ -150,6 +156,17 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
         gateway.relay.sweep()
         siblings.share_limits(gateway.relay.limits)
         _refresh(gateway)
+
+
+async def _learn(policy: Policy) -> None:
+    """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        if (work := policy.upkeep()) is not None:
+            try:
+                await asyncio.to_thread(work)
+            except (ArithmeticError, ValueError):
+                log.exception("%s could not learn from what it observed; it goes on with what it knew", policy.name)
 
 
 def _refresh(gateway: Gateway) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -30,21 +31,66 @@ class Wish:
     backend: str = ""
     method: str = ""
     workload: str = ""
+    explore: str = ""
+    slo_ttft_ms: str = ""
+    slo_tpot_ms: str = ""
 
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> Wish:
-        """Read `x-gateway-model`, `x-gateway-backend`, `x-gateway-method` and `x-gateway-workload`."""
-        if _WISHES.isdisjoint(headers):
+        """Read what `_WISHES` names."""
+        if _ANY_WISH.isdisjoint(headers):
             return _NO_WISH
-        return cls(
-            headers.get(b"x-gateway-model", b"").decode("latin-1"),
-            headers.get(b"x-gateway-backend", b"").decode("latin-1"),
-            headers.get(b"x-gateway-method", b"").decode("latin-1"),
-            headers.get(b"x-gateway-workload", b"").decode("latin-1"),
+        return cls(*[headers.get(name, b"").decode("latin-1") for name in _WISHES])
+
+    def applied(self, features: RequestFeatures) -> RequestFeatures:
+        """Return the features with what the headers ask of the policy.
+
+        Raises
+        ------
+        GatewayError
+            400 if an SLO is no positive number of milliseconds, or `x-gateway-explore` neither yes nor no.
+        """
+        if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
+            return features
+        explore = self.explore.strip().lower() or "yes"
+        if explore not in ("yes", "no"):
+            raise GatewayError(
+                400, f"x-gateway-explore is {self.explore!r}; it takes yes or no.", code="invalid_header"
+            )
+        return replace(
+            features,
+            explore=explore == "yes",
+            slo_ttft_s=_bound_s("x-slo-ttft-ms", self.slo_ttft_ms),
+            slo_tpot_s=_bound_s("x-slo-tpot-ms", self.slo_tpot_ms),
         )
 
 
-_WISHES = frozenset({b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload"})
+def _bound_s(header: str, value: str) -> float | None:
+    if not value:
+        return None
+    try:
+        bound_ms = float(value)
+    except ValueError:
+        bound_ms = math.nan
+    if not 0 < bound_ms < math.inf:
+        raise GatewayError(
+            400, f"{header} is {value!r}; it takes a positive number of milliseconds.", code="invalid_header"
+        )
+    return 1e-3 * bound_ms
+
+
+_WISHES = (
+    b"x-gateway-model",
+    b"x-gateway-backend",
+    b"x-gateway-method",
+    b"x-gateway-workload",
+    b"x-gateway-explore",
+    b"x-slo-ttft-ms",
+    b"x-slo-tpot-ms",
+)
+"""In the order of the fields of `Wish`."""
+
+_ANY_WISH = frozenset(_WISHES)
 _NO_WISH = Wish()
 
 
@@ -108,7 +154,7 @@ class Router:
             workload=wish.workload,
             text_features=TEXT_FEATURES if whole else model.policy.text_features,
         )
-        return Routed(model, features, self.homes.home_of(path, document))
+        return Routed(model, wish.applied(features), self.homes.home_of(path, document))
 
     def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.
@@ -138,9 +184,10 @@ class Router:
         """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for."""
         decision = (policy or routed.model.policy).choose(routed.features, candidates)
         if routed.home == decision.backend:
-            return Decision(decision.backend, "affinity", "stored_response")
+            return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
         if wish.backend or wish.method:
-            return Decision(decision.backend, "override", "backend" if wish.backend else "method")
+            reason = "backend" if wish.backend else "method"
+            return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
     def _find(self, wanted: object, client: Client, path: str) -> ServedModel:

@@ -102,8 +102,7 @@ def play(
     places = {replica.name: number for number, replica in enumerate(replicas)}
     router = policies()[policy](settings)
     now_s = 0.0
-    if hasattr(router, "clock"):
-        router.clock = lambda: now_s
+    router.set_clock(lambda: now_s)
     sent: list[tuple[RequestFeatures, Decision]] = []
     next_upkeep_s = _UPKEEP_S
 

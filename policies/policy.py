@@ -145,6 +145,8 @@ class Policy(ABC):
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
     text_features: frozenset[str] = TEXT_FEATURES
     """Those of `policies.request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
+    tells_considered: bool = False
+    """Whether decisions are to tell of all candidates; set by whoever records them."""
     experience: Experience | None = None
     """What it has observed, to be kept and shared; None for a policy that learns nothing."""
 
@@ -161,6 +163,9 @@ class Policy(ABC):
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
         """Learn from a finished request."""
+
+    def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
+        """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""
 
     def upkeep(self) -> Callable[[], None] | None:
         """Return work to be done beside the request path, or None if there is none.

@@ -1,0 +1,296 @@
+"""Routing by what was learned: the least delay to everybody, with bounded exploration and a guardrail."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from backends.backend import Candidate
+from backends.simulator.calibration import calibration_names
+from policies import steptime
+from policies.acceptance import ACCEPTANCE, AcceptanceModel
+from policies.backlog import Mark
+from policies.cells import Key, key_of
+from policies.experience import Experience
+from policies.exploration import Exploration, explore
+from policies.fixed import LoadPolicy, LoadSettings
+from policies.guardrail import Guardrail, GuardrailSettings
+from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
+from policies.objective import Objective, cost_of
+from policies.policy import Assessment, Considered, Decision, Outcome, register
+from policies.predict import Knowledge, Prediction, Predictor
+from policies.prior import DEFAULT_CALIBRATION
+from policies.quarantine import Quarantine
+from policies.request import TEXT_FEATURES, RequestFeatures
+from policies.steptime import STEPS
+
+
+class Slo(BaseModel):
+    """Bounds for requests that bring none of their own, and whose key has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ttft_ms: float | None = Field(default=None, gt=0, description="Milliseconds to the first token.")
+    tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after it.")
+
+
+class LearnedSettings(LoadSettings):
+    """What is minimised, and how much of the traffic may be used to learn."""
+
+    objective: Objective = Field(
+        default=Objective.LATENCY,
+        description="What is minimised: `latency` (everybody's time to finish), `ttft`, `tpot`, or `goodput`, "
+        "the share of requests that keep their SLO.",
+    )
+    slo: Slo = Field(default=Slo(), description="Bounds for `goodput`, for requests that bring none.")
+    calibration: str = Field(
+        default=DEFAULT_CALIBRATION,
+        description="What is expected of backends before they were seen: one of the simulator's calibrations. Its "
+        "speed is learned at once; that its methods stand to each other as on your machine is what it adds.",
+    )
+    exploration: Exploration = Field(default=Exploration(), description="How much is spent on learning.")
+    guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
+
+    @field_validator("calibration")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in calibration_names():
+            raise ValueError(f"no calibration is called {name!r}; known are {', '.join(calibration_names())}")
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """What was thought of a request when it was sent, to be compared with what came of it.
+
+    Parameters
+    ----------
+    control
+        It went where `least_loaded` would send it.
+    """
+
+    key: Key
+    prediction: Prediction
+    mark: Mark
+    control: bool
+
+
+@register
+class Learned(LoadPolicy):
+    """Sends each request where it delays everybody least, itself and those already there, by what was learned."""
+
+    name = "learned"
+    Settings = LearnedSettings
+    settings: LearnedSettings
+    text_features = TEXT_FEATURES
+
+    def __init__(self, settings: LearnedSettings) -> None:
+        super().__init__(settings)
+        self.clock: Callable[[], float] = time.time
+        self.experience: Experience = Experience((ACCEPTANCE, LENGTH, STEPS), self.clock)
+        self.predictor = Predictor(self.meter, settings.calibration)
+        self.guardrail = Guardrail(settings.guardrail)
+        self.quarantine = Quarantine()
+        slo = settings.slo
+        self._cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
+        self._fitted = 0
+        self._fresh: Knowledge | None = None
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Live in another time."""
+        self.clock = self.experience.clock = clock
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose the candidate of the least cost, or now and then another one, to learn or to compare."""
+        now_s = self.clock()
+        if self._fresh is not None:
+            self.predictor.learn(self._fresh)
+            self._fresh = None
+        eligible = self.quarantine.admit(candidates, now_s)
+        key = key_of(request)
+        predictor = self.predictor
+        predictions = predictor.predict(request, key, eligible, now_s)
+        costs = [self._cost(request, prediction) for prediction in predictions]
+        learned = self._learned_chances(request, key, eligible, costs)
+        guardrail = self.guardrail
+        control_share = guardrail.control_share()
+        chances = control = learned
+        if control_share:
+            control = self._control_chances(eligible, predictions)
+            kept = 1.0 - control_share
+            chances = [kept * one + control_share * other for one, other in zip(learned, control, strict=True)]
+        by_control = guardrail.draw(self.rng)
+        chosen = _draw(control if by_control else learned, self.rng)
+        if by_control:
+            reason = "frozen" if guardrail.frozen else "control"
+        else:
+            reason = "least_delay" if costs[chosen] <= min(costs) else "explore"
+        backend, prediction = eligible[chosen].name, predictions[chosen]
+        mark = predictor.known[backend].backlog.send(prediction.share, now_s)
+        if request.prefix:
+            predictor.prefixes.remember(backend, request)
+        return Decision(
+            backend,
+            self.name,
+            reason,
+            chances[chosen],
+            self._considered(eligible, predictions, chances) if self.tells_considered else (),
+            Memo(key, prediction, mark, by_control),
+        )
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Tell the cost of each candidate in seconds, and what it is made of."""
+        key = key_of(request)
+        assessments = []
+        predictions = self.predictor.predict(request, key, candidates, self.clock())
+        for candidate, prediction in zip(candidates, predictions, strict=True):
+            note = (
+                f"first token {prediction.ttft_s:.3f} s, the rest {prediction.decode_s:.3f} s "
+                f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} a step of "
+                f"{1e3 * prediction.step_s:.1f} ms), others delayed by {prediction.others_s:.3f} s"
+            )
+            if candidate.name in self.quarantine.reasons:
+                note += f"; in quarantine: {self.quarantine.reasons[candidate.name]}"
+            assessments.append(Assessment(candidate.name, self._cost(request, prediction), note))
+        return assessments
+
+    def observe(self, outcome: Outcome) -> None:
+        """Add what a request came to to the experience, and compare it with what was expected."""
+        memo = outcome.decision.memo if isinstance(outcome.decision.memo, Memo) else None
+        now_s = self.clock()
+        backend = outcome.decision.backend
+        if memo is not None:
+            backlog = self.predictor.known[backend].backlog
+            backlog.look(now_s, backlog.requests)
+            backlog.end(memo.prediction.share)
+        if outcome.status != _OK or outcome.output_tokens < 1:
+            return
+        key = memo.key if memo is not None else key_of(outcome.request)
+        self._observe_length(outcome, key)
+        steps = self._observe_acceptance(outcome, key, memo)
+        if memo is not None:
+            self._observe_step(outcome, memo, steps, now_s)
+            self.guardrail.observe(
+                outcome.e2e_s / (outcome.output_tokens + _WORK_OF_PROMPT * outcome.prompt_tokens), control=memo.control
+            )
+            if outcome.cached_tokens is not None:
+                self.predictor.prefixes.learn(
+                    backend, outcome.request.prompt_tokens - memo.prediction.prompt_tokens, outcome.cached_tokens
+                )
+
+    def upkeep(self) -> Callable[[], None] | None:
+        """Fit again what there are new observations of."""
+        seen = self.experience.observations
+        if seen == self._fitted:
+            return None
+        self._fitted = seen
+        priors = {name: known.prior for name, known in self.predictor.known.items()}
+
+        def fit() -> None:
+            cells = self.experience.cells
+            self._fresh = Knowledge(
+                AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
+                LengthModel.fit(cells(LENGTH)),
+                steptime.fit_steps(cells(STEPS), priors),
+            )
+
+        return fit
+
+    def _learned_chances(
+        self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], costs: Sequence[float]
+    ) -> list[float]:
+        if not request.explore or len(costs) == 1:
+            best = min(range(len(costs)), key=costs.__getitem__)
+            return [float(place == best) for place in range(len(costs))]
+        known = self.predictor.known
+        return explore(
+            self.settings.exploration, costs, [known[candidate.name].acceptance(key)[1] for candidate in candidates]
+        )
+
+    def _control_chances(self, candidates: Sequence[Candidate], predictions: Sequence[Prediction]) -> list[float]:
+        """Return the probabilities of `least_loaded`."""
+        scores = [
+            (prediction.requests + 1) / max(candidate.weight, 1e-9)
+            for candidate, prediction in zip(candidates, predictions, strict=True)
+        ]
+        least = min(scores)
+        chance = 1.0 / scores.count(least)
+        return [chance if score == least else 0.0 for score in scores]
+
+    def _considered(
+        self, candidates: Sequence[Candidate], predictions: Sequence[Prediction], chances: Sequence[float]
+    ) -> tuple[Considered, ...]:
+        return tuple(
+            Considered(candidate.name, prediction.own_s, chance, candidate.in_flight)
+            for candidate, prediction, chance in zip(candidates, predictions, chances, strict=True)
+        )
+
+    def _observe_length(self, outcome: Outcome, key: Key) -> None:
+        log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / outcome.request.n))
+        self.experience.add(LENGTH, key, 1.0, log_tokens, log_tokens**2)
+
+    def _observe_acceptance(self, outcome: Outcome, key: Key, memo: Memo | None) -> float | None:
+        """Note tokens per step, and return how many steps the answer took, if that is known."""
+        for arm, tokens_per_step in outcome.lookups.items():
+            self._add_acceptance(arm, "", key, tokens_per_step)
+        per_step, backend = outcome.tokens_per_step, outcome.decision.backend
+        if per_step is None or outcome.output_tokens < _FEWEST_TOKENS:
+            return None
+        known = self.predictor.known.get(backend)
+        runaway = memo is not None and _is_runaway(outcome, memo.prediction)
+        if known is not None and known.arm not in outcome.lookups and not runaway:
+            self._add_acceptance(known.arm, backend, key, per_step)
+        return outcome.output_tokens / outcome.request.n / per_step
+
+    def _add_acceptance(self, arm: str, backend: str, key: Key, tokens_per_step: float) -> None:
+        log_tokens = math.log(max(1.0, tokens_per_step))
+        self.experience.add(ACCEPTANCE, (arm, backend, *key), 1.0, log_tokens, log_tokens**2)
+
+    def _observe_step(self, outcome: Outcome, memo: Memo, steps: float | None, now_s: float) -> None:
+        """Note the mean time of a step under the mean load that it met."""
+        prediction, known = memo.prediction, self.predictor.known[outcome.decision.backend]
+        step_ratio = None
+        decode_s = None if outcome.tpot_s is None else outcome.tpot_s * (outcome.output_tokens - 1)
+        if steps is not None and decode_s is not None and steps > _FEWEST_STEPS and decode_s > 0:
+            requests, context, prompt_tokens = known.backlog.since(memo.mark, now_s)
+            load = steptime.terms(requests, context, prompt_tokens / steps)
+            expected_s = steptime.seconds(known.cost, load)
+            step_s = decode_s / (steps - 1)
+            self.experience.add(STEPS, (known.name,), *steptime.observation(step_s, load, known.prior, expected_s))
+            step_ratio = step_s / expected_s
+        per_step = outcome.tokens_per_step
+        acceptance_ratio = None if per_step is None else per_step / prediction.tokens_per_step
+        known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s)
+
+
+def _draw(chances: Sequence[float], rng: Random) -> int:
+    drawn = rng.random()
+    for place, chance in enumerate(chances):
+        drawn -= chance
+        if drawn < 0:
+            return place
+    return max(range(len(chances)), key=chances.__getitem__)  # what rounding left over
+
+
+def _is_runaway(outcome: Outcome, prediction: Prediction) -> bool:
+    """Return whether an answer repeats itself without end: lookups are brilliant at that, and at nothing like it."""
+    much_longer = outcome.output_tokens > _RUNAWAY * prediction.output_tokens
+    return much_longer and (outcome.tokens_per_step or 1.0) > _RUNAWAY_PER_STEP * prediction.tokens_per_step
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else 1e-3 * milliseconds
+
+
+_OK = 200
+_FEWEST_TOKENS = 8
+_FEWEST_STEPS = 4.0
+_RUNAWAY = 4.0
+_RUNAWAY_PER_STEP = 1.5
+_WORK_OF_PROMPT = 0.02
+"""Of a token of the prompt, beside one of the answer: computed thousands at a time."""

@@ -1,0 +1,119 @@
+"""How long an engine step takes, by backend and load: linear in the requests, context and prompts in its batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.cells import Key
+from policies.experience import Sums, Table
+from policies.prior import StepCost
+
+TERMS = 4
+_PAIRS = [(row, column) for row in range(TERMS) for column in range(row, TERMS)]
+
+STEPS = Table("steps", 2 + len(_PAIRS) + TERMS, half_life_s=900.0, overflow=lambda key: key)
+"""Normal equations of the fit by backend: weight, sum of log(observed / expected), x x' (upper half), x y.
+
+A quarter of an hour: an engine that was restarted with other settings should be known again soon.
+"""
+
+PRIOR_SPREAD = 0.5
+"""Relative standard deviation of each cost around the calibration's."""
+
+NOISE = 0.15
+"""Relative standard deviation of a request's mean step time around the fit."""
+
+_OUTLIER = 3.0
+"""Ratio from which an observation counts for less: a stall says little about the load."""
+
+
+def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> tuple[float, float, float, float]:
+    """Return what a step's time is linear in: 1, requests, thousands of context tokens, hundreds of prompt tokens."""
+    return 1.0, requests, context_tokens * 1e-3, prompt_tokens_per_step * 1e-2
+
+
+def seconds(cost: StepCost, load: Sequence[float]) -> float:
+    """Return the seconds of a step under a load given as `terms`."""
+    return (
+        cost.base_s
+        + cost.per_request_s * load[1]
+        + cost.per_context_token_s * 1e3 * load[2]
+        + cost.per_prompt_token_s * 1e2 * load[3]
+    )
+
+
+def observation(step_s: float, load: Sequence[float], prior: StepCost, expected_s: float) -> Sums:
+    """Return what a request adds to its backend's cell.
+
+    Parameters
+    ----------
+    step_s
+        Mean seconds between its steps.
+    load
+        Mean `terms` over its life.
+    prior
+        The calibration's costs, whose scale is learned with the whole pool.
+    expected_s
+        What was expected; errors are relative to it, and the farther off, the less an observation weighs (Huber's
+        weights: "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35(1), 1964).
+    """
+    off = max(step_s, expected_s) / min(step_s, expected_s)
+    weight = min(1.0, _OUTLIER / off) / expected_s**2
+    return (
+        1.0,
+        math.log(step_s / seconds(prior, load)),
+        *(weight * load[row] * load[column] for row, column in _PAIRS),
+        *(weight * step_s * load[row] for row in range(TERMS)),
+    )
+
+
+def fit_scale(cells: Mapping[Key, Sums]) -> float:
+    """Return how many times as long as the calibration's steps those of this pool take; 1 before anything was seen."""
+    count = sum(sums[0] for sums in cells.values())
+    log = sum(sums[1] for sums in cells.values())
+    return math.exp(log / (count + 1.0)) if count else 1.0
+
+
+def fit_steps(cells: Mapping[Key, Sums], priors: Mapping[str, StepCost]) -> dict[str, StepCost]:
+    """Fit each backend's costs: least squares, none below zero, drawn towards the scaled prior.
+
+    Parameters
+    ----------
+    cells
+        By (backend,).
+    priors
+        The calibration's costs, by backend; only these backends are fitted.
+    """
+    scale = fit_scale(cells)
+    return {name: _fit(cells.get((name,)), prior.scaled(scale)) for name, prior in priors.items()}
+
+
+def _fit(sums: Sums | None, prior: StepCost) -> StepCost:
+    from scipy.optimize import nnls  # with scikit-learn: only a learning gateway needs it
+
+    if sums is None or sums[0] <= 0:
+        return prior
+    centre = np.array(
+        [prior.base_s, prior.per_request_s, 1e3 * prior.per_context_token_s, 1e2 * prior.per_prompt_token_s]
+    )
+    spread = PRIOR_SPREAD * np.maximum(centre, 1e-9)
+    precision = np.diag((NOISE / spread) ** 2)
+    matrix, right = _normal_equations(sums)
+    # In the scale of the prior, so that the factorisation is well conditioned.
+    matrix = (matrix + precision) * np.outer(spread, spread)
+    right = (right + precision @ centre) * spread
+    root = np.linalg.cholesky(matrix + 1e-12 * np.trace(matrix) * np.eye(TERMS))
+    solution, _ = nnls(root.T, np.linalg.solve(root, right))
+    costs = solution * spread
+    return StepCost(float(costs[0]), float(costs[1]), float(costs[2]) * 1e-3, float(costs[3]) * 1e-2)
+
+
+def _normal_equations(sums: Sums) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    matrix = np.zeros((TERMS, TERMS))
+    for (row, column), value in zip(_PAIRS, sums[2 : 2 + len(_PAIRS)], strict=True):
+        matrix[row, column] = matrix[column, row] = value
+    return matrix, np.array(sums[2 + len(_PAIRS) :])
