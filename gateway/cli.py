@@ -210,6 +210,69 @@ def evaluate(
 
 
 @app.command()
+def replay(
+    trace: Annotated[list[Path], typer.Argument(help="Requests to replay: a trace in any format.")],
+    *,
+    config: Annotated[Path, typer.Option(help="Pool file: the replicas, simulated, and the policies' settings.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE.yaml|{...}",
+            help="Policy to replay with; again. `clairvoyant` knows lengths and acceptance.  [default: the pool's own]",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of a pool of several.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="Requests per second on average; the trace's pattern is kept.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Times as fast as in the trace.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Requests of the trace to use at most.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="First requests that do not count.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn; the same seed gives the same figures.")] = 0,
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Bounds in seconds that goodput counts by.")
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Step times of all replicas.  [default: each one's own in the pool]")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What was learned: read if it is there, written at the end.")
+    ] = None,
+    trace_format: Annotated[str | None, typer.Option("--format", help="The trace's, where it cannot be told.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page here.")] = None,
+) -> None:
+    """Play a trace on simulated replicas with each policy in the loop, and compare."""
+    from gateway.replay_command import ReplayOptions, run_replay
+
+    if rate is not None and speed != 1.0:
+        raise typer.BadParameter("takes the place of --speed; give one of the two", param_hint="--rate")
+    raise typer.Exit(
+        run_replay(
+            ReplayOptions(
+                trace=tuple(trace),
+                config=config,
+                policies=tuple(policy or ()),
+                model=model,
+                rate=rate,
+                speed=speed,
+                limit=limit,
+                warmup=warmup,
+                seed=seed,
+                slo=slo,
+                calibration=calibration,
+                state=state,
+                trace_format=trace_format,
+                strict=strict,
+                json_file=json,
+                report=report,
+            )
+        )
+    )
+
+
+@app.command()
 def plan(
     trace: Annotated[list[Path], typer.Argument(help="Requests to plan for: a trace in any format.")],
     *,

@@ -104,6 +104,11 @@ class Replica:
         """Seconds it has spent in steps."""
         return float(self._records[self._number]["busy_s"])
 
+    @property
+    def steps(self) -> int:
+        """Steps that it has begun."""
+        return int(self._records[self._number]["steps"])
+
     def profile(self, kind: str, temperature: float) -> DraftProfile:
         """Return how it drafts for requests of which no text is known."""
         return draft_profile(self._calibration, self.method, self._config, temperature=temperature, kind=kind)

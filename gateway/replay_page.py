@@ -1,0 +1,73 @@
+"""A replay as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+from typing import Any
+
+_TIMES = (("e2e_s", "Time to finish"), ("ttft_s", "Time to first token"), ("tpot_s", "Time per output token"))
+_QUANTILES = ("mean", "p50", "p90", "p99")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the page of a replay, from what `gateway replay --json` writes."""
+    policies: Mapping[str, Mapping[str, Any]] = document["policies"]
+    style = (resources.files("gateway.bench") / "page.css").read_text(encoding="utf-8")
+    trace = ", ".join(map(escape, document["trace"]))
+    head = (
+        f"<header><h1>{escape(document['model'])}</h1><p>gateway replay of {trace}: {document['requests']:,} requests "
+        f"after a warm-up of {document['warmup']:,}, seed {document['seed']}, on simulated replicas</p></header>"
+    )
+    body = "".join(_times(policies, name, title) for name, title in _TIMES)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>gateway replay of {trace}</title><style>{style}{_STYLE}</style></head>"
+        f"<body><main>{head}{body}{_shares(policies)}</main></body></html>\n"
+    )
+
+
+def _times(policies: Mapping[str, Mapping[str, Any]], name: str, title: str) -> str:
+    unit, factor = ("ms", 1e3) if name == "tpot_s" else ("s", 1.0)
+    longest = max((one[name]["p99"] or 0.0 for one in policies.values()), default=0.0) or 1.0
+    rows = []
+    for policy, one in policies.items():
+        values = [one[name][which] for which in _QUANTILES]
+        cells = "".join(f"<td>{'-' if value is None else f'{factor * value:.3f}'}</td>" for value in values)
+        mean, p99 = (100.0 * (one[name][which] or 0.0) / longest for which in ("mean", "p99"))
+        bars = f'<div class="p99" style="width:{p99:.1f}%"></div><div style="width:{mean:.1f}%"></div>'
+        rows.append(f"<tr><th>{escape(policy)}</th>{cells}<td class='bar'>{bars}</td></tr>")
+    heads = "".join(f"<th>{which}</th>" for which in _QUANTILES)
+    return (
+        f"<section><h2>{title}, {unit}</h2><table class='replay'><thead><tr><th>policy</th>{heads}"
+        f"<th>mean in p99</th></tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _shares(policies: Mapping[str, Mapping[str, Any]]) -> str:
+    backends = list(next(iter(policies.values()))["shares"]) if policies else []
+    heads = "".join(f"<th>{escape(backend)}</th>" for backend in backends)
+    rows = "".join(
+        f"<tr><th>{escape(policy)}</th>"
+        + "".join(f"<td>{one['shares'][backend]:.1%}</td>" for backend in backends)
+        + f"<td>{one['output_tokens_per_s']:,.0f}</td><td>{one['goodput']:.2f}</td><td>{one['errors']}</td>"
+        + f"<td>{'-' if one['regret'] is None else format(one['regret'], '+.1%')}</td></tr>"
+        for policy, one in policies.items()
+    )
+    return (
+        f"<section><h2>Where requests went</h2><table class='replay'><thead><tr><th>policy</th>{heads}<th>tokens/s</th>"
+        "<th>goodput, requests/s</th><th>errors</th><th>regret</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></section>"
+    )
+
+
+_STYLE = """
+table.replay { border-collapse: collapse; width: 100%; }
+table.replay th, table.replay td { padding: .3em .7em; text-align: right; border-bottom: 1px solid #ddd; }
+table.replay th:first-child { text-align: left; }
+td.bar { position: relative; width: 30%; }
+td.bar div { position: absolute; left: 0; top: .45em; height: 1em; background: #0072b2; }
+td.bar div.p99 { background: #cfe3f1; }
+"""

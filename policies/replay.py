@@ -1,0 +1,263 @@
+"""A trace played on simulated replicas in virtual time, with the policy in the loop: it meets what it causes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.simulator.calibration import load_calibration
+from backends.simulator.parameters import EngineParameters
+from backends.speculation import Method
+from policies.clairvoyant import Clairvoyant
+from policies.experience import Row
+from policies.policy import Decision, Outcome, Policy
+from policies.replay_request import ReplayRequest
+from policies.request import RequestFeatures
+
+if TYPE_CHECKING:  # a fleet is compiled; who only names its types need not load a compiler
+    from backends.simulator.fleet_replica import Completion
+
+Floats = npt.NDArray[np.float64]
+
+UPKEEP_S = 0.5
+"""How often a policy may fit what it observed, in virtual seconds; as the gateway does."""
+
+UPKEEP_REQUESTS = 50
+"""At how many finished requests at least it does so here: a fit takes milliseconds, and a virtual second nothing."""
+
+_QPS_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One simulated replica of the pool."""
+
+    name: str
+    method: Method
+    config: Mapping[str, Any]
+    calibration: str
+    weight: float = 1.0
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of the requests that count, in order of arrival; shape (requests,) each.
+
+    Parameters
+    ----------
+    tpot_s
+        NaN for a single token.
+    backend
+        Position in the pool.
+    errors
+        Requests that no replica could take: longer than its context or its KV cache.
+    duration_s
+        From the first arrival that counts to the last end.
+    """
+
+    e2e_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    output_tokens: npt.NDArray[np.int64]
+    backend: npt.NDArray[np.int64]
+    errors: int
+    duration_s: float
+
+
+def replay(
+    pool: Sequence[ReplicaSpec],
+    requests: Sequence[ReplayRequest],
+    policy: Policy | None,
+    *,
+    seed: int = 0,
+    warmup: int = 0,
+    progress: Callable[[], None] | None = None,
+) -> Replayed:
+    """Play a trace until all requests have finished.
+
+    Parameters
+    ----------
+    requests
+        In order of arrival.
+    policy
+        Fresh, or with what it learned before; None for the clairvoyant one, which knows lengths and acceptance.
+    seed
+        Of what must be drawn; the same for every policy gives every request the same luck.
+    warmup
+        Requests at the beginning that are played but do not count.
+    progress
+        Called once a request.
+
+    Raises
+    ------
+    ValueError
+        If a replica cannot be simulated.
+    """
+    playing = _Playing(pool, requests, policy, seed)
+    for number, request in enumerate(requests):
+        playing.arrive(number, request)
+        if progress is not None:
+            progress()
+    return playing.finish(warmup)
+
+
+class _Playing:
+    """A replay under way."""
+
+    def __init__(
+        self, pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], policy: Policy | None, seed: int
+    ) -> None:
+        from backends.simulator.fleet import Fleet, Replica  # compiled: only whoever plays need load it
+
+        self._pool = pool
+        self._requests = requests
+        self._replicas = []
+        for one in pool:
+            known = load_calibration(one.calibration)
+            parameters = EngineParameters.of(known, one.method, one.config, max_model_len=one.max_model_len)
+            self._replicas.append(
+                Replica(one.name, known, one.method, one.config, parameters=parameters, weight=one.weight)
+            )
+        self._fleet = Fleet(self._replicas, seed)
+        self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
+        self._clairvoyant = Clairvoyant(pool, self._fleet) if policy is None else None
+        self._policy = policy
+        self._now_s = requests[0].arrived_s if requests else 0.0
+        if policy is not None:
+            policy.set_clock(lambda: self._now_s)
+            _fit(policy)  # what it was given before it began
+        self._next_upkeep_s = self._now_s
+        self._finished = self._fitted = self._errors = 0
+        self._recent: deque[float] = deque()
+        self._under_way: dict[int, tuple[int, RequestFeatures, Decision]] = {}
+        self._times = np.full((3, len(requests)), math.nan)
+        self._backend = np.full(len(requests), -1, np.int64)
+
+    def arrive(self, number: int, request: ReplayRequest) -> None:
+        """Advance to a request, and send it where the policy says."""
+        self._note(self._fleet.advance(request.arrived_s))
+        self._now_s = request.arrived_s
+        self._keep_up()
+        features = self._met(request)
+        if self._policy is None:
+            assert self._clairvoyant is not None
+            decision, place = _CLAIRVOYANT, self._clairvoyant.choose(request)
+        else:
+            decision = self._policy.choose(features, self._replicas)
+            place = self._places[decision.backend]
+        try:
+            identity = self._submit(place, request)
+        except ValueError:  # too long for the replica: vLLM answers 400
+            self._errors += 1
+            return
+        if self._clairvoyant is not None:
+            self._clairvoyant.sent(place, identity, request)
+        self._under_way[identity] = number, features, decision
+        self._backend[number] = place
+
+    def finish(self, warmup: int) -> Replayed:
+        """Play until all requests have finished."""
+        self._note(self._fleet.advance(math.inf))
+        counted = (np.arange(len(self._requests)) >= warmup) & (self._backend >= 0)
+        arrived = np.array([request.arrived_s for request in self._requests])[counted]
+        tokens = np.array([request.output_tokens for request in self._requests], np.int64)[counted]
+        e2e_s, ttft_s, tpot_s = self._times[:, counted]
+        duration_s = float((arrived + e2e_s).max() - arrived.min()) if len(arrived) else 0.0
+        return Replayed(e2e_s, ttft_s, tpot_s, tokens, self._backend[counted], self._errors, duration_s)
+
+    def _met(self, request: ReplayRequest) -> RequestFeatures:
+        """Return the features of a request, with the load that it meets."""
+        while self._recent and self._recent[0] < self._now_s - _QPS_WINDOW_S:
+            self._recent.popleft()
+        self._recent.append(self._now_s)
+        in_flight = sum(replica.in_flight for replica in self._replicas)
+        return replace(request.features, in_flight=in_flight, qps=len(self._recent) / _QPS_WINDOW_S)
+
+    def _submit(self, place: int, request: ReplayRequest) -> int:
+        one = self._pool[place]
+        script = request.script(one.method, self._replicas[place].parameters.k, one.config)
+        if script is not None:
+            return self._fleet.submit_script(place, script, self._now_s)
+        return self._fleet.submit(
+            place,
+            request.prompt_tokens,
+            request.output_tokens,
+            self._now_s,
+            kind=request.features.workload or "chat",
+            temperature=request.features.temperature,
+            prefix_blocks=request.prefix_blocks,
+        )
+
+    def _note(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            number, features, decision = self._under_way.pop(completion.request_id)
+            outcome = _outcome(features, decision, completion, self._pool[completion.replica].method)
+            tpot_s = math.nan if outcome.tpot_s is None else outcome.tpot_s
+            self._times[:, number] = completion.e2e_s, completion.ttft_s, tpot_s
+            self._finished += 1
+            if self._policy is not None:
+                self._policy.observe(outcome)
+            elif self._clairvoyant is not None:
+                self._clairvoyant.end(completion.replica, completion.request_id)
+
+    def _keep_up(self) -> None:
+        due = self._now_s >= self._next_upkeep_s and self._finished >= self._fitted + UPKEEP_REQUESTS
+        if due and self._policy is not None:
+            _fit(self._policy)
+            self._next_upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
+
+
+def _fit(policy: Policy) -> None:
+    if (work := policy.upkeep()) is not None:
+        work()
+
+
+def _outcome(features: RequestFeatures, decision: Decision, completion: Completion, method: Method) -> Outcome:
+    later = completion.output_tokens - 1
+    return Outcome(
+        request=features,
+        decision=decision,
+        method=method,
+        status=200,
+        ttft_s=completion.ttft_s,
+        tpot_s=(completion.ended_s - completion.first_s) / later if later else None,
+        e2e_s=completion.e2e_s,
+        prompt_tokens=completion.prompt_tokens,
+        output_tokens=completion.output_tokens,
+        tokens_per_step=completion.tokens_per_step,
+        drafted_tokens=completion.drafted,
+        accepted_tokens=completion.accepted,
+        cached_tokens=completion.cached_tokens,
+    )
+
+
+def learned_rows(policy: Policy) -> list[Row]:
+    """Return all that a policy has observed, to be kept in a file; nothing for one that learns nothing."""
+    experience = policy.experience
+    if experience is None:
+        return []
+    return [
+        Row(table.name, 0, key, sums)
+        for table in experience.tables.values()
+        for key, sums in experience.cells(table).items()
+    ]
+
+
+def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
+    """Give a policy what was observed before, as if it had been just now."""
+    experience = policy.experience
+    if experience is None:
+        return
+    policy.set_clock(lambda: now_s)
+    epochs = {table.name: int(now_s // table.epoch_s) for table in experience.tables.values()}
+    experience.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
+
+
+_CLAIRVOYANT = Decision("", "clairvoyant", "least_delay")
