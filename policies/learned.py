@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -21,10 +21,10 @@ from policies.exploration import Exploration, explore
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.guardrail import Guardrail, GuardrailSettings
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
-from policies.objective import Objective, cost_of
+from policies.objective import Cost, Objective, cost_of
 from policies.policy import Assessment, Considered, Decision, Outcome, register
 from policies.predict import Knowledge, Prediction, Predictor
-from policies.prior import DEFAULT_CALIBRATION
+from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.quarantine import Quarantine
 from policies.request import TEXT_FEATURES, RequestFeatures
 from policies.steptime import STEPS
@@ -192,14 +192,29 @@ class Learned(LoadPolicy):
         priors = {name: known.prior for name, known in self.predictor.known.items()}
 
         def fit() -> None:
-            cells = self.experience.cells
-            self._fresh = Knowledge(
-                AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
-                LengthModel.fit(cells(LENGTH)),
-                steptime.fit_steps(cells(STEPS), priors),
-            )
+            self._fresh = self.fitted(priors)
 
         return fit
+
+    def fitted(self, priors: Mapping[str, StepCost]) -> Knowledge:
+        """Fit everything to what was observed; in any thread, for it changes nothing here.
+
+        Parameters
+        ----------
+        priors
+            What is expected of each backend, by name.
+        """
+        cells = self.experience.cells
+        return Knowledge(
+            AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
+            LengthModel.fit(cells(LENGTH)),
+            steptime.fit_steps(cells(STEPS), priors),
+        )
+
+    @property
+    def cost(self) -> Cost:
+        """What is minimised."""
+        return self._cost
 
     def _learned_chances(
         self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], costs: Sequence[float]
