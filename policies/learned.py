@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -22,7 +22,7 @@ from policies.fixed import LoadPolicy, LoadSettings
 from policies.guardrail import Guardrail, GuardrailSettings
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
 from policies.objective import Cost, Objective, cost_of
-from policies.policy import Assessment, Considered, Decision, Outcome, register
+from policies.policy import Assessment, Considered, Decision, Outcome, Policy, register
 from policies.predict import Knowledge, Prediction, Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.quarantine import Quarantine
@@ -71,13 +71,13 @@ class Memo:
     Parameters
     ----------
     control
-        It went where `least_loaded` would send it.
+        It went where `least_loaded` would send it; None if rules decided, which takes no part in the comparison.
     """
 
     key: Key
     prediction: Prediction
     mark: Mark
-    control: bool
+    control: bool | None
 
 
 @register
@@ -98,6 +98,8 @@ class Learned(LoadPolicy):
         self.quarantine = Quarantine()
         slo = settings.slo
         self._cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
+        self.pinned: Policy | None = None
+        """Decides instead, while this policy goes on learning."""
         self._fitted = 0
         self._fresh: Knowledge | None = None
 
@@ -111,6 +113,8 @@ class Learned(LoadPolicy):
         if self._fresh is not None:
             self.predictor.learn(self._fresh)
             self._fresh = None
+        if self.pinned is not None:
+            return self._choose_pinned(self.pinned, request, candidates, now_s)
         eligible = self.quarantine.admit(candidates, now_s)
         key = key_of(request)
         predictor = self.predictor
@@ -145,6 +149,8 @@ class Learned(LoadPolicy):
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Tell the cost of each candidate in seconds, and what it is made of."""
+        if self.pinned is not None:
+            return self.pinned.assess(request, candidates)
         key = key_of(request)
         assessments = []
         predictions = self.predictor.predict(request, key, candidates, self.clock())
@@ -175,9 +181,9 @@ class Learned(LoadPolicy):
         steps = self._observe_acceptance(outcome, key, memo)
         if memo is not None:
             self._observe_step(outcome, memo, steps, now_s)
-            self.guardrail.observe(
-                outcome.e2e_s / (outcome.output_tokens + _WORK_OF_PROMPT * outcome.prompt_tokens), control=memo.control
-            )
+            if memo.control is not None:
+                work = outcome.output_tokens + _WORK_OF_PROMPT * outcome.prompt_tokens
+                self.guardrail.observe(outcome.e2e_s / work, control=memo.control)
             if outcome.cached_tokens is not None:
                 self.predictor.prefixes.learn(
                     backend, outcome.request.prompt_tokens - memo.prediction.prompt_tokens, outcome.cached_tokens
@@ -215,6 +221,18 @@ class Learned(LoadPolicy):
     def cost(self) -> Cost:
         """What is minimised."""
         return self._cost
+
+    def _choose_pinned(
+        self, pinned: Policy, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
+    ) -> Decision:
+        decision = pinned.choose(request, candidates)
+        chosen = [one for one in candidates if one.name == decision.backend]
+        key, predictor = key_of(request), self.predictor
+        (prediction,) = predictor.predict(request, key, chosen, now_s)
+        mark = predictor.known[decision.backend].backlog.send(prediction.share, now_s)
+        if request.prefix:
+            predictor.prefixes.remember(decision.backend, request)
+        return replace(decision, memo=Memo(key, prediction, mark, None))
 
     def _learned_chances(
         self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], costs: Sequence[float]
