@@ -211,10 +211,12 @@ class Learned(LoadPolicy):
             What is expected of each backend, by name.
         """
         cells = self.experience.cells
+        steps = cells(STEPS)
         return Knowledge(
             AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
             LengthModel.fit(cells(LENGTH)),
-            steptime.fit_steps(cells(STEPS), priors),
+            steptime.fit_steps(steps, priors),
+            {name: sums[0] for (name,), sums in steps.items()},
         )
 
     @property
@@ -225,6 +227,7 @@ class Learned(LoadPolicy):
     def _choose_pinned(
         self, pinned: Policy, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
     ) -> Decision:
+        self.quarantine.admit(candidates, now_s)  # rules know of none; but who was out is let in again in time
         decision = pinned.choose(request, candidates)
         chosen = [one for one in candidates if one.name == decision.backend]
         key, predictor = key_of(request), self.predictor
@@ -295,9 +298,12 @@ class Learned(LoadPolicy):
             expected_s = steptime.seconds(known.cost, load)
             step_s = decode_s / (steps - 1)
             self.experience.add(STEPS, (known.name,), *steptime.observation(step_s, load, known.prior, expected_s))
-            step_ratio = step_s / expected_s
+            if self.predictor.knowledge.observed.get(known.name, 0.0) >= _FEWEST_OBSERVED:
+                step_ratio = step_s / expected_s
         per_step = outcome.tokens_per_step
-        acceptance_ratio = None if per_step is None else per_step / prediction.tokens_per_step
+        acceptance_ratio = None
+        if per_step is not None and known.acceptance(memo.key)[1] >= _FEWEST_OBSERVED:
+            acceptance_ratio = per_step / prediction.tokens_per_step
         known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s)
 
 
@@ -323,6 +329,8 @@ def _seconds(milliseconds: float | None) -> float | None:
 _OK = 200
 _FEWEST_TOKENS = 8
 _FEWEST_STEPS = 4.0
+_FEWEST_OBSERVED = 20.0
+"""Before that, a backend that is unlike what is expected of its method may well be right."""
 _RUNAWAY = 4.0
 _RUNAWAY_PER_STEP = 1.5
 _WORK_OF_PROMPT = 0.02

@@ -78,11 +78,14 @@ class Knowledge:
     ----------
     steps
         By backend; one that is not there is expected to be as its method on the calibration's machine.
+    observed
+        By backend, how many requests `steps` were fitted to.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
     length: LengthModel = field(default_factory=LengthModel)
     steps: Mapping[str, StepCost] = field(default_factory=dict)
+    observed: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
