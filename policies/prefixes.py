@@ -50,7 +50,7 @@ class PrefixMemory:
     def learn(self, backend: str, expected_tokens: float, cached_tokens: int) -> None:
         """Compare what was expected to be cached with what the engine says was."""
         trust = self._trust.get(backend, 1.0)
-        if expected_tokens >= _LEAST_TOKENS and trust > 0:
+        if expected_tokens >= _LEAST_TOKENS * trust:  # before trust took from it, or little trust would be for good
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust[backend] = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
 
