@@ -111,7 +111,7 @@ def test_recovers_what_templates_draw() -> None:
     """Noise as recorded between requests that are alike; 40 requests of each of 20 templates."""
     rng = np.random.default_rng(3)
     true = {f"t{number}": float(np.exp(rng.normal(0.8, 0.25))) for number in range(20)}
-    seen = {}
+    seen: dict[Key, Sums] = {}
     for template, tokens in true.items():
         logs = np.maximum(0.0, math.log(tokens) + rng.normal(0, 0.25, 40))
         seen[(ARM, "e", *_key("chat", template))] = (40.0, float(logs.sum()), float((logs**2).sum()))

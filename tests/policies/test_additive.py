@@ -32,7 +32,7 @@ def test_one_factor_shrinks_as_the_formula_says(count: int) -> None:
 
 def test_several_levels_equal_the_best_linear_prediction() -> None:
     """The same from the other side: the covariance of what was seen, instead of the normal equations."""
-    observed = {("a",): [0.2] * 3, ("b",): [0.9] * 7, ("c",): [-0.4]}
+    observed: dict[tuple[str, ...], list[float]] = {("a",): [0.2] * 3, ("b",): [0.9] * 7, ("c",): [-0.4]}
     fitted = _fit(observed, FIRST, mean_spread=0.8)
     means = np.array([values[0] for values in observed.values()])
     counts = np.array([len(values) for values in observed.values()])
@@ -56,9 +56,9 @@ def test_known_effects_are_recovered() -> None:
     fitted = _fit(
         observed, Factor(lambda key: key[0], 0.5), Factor(lambda key: key[1], 0.3), Factor(lambda key: key[2], 0.2)
     )
-    for key in observed:
-        true = 1.0 + workload[key[0]] + template[key[1]] + size[key[2]]
-        assert fitted.predict(key) == pytest.approx(true, abs=0.06)
+    for seen in observed:
+        true = 1.0 + workload[seen[0]] + template[seen[1]] + size[seen[2]]
+        assert fitted.predict(seen) == pytest.approx(true, abs=0.06)
     # A combination that was never seen is the sum of what it is made of; a new template an ordinary one.
     others = np.mean([*template.values()])
     assert fitted.predict(("code", "new", "short")) == pytest.approx(1.6 + others, abs=0.15)
@@ -80,7 +80,7 @@ def test_the_seldom_seen_is_taken_for_an_ordinary_one_of_its_kind() -> None:
 
 def test_differences_are_to_what_was_expected() -> None:
     cells = _cells({("a",): [2.5] * 50, ("b",): [1.5] * 50})
-    expected = {("a",): 2.5, ("b",): 1.5}
+    expected: dict[tuple[str, ...], float] = {("a",): 2.5, ("b",): 1.5}
     fitted = fit_effects(cells, [FIRST], expected=expected.__getitem__, mean_spread=1.0, noise=NOISE)
     assert [fitted.predict(key) for key in expected] == pytest.approx([0.0, 0.0], abs=1e-9)
 
@@ -92,8 +92,9 @@ def test_what_cannot_be_told_apart_has_no_effect_of_its_own() -> None:
 
 
 def test_nothing_seen_changes_nothing() -> None:
-    for observed in ({}, {("a",): []}):
-        fitted = _fit(observed, FIRST)  # type: ignore[arg-type]
+    nothing: list[dict[tuple[str, ...], list[float]]] = [{}, {("a",): []}]
+    for observed in nothing:
+        fitted = _fit(observed, FIRST)
         assert fitted.predict(("a",)) == 0.0
         assert fitted.noise == NOISE
         assert fitted.observations == 0
