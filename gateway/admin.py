@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
+from gateway.admin_policy import add_policy_routes
 from gateway.assembly import Gateway
 from gateway.auth import ANONYMOUS, digest, presented_key
 from gateway.openai import GatewayError
@@ -85,6 +86,7 @@ def admin_router(gateway: Gateway, siblings: Siblings) -> APIRouter:
         """Tell where a request would go and why, sending nothing; the body is the request's own."""
         return _explain(gateway, await request.body(), path, Wish.read(dict(request.scope["headers"])))
 
+    add_policy_routes(router, gateway)
     return router
 
 

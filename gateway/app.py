@@ -173,3 +173,7 @@ def _refresh(gateway: Gateway) -> None:
     if gateway.relay.recorder is not None:
         gateway.relay.recorder.count(gateway.metrics)
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
+    for name, pinning in gateway.pinnings.items():
+        guardrail, out = pinning.policy.guardrail, pinning.policy.quarantine.reasons
+        quarantined = {one.name: one.name in out for one in gateway.pool.of(name)}
+        gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, quarantined)

@@ -12,6 +12,7 @@ from backends.pool import HealthRules, Pool
 from gateway.auth import Client, Keyring, digest
 from gateway.limits import Limits
 from gateway.metrics import Metrics
+from gateway.pinning import Pinning, pinnings
 from gateway.recorder import Recorder
 from gateway.relay import Patience, Relay
 from gateway.routing import Router
@@ -35,6 +36,8 @@ class Gateway:
         SHA-256 of the admin key.
     state
         What outlives the process and is shared with others.
+    pinnings
+        Rules from experience, and pins, of each model whose policy learns.
     """
 
     settings: PoolSettings
@@ -44,6 +47,7 @@ class Gateway:
     metrics: Metrics
     admin_digest: bytes
     state: State
+    pinnings: dict[str, Pinning]
 
 
 def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
@@ -84,7 +88,11 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         relay.recorder = Recorder(settings.recorder)
         for model in models.values():
             model.policy.tells_considered = True
-    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), _state(settings, models, metrics))
+    state = _state(settings, models, metrics)
+    pinned = pinnings(models, state.documents)
+    for pinning in pinned.values():
+        pinning.follow()
+    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, pinned)
 
 
 def _state(settings: PoolSettings, models: Mapping[str, ServedModel], metrics: Metrics) -> State:

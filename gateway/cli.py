@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.policy_command import app as policy_app
 from gateway.trace.command import app as trace_app
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _WRONG_FILE = 2
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(trace_app, name="trace")
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ old for the others.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,8 +35,8 @@ _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0,
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
-_OfWorkers = Literal["livemostrecent", "livesum", "livemin"]
-"""What becomes of a gauge of several workers: the last value set, the sum, or the least."""
+_OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
+"""What becomes of a gauge of several workers: the last value set, the sum, the least, or the most."""
 _TEMPERATURES = ((0.0, "0"), (0.3, "0-0.3"), (0.5, "0.3-0.5"), (0.7, "0.5-0.7"), (1.0, "0.7-1"))
 
 
@@ -137,6 +138,13 @@ class Metrics:
         self.acceptance_length = gauge(
             "gateway_backend_acceptance_length", "Accepted + 1 over steps that drafted, since it started", _BACKEND
         )
+        self.frozen = gauge("gateway_policy_frozen", "1 if the policy has frozen itself", ("model",), "livemax")
+        self.ratio = gauge(
+            "gateway_policy_ratio_to_least_loaded", "Time per work of the policy over least_loaded's", ("model",)
+        )
+        self.quarantined = gauge(
+            "gateway_backend_quarantined", "1 if the policy has put the backend out", ("model", "backend"), "livemax"
+        )
         self.state_connected = gauge("gateway_state_connected", "1 if the store could be used", _STORE, "livemin")
         self.state_last_sync = gauge(
             "gateway_state_last_sync_timestamp_seconds", "When the store was last in step", _STORE, "livemin"
@@ -210,6 +218,22 @@ class Metrics:
                 self.acceptance.labels(*labels).set(engine.acceptance_rate)
             if engine is not None and engine.acceptance_length is not None:
                 self.acceptance_length.labels(*labels).set(engine.acceptance_length)
+
+    def refresh_policy(self, model: str, frozen: bool, ratio: float, quarantined: Mapping[str, bool]) -> None:
+        """Write down how a policy that learns fares.
+
+        Parameters
+        ----------
+        ratio
+            NaN where it is not known.
+        quarantined
+            By backend.
+        """
+        self.frozen.labels(model).set(frozen)
+        if not math.isnan(ratio):
+            self.ratio.labels(model).set(ratio)
+        for backend, out in quarantined.items():
+            self.quarantined.labels(model, backend).set(out)
 
     def render(self) -> bytes:
         """Write the page that Prometheus scrapes."""
