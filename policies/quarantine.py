@@ -52,13 +52,17 @@ class Quarantine:
         if not self.reasons:
             return candidates
         for name in [*self.reasons]:
-            if self._records[name].out_until_s <= now_s:
+            record = self._records[name]
+            if record.out_until_s <= now_s:
                 del self.reasons[name]
+                record.count = record.slow = record.poor = 0.0  # what was still under way there says nothing of now
                 log.warning("%s is tried again after its quarantine", name)
         return [candidate for candidate in candidates if candidate.name not in self.reasons] or candidates
 
     def observe(self, backend: str, step_ratio: float | None, acceptance_ratio: float | None, now_s: float) -> float:
         """Compare a request with what was expected of it, and return how slow the backend is just now, at least 1.
+
+        One that is out is not told to be slow: when it is back it must be tried, or nothing would tell that it is well.
 
         Parameters
         ----------
@@ -79,7 +83,7 @@ class Quarantine:
                 self._put_out(backend, record, f"tokens per step are {share:.0%} of those expected", now_s)
             elif record.out and slowness < _SLOWNESS_FROM and share > 2 * POOR_RATIO / (1 + POOR_RATIO):
                 record.out, record.next_s = False, FIRST_S
-        return slowness if slowness > _SLOWNESS_FROM and record.count > 2 else 1.0
+        return slowness if slowness > _SLOWNESS_FROM and record.count > 2 and backend not in self.reasons else 1.0
 
     def _put_out(self, backend: str, record: _Record, reason: str, now_s: float) -> None:
         record.out, record.out_until_s = True, now_s + record.next_s
