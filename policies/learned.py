@@ -100,7 +100,7 @@ class Learned(LoadPolicy):
         self._cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         self.pinned: Policy | None = None
         """Decides instead, while this policy goes on learning."""
-        self._fitted = 0
+        self._fitted = 0, 0
         self._fresh: Knowledge | None = None
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -191,7 +191,7 @@ class Learned(LoadPolicy):
 
     def upkeep(self) -> Callable[[], None] | None:
         """Fit again what there are new observations of."""
-        seen = self.experience.observations
+        seen = self.experience.observations, len(self.predictor.known)
         if seen == self._fitted:
             return None
         self._fitted = seen
@@ -216,7 +216,7 @@ class Learned(LoadPolicy):
             AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
             LengthModel.fit(cells(LENGTH)),
             steptime.fit_steps(steps, priors),
-            {name: sums[0] for (name,), sums in steps.items()},
+            {name: steps[name,][0] for name in priors if (name,) in steps},
         )
 
     @property

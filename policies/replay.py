@@ -208,7 +208,8 @@ class _Playing:
                 self._clairvoyant.end(completion.replica, completion.request_id)
 
     def _keep_up(self) -> None:
-        due = self._now_s >= self._next_upkeep_s and self._finished >= self._fitted + UPKEEP_REQUESTS
+        enough = self._finished >= self._fitted + UPKEEP_REQUESTS or not self._finished
+        due = self._now_s >= self._next_upkeep_s and enough
         if due and self._policy is not None:
             _fit(self._policy)
             self._next_upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
