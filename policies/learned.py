@@ -272,16 +272,23 @@ class Learned(LoadPolicy):
 
     def _observe_acceptance(self, outcome: Outcome, key: Key, memo: Memo | None) -> float | None:
         """Note tokens per step, and return how many steps the answer took, if that is known."""
+        much_longer = memo is not None and _is_much_longer(outcome, memo.prediction)
         for arm, tokens_per_step in outcome.lookups.items():
-            self._add_acceptance(arm, "", key, tokens_per_step)
+            if not (much_longer and self._is_too_good(arm, "", key, tokens_per_step)):
+                self._add_acceptance(arm, "", key, tokens_per_step)
         per_step, backend = outcome.tokens_per_step, outcome.decision.backend
         if per_step is None or outcome.output_tokens < _FEWEST_TOKENS:
             return None
         known = self.predictor.known.get(backend)
-        runaway = memo is not None and _is_runaway(outcome, memo.prediction)
+        runaway = known is not None and much_longer and self._is_too_good(known.arm, backend, key, per_step)
         if known is not None and known.arm not in outcome.lookups and not runaway:
             self._add_acceptance(known.arm, backend, key, per_step)
         return outcome.output_tokens / outcome.request.n / per_step
+
+    def _is_too_good(self, arm: str, backend: str, key: Key, tokens_per_step: float) -> bool:
+        """Return whether a much longer answer repeats itself: lookups are brilliant at that, and at nothing like it."""
+        expected = self.predictor.knowledge.acceptance.tokens_per_step(arm, backend, key)
+        return tokens_per_step > _RUNAWAY_PER_STEP * expected
 
     def _add_acceptance(self, arm: str, backend: str, key: Key, tokens_per_step: float) -> None:
         log_tokens = math.log(max(1.0, tokens_per_step))
@@ -316,10 +323,9 @@ def _draw(chances: Sequence[float], rng: Random) -> int:
     return max(range(len(chances)), key=chances.__getitem__)  # what rounding left over
 
 
-def _is_runaway(outcome: Outcome, prediction: Prediction) -> bool:
-    """Return whether an answer repeats itself without end: lookups are brilliant at that, and at nothing like it."""
-    much_longer = outcome.output_tokens > _RUNAWAY * prediction.output_tokens
-    return much_longer and (outcome.tokens_per_step or 1.0) > _RUNAWAY_PER_STEP * prediction.tokens_per_step
+def _is_much_longer(outcome: Outcome, prediction: Prediction) -> bool:
+    """Return whether an answer is so much longer than expected that it may be repeating itself without end."""
+    return outcome.output_tokens / outcome.request.n > _RUNAWAY * prediction.output_tokens
 
 
 def _seconds(milliseconds: float | None) -> float | None:
