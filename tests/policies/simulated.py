@@ -1,0 +1,141 @@
+"""A policy in the loop with simulated replicas, in virtual time: every step, queue and cache is the simulator's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.simulator.calibration import load_calibration
+from backends.simulator.fleet import Completion, Fleet, Replica
+from backends.simulator.virtual_time import Arrival, Timeline, run_fleet
+from backends.speculation import Method
+from policies.policy import Decision, Outcome, Policy
+from policies.request import Endpoint, RequestFeatures
+
+CALIBRATION = "llama-3.1-8b-h100"
+
+FOUR = (
+    ("b", Method.BASELINE, 0),
+    ("n", Method.NGRAM, 5),
+    ("s", Method.SUFFIX, 24),
+    ("e", Method.EAGLE3, 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it will come, and how long its answer is."""
+
+    arrived_s: float
+    features: RequestFeatures
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) -> list[Replica]:
+    """Return one replica of each method."""
+    known = load_calibration(calibration)
+    return [
+        Replica(name, known, method, {"num_speculative_tokens": k} if k else None) for name, method, k in parts or FOUR
+    ]
+
+
+def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("code", "chat")) -> list[Call]:
+    """Draw requests of Poisson arrivals, in templates that differ in length."""
+    rng = np.random.default_rng(seed)
+    at_s = np.cumsum(rng.exponential(1 / per_s, count))
+    found = []
+    for number in range(count):
+        kind = int(rng.integers(len(workloads)))
+        template = int(rng.integers(4))
+        found.append(
+            Call(
+                float(at_s[number]),
+                RequestFeatures(
+                    "m",
+                    Endpoint.CHAT,
+                    temperature=0.0,
+                    workload=workloads[kind],
+                    template=f"{kind}{template}",
+                    prompt_tokens=int(rng.integers(50, 1200)),
+                ),
+                max(2, int(np.exp(rng.normal(math.log(60 + 60 * template), 0.4)))),
+            )
+        )
+    return found
+
+
+def play(
+    policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, upkeep: int = 25
+) -> tuple[Timeline, list[Outcome]]:
+    """Play until all have ended; the policy fits once for every `upkeep` requests.
+
+    Returns
+    -------
+    Timeline
+        What became of each request, in order of arrival.
+    list of Outcome
+        The same as the policy was told, in order of their ends.
+    """
+    fleet, places = Fleet(pool, seed), {replica.name: place for place, replica in enumerate(pool)}
+    now_s = 0.0
+    policy.set_clock(lambda: now_s)
+    sent: list[tuple[RequestFeatures, Decision]] = []
+    ended: list[Outcome] = []
+
+    def choose(arrival: Arrival) -> int:
+        nonlocal now_s
+        now_s = arrival.arrived_s
+        if len(sent) % upkeep == 0:
+            fit(policy)
+        features = requests[len(sent)].features
+        sent.append((features, policy.choose(features, pool)))
+        return places[sent[-1][1].backend]
+
+    def observe(completion: Completion) -> None:
+        ended.append(outcome(*sent[completion.request_id], pool[completion.replica].method, completion))
+        policy.observe(ended[-1])
+
+    return run_fleet(fleet, _arrivals(requests), choose, observe), ended
+
+
+def fit(policy: Policy) -> None:
+    """Let a policy learn from what it has observed."""
+    work: Callable[[], None] | None = policy.upkeep()
+    if work is not None:
+        work()
+
+
+def outcome(features: RequestFeatures, decision: Decision, method: Method, completion: Completion) -> Outcome:
+    """Return what a gateway would tell of a completion."""
+    later = completion.output_tokens - 1
+    return Outcome(
+        features,
+        decision,
+        method,
+        200,
+        completion.ttft_s,
+        (completion.e2e_s - completion.ttft_s) / later if later else None,
+        completion.e2e_s,
+        completion.prompt_tokens,
+        completion.output_tokens,
+        completion.tokens_per_step,
+        completion.drafted,
+        completion.accepted,
+        completion.cached_tokens,
+    )
+
+
+def _arrivals(requests: list[Call]) -> Iterator[Arrival]:
+    for one in requests:
+        yield Arrival(
+            one.arrived_s,
+            one.features.prompt_tokens,
+            one.output_tokens,
+            one.features.workload or "chat",
+            one.features.temperature,
+            one.prefix_blocks,
+        )
