@@ -17,6 +17,12 @@ BYTES_PER_TOKEN = 4.0
 TOKENS_PER_MESSAGE = 5
 """What a chat template puts around a message: header, role, end of turn."""
 
+MOST_BEGINNINGS = 64
+"""Texts of a prompt that can end a beginning; of a longer conversation the rest is not told apart."""
+
+SHORTEST_BEGINNING_TOKENS = 32
+"""A shorter beginning saves nothing worth telling."""
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -87,6 +93,24 @@ def read_prompt(body: Mapping[str, Any]) -> Prompt:
     if tools := body.get("tools"):
         prompt.size_bytes += len(_as_json(tools))  # the chat template writes them into the prompt
     return prompt
+
+
+def beginnings(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return hashes of the beginnings of a prompt that end with one of its texts, and the tokens of each (estimated).
+
+    A conversation that goes on has those of its earlier requests, and all requests of an application those of its
+    system prompt: what an engine's prefix cache knows them by. The hashes mean nothing to another process.
+    """
+    hashes: list[int] = []
+    tokens: list[int] = []
+    beginning, size = 0, 0.0
+    for piece in prompt.pieces[:MOST_BEGINNINGS]:
+        beginning = hash((beginning, piece))
+        size += len(piece) / BYTES_PER_TOKEN + TOKENS_PER_MESSAGE
+        if size >= SHORTEST_BEGINNING_TOKENS:
+            hashes.append(beginning)
+            tokens.append(int(size))
+    return tuple(hashes), tuple(tokens)
 
 
 def _read_messages(messages: list[Any], system: object) -> Prompt:

@@ -11,13 +11,13 @@ from typing import Any
 
 from policies import template
 from policies.overlap import overlap_of_ids, overlap_of_text
-from policies.prompt import Prompt, read_prompt
+from policies.prompt import Prompt, beginnings, read_prompt
 from policies.source_code import code_share
 
 MIN_P_EPSILON = 1e-5
 """vLLM's own bound (`_SAMPLING_EPS`): a `min_p` up to it is as good as none, and a speculating server takes it."""
 
-TEXT_FEATURES = frozenset({"overlap", "code_share", "template"})
+TEXT_FEATURES = frozenset({"overlap", "code_share", "template", "prefix"})
 """The features that cost a look at the prompt's text: more than all others together."""
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -156,6 +156,7 @@ def describe(
         tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
         structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
         baseline_only = _baseline_only(body)
+    prefix, prefix_tokens = beginnings(prompt) if "prefix" in text_features else ((), ())
     return RequestFeatures(
         model=model,
         endpoint=endpoint,
@@ -175,6 +176,8 @@ def describe(
         qps=qps,
         in_flight=in_flight,
         workload=_declared(workload) if workload else "",
+        prefix=prefix,
+        prefix_tokens=prefix_tokens,
     )
 
 
