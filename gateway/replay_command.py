@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,10 +74,7 @@ def run_replay(options: ReplayOptions) -> int:
         slo = slo_of(options.slo)
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
-        wanted = options.policies or (served.policy.name,)
-        chosen: dict[str, Policy | None] = {}
-        for text in wanted:
-            chosen |= {_CLAIRVOYANT: None} if text == _CLAIRVOYANT else named_policies([text], served, options.seed)
+        chosen = chosen_policies(options.policies, served, options.seed)
         records = read_trace(
             list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
         )
@@ -86,32 +82,60 @@ def run_replay(options: ReplayOptions) -> int:
         kept = _load_state(options.state)
         played = _play(pool, requests, chosen | {_CLAIRVOYANT: None}, options, kept)
         _save_state(options.state, kept, chosen)
+        document = _document(name, options, pool, slo, played, chosen)
+        if options.json_file is not None:
+            options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        if options.report is not None:
+            options.report.write_text(page(document), encoding="utf-8")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return _BAD_INPUT
     except (ReplayError, PolicyOptionError, TraceError, ValueError, OSError) as error:
         print(f"gateway replay: {error}", file=sys.stderr)
         return _BAD_INPUT
-    figures = {
-        title: figures_of(result, pool, slo, played[_CLAIRVOYANT])
-        for title, result in played.items()
-        if title != _CLAIRVOYANT or _CLAIRVOYANT in chosen
-    }
-    document = {
+    _print(document)
+    return 0
+
+
+def _document(
+    model: str,
+    options: ReplayOptions,
+    pool: Sequence[ReplicaSpec],
+    slo: Mapping[str, float],
+    played: Mapping[str, Replayed],
+    chosen: Mapping[str, Policy | None],
+) -> dict[str, Any]:
+    """Return what `--json` writes."""
+    best_s = mean_of(played[_CLAIRVOYANT].e2e_s)
+    return {
         "trace": [path.name for path in options.trace],
-        "model": name,
-        "requests": len(requests) - options.warmup,
+        "model": model,
+        "requests": len(played[_CLAIRVOYANT].e2e_s) + played[_CLAIRVOYANT].errors,
         "warmup": options.warmup,
         "seed": options.seed,
-        "clairvoyant_mean_e2e_s": float(played[_CLAIRVOYANT].e2e_s.mean()),
-        "policies": figures,
+        "clairvoyant_mean_e2e_s": best_s,
+        "policies": {title: figures_of(played[title], pool, slo, best_s) for title in chosen},
     }
-    _print(document)
-    if options.json_file is not None:
-        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-    if options.report is not None:
-        options.report.write_text(page(document), encoding="utf-8")
-    return 0
+
+
+def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
+    """Return the policies of `--policy` in their order, each under a name of its own; None is the clairvoyant one.
+
+    Raises
+    ------
+    PolicyOptionError
+        If one cannot be built.
+    """
+    named = [text for text in given if text != _CLAIRVOYANT]
+    built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
+    chosen: dict[str, Policy | None] = {}
+    for text in given or ("",):
+        if text == _CLAIRVOYANT:
+            chosen[text] = None
+        else:
+            title, policy = next(built)
+            chosen[title] = policy
+    return chosen
 
 
 def slo_of(text: str | None) -> dict[str, float]:
@@ -186,11 +210,11 @@ def requests_of(
     rng = Random(options.seed)
     now_s = 0.0
     requests = []
-    timed = first is not None and last is not None and last > first
+    timed = first is not None and last is not None and (last > first or len(kept) == 1)
     if options.rate is None and not timed:
         raise ReplayError("the trace does not tell when requests came; give --rate")
     speed = options.speed
-    if options.rate is not None and timed:
+    if options.rate is not None and timed and last != first:
         assert first is not None
         assert last is not None
         speed = options.rate * (last - first) / len(kept)
@@ -240,7 +264,7 @@ def _play(
 
 
 def figures_of(
-    result: Replayed, pool: Sequence[ReplicaSpec], slo: Mapping[str, float], best: Replayed
+    result: Replayed, pool: Sequence[ReplicaSpec], slo: Mapping[str, float], best_s: float | None
 ) -> dict[str, Any]:
     """Return the figures of one policy; times in seconds.
 
@@ -250,7 +274,7 @@ def figures_of(
     for name, values in (("ttft", result.ttft_s), ("tpot", result.tpot_s), ("e2e", result.e2e_s)):
         if name in slo:
             good &= ~(values > slo[name])
-    duration_s = result.duration_s or math.nan
+    duration_s, mean_s = result.duration_s, mean_of(result.e2e_s)
     shares = np.bincount(result.backend, minlength=len(pool)) / max(1, len(result.backend))
     return {
         "requests": len(result.e2e_s),
@@ -258,12 +282,17 @@ def figures_of(
         "e2e_s": _summary(result.e2e_s),
         "ttft_s": _summary(result.ttft_s),
         "tpot_s": _summary(result.tpot_s[~np.isnan(result.tpot_s)]),
-        "output_tokens_per_s": float(result.output_tokens.sum() / duration_s),
+        "output_tokens_per_s": float(result.output_tokens.sum() / duration_s) if duration_s else 0.0,
         "shares": {one.name: float(share) for one, share in zip(pool, shares, strict=True)},
-        "goodput": float(good.sum() / duration_s),
+        "goodput": float(good.sum() / duration_s) if duration_s else 0.0,
         "slo_kept": float(good.mean()) if len(good) else None,
-        "regret": float(result.e2e_s.mean() / best.e2e_s.mean() - 1.0) if len(result.e2e_s) else None,
+        "regret": mean_s / best_s - 1.0 if mean_s is not None and best_s is not None else None,
     }
+
+
+def mean_of(values: npt.NDArray[np.float64]) -> float | None:
+    """Return the mean; None of nothing."""
+    return float(values.mean()) if len(values) else None
 
 
 def _summary(values: npt.NDArray[np.float64]) -> dict[str, float | None]:

@@ -51,11 +51,12 @@ class Clairvoyant:
         self._running: list[dict[int, tuple[float, float]]] = [{} for _ in pool]
         self._next_id = 0
 
-    def choose(self, request: ReplayRequest) -> int:
-        """Return the position of the replica where a request delays everybody least."""
+    def choose(self, request: ReplayRequest, places: Sequence[int]) -> int:
+        """Return the one of these positions of replicas where a request delays everybody least."""
         delays = []
         context = request.prompt_tokens + request.output_tokens / 2
-        for place, cost in enumerate(self._costs):
+        for place in places:
+            cost = self._costs[place]
             steps = self._steps(place, request)
             mine_s = cost.per_request_s + cost.per_context_token_s * context
             prefill_s = cost.per_prompt_token_s * request.prompt_tokens
@@ -66,7 +67,7 @@ class Clairvoyant:
                 left = np.maximum(1.0, left - self._fleet.replicas[place].steps)
                 delay += float(((theirs_s + mine_s) * np.minimum(steps, left)).sum())
             delays.append(delay)
-        return int(np.argmin(delays))
+        return places[int(np.argmin(delays))]
 
     def sent(self, place: int, identity: int, request: ReplayRequest) -> None:
         """Note that a request was sent to a replica, under the id that the fleet gave it."""

@@ -57,7 +57,8 @@ class Replayed:
     backend
         Position in the pool.
     errors
-        Requests that no replica could take: longer than its context or its KV cache.
+        Requests that count but were not served: longer than their replica's context or KV cache, or for a baseline
+        where the pool has none.
     duration_s
         From the first arrival that counts to the last end.
     """
@@ -126,6 +127,7 @@ class _Playing:
                 Replica(one.name, known, one.method, one.config, parameters=parameters, weight=one.weight)
             )
         self._fleet = Fleet(self._replicas, seed)
+        self._plain = [one for one, of in zip(self._replicas, pool, strict=True) if of.method is Method.BASELINE]
         self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
         self._clairvoyant = Clairvoyant(pool, self._fleet) if policy is None else None
         self._policy = policy
@@ -134,7 +136,7 @@ class _Playing:
             policy.set_clock(lambda: self._now_s)
             _fit(policy)  # what it was given before it began
         self._next_upkeep_s = self._now_s
-        self._finished = self._fitted = self._errors = 0
+        self._finished = self._fitted = 0
         self._recent: deque[float] = deque()
         self._under_way: dict[int, tuple[int, RequestFeatures, Decision]] = {}
         self._times = np.full((3, len(requests)), math.nan)
@@ -146,16 +148,21 @@ class _Playing:
         self._now_s = request.arrived_s
         self._keep_up()
         features = self._met(request)
+        candidates = self._plain if features.baseline_only else self._replicas
+        if not candidates:
+            return
         if self._policy is None:
             assert self._clairvoyant is not None
-            decision, place = _CLAIRVOYANT, self._clairvoyant.choose(request)
+            places = [self._places[candidate.name] for candidate in candidates]
+            decision, place = _CLAIRVOYANT, self._clairvoyant.choose(request, places)
         else:
-            decision = self._policy.choose(features, self._replicas)
+            decision = self._policy.choose(features, candidates)
             place = self._places[decision.backend]
         try:
             identity = self._submit(place, request)
         except ValueError:  # too long for the replica: vLLM answers 400
-            self._errors += 1
+            if self._policy is not None:
+                self._policy.observe(_refused(features, decision, self._pool[place].method))
             return
         if self._clairvoyant is not None:
             self._clairvoyant.sent(place, identity, request)
@@ -165,12 +172,14 @@ class _Playing:
     def finish(self, warmup: int) -> Replayed:
         """Play until all requests have finished."""
         self._note(self._fleet.advance(math.inf))
-        counted = (np.arange(len(self._requests)) >= warmup) & (self._backend >= 0)
+        after_warmup = np.arange(len(self._requests)) >= warmup
+        counted = after_warmup & (self._backend >= 0)
+        errors = int((after_warmup & (self._backend < 0)).sum())
         arrived = np.array([request.arrived_s for request in self._requests])[counted]
         tokens = np.array([request.output_tokens for request in self._requests], np.int64)[counted]
         e2e_s, ttft_s, tpot_s = self._times[:, counted]
         duration_s = float((arrived + e2e_s).max() - arrived.min()) if len(arrived) else 0.0
-        return Replayed(e2e_s, ttft_s, tpot_s, tokens, self._backend[counted], self._errors, duration_s)
+        return Replayed(e2e_s, ttft_s, tpot_s, tokens, self._backend[counted], errors, duration_s)
 
     def _met(self, request: ReplayRequest) -> RequestFeatures:
         """Return the features of a request, with the load that it meets."""
@@ -237,6 +246,11 @@ def _outcome(features: RequestFeatures, decision: Decision, completion: Completi
         accepted_tokens=completion.accepted,
         cached_tokens=completion.cached_tokens,
     )
+
+
+def _refused(features: RequestFeatures, decision: Decision, method: Method) -> Outcome:
+    """Return what a policy is told of a request that was too long: it is no longer under way."""
+    return Outcome(features, decision, method, 400, None, None, 0.0, features.prompt_tokens, 0, None)
 
 
 def learned_rows(policy: Policy) -> list[Row]:
