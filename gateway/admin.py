@@ -19,6 +19,7 @@ from gateway.auth import ANONYMOUS, digest, presented_key
 from gateway.openai import GatewayError
 from gateway.routing import Wish
 from gateway.siblings import Siblings
+from policies.policy import Decision
 
 
 class Place(BaseModel):
@@ -123,6 +124,11 @@ def _change(gateway: Gateway, siblings: Siblings, place: Place, *, drained: bool
     return {"model": backend.model, "backend": backend.name, "state": backend.state, "in_flight": backend.in_flight}
 
 
+def _told(choice: Decision) -> dict[str, Any]:
+    """Return a decision without what the policy keeps of it for itself."""
+    return {name: value for name, value in dataclasses.asdict(choice).items() if name != "memo"}
+
+
 def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, Any]:
     router = gateway.relay.router
     routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic(), whole=True)
@@ -153,7 +159,7 @@ def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, 
             }
             for one in members
         ],
-        "choice": None if choice is None else dataclasses.asdict(choice),
+        "choice": None if choice is None else _told(choice),
         "problem": problem,
     }
 
