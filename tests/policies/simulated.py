@@ -70,21 +70,20 @@ def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("co
 
 def play(
     policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, upkeep: int = 25
-) -> tuple[Timeline, list[Outcome]]:
+) -> tuple[Timeline, list[Decision]]:
     """Play until all have ended; the policy fits once for every `upkeep` requests.
 
     Returns
     -------
     Timeline
         What became of each request, in order of arrival.
-    list of Outcome
-        The same as the policy was told, in order of their ends.
+    list of Decision
+        Where each was sent, in the same order.
     """
     fleet, places = Fleet(pool, seed), {replica.name: place for place, replica in enumerate(pool)}
     now_s = 0.0
     policy.set_clock(lambda: now_s)
     sent: list[tuple[RequestFeatures, Decision]] = []
-    ended: list[Outcome] = []
 
     def choose(arrival: Arrival) -> int:
         nonlocal now_s
@@ -96,10 +95,10 @@ def play(
         return places[sent[-1][1].backend]
 
     def observe(completion: Completion) -> None:
-        ended.append(outcome(*sent[completion.request_id], pool[completion.replica].method, completion))
-        policy.observe(ended[-1])
+        policy.observe(outcome(*sent[completion.request_id], pool[completion.replica].method, completion))
 
-    return run_fleet(fleet, _arrivals(requests), choose, observe), ended
+    timeline = run_fleet(fleet, _arrivals(requests), choose, observe)
+    return timeline, [decision for _, decision in sent]
 
 
 def fit(policy: Policy) -> None:

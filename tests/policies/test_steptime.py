@@ -9,7 +9,8 @@ import pytest
 
 from backends.simulator.parameters import EngineParameters
 from backends.speculation import Method
-from policies.experience import Experience, Row
+from policies.cells import Key
+from policies.experience import Experience, Row, Sums
 from policies.fixed import LeastLoaded
 from policies.learned import Learned, LearnedSettings
 from policies.prior import StepCost
@@ -54,6 +55,10 @@ def _observe(true: StepCost, loads: np.ndarray, rng: np.random.Generator) -> tup
     return tuple(float(each) for each in sums)
 
 
+def _cells(true: StepCost, count: int, rng: np.random.Generator) -> dict[Key, Sums]:
+    return {("a",): _observe(true, _loads(rng, count), rng)}
+
+
 def _loads(rng: np.random.Generator, count: int) -> np.ndarray:
     requests = rng.integers(1, 40, count)
     return np.column_stack([requests, requests * rng.uniform(200, 2000, count), rng.uniform(0, 400, count)])
@@ -71,15 +76,14 @@ def test_synthetic_costs_are_recovered_term_by_term() -> None:
 def test_without_observations_it_is_the_prior_and_with_few_near_it() -> None:
     assert fit_steps({}, {"a": PRIOR}) == {"a": PRIOR}
     rng = np.random.default_rng(3)
-    loads = _loads(rng, 1)
-    cells = {("a",): _observe(PRIOR.scaled(1.3), loads, rng)}
+    cells = _cells(PRIOR.scaled(1.3), 1, rng)
     found = fit_steps(cells, {"a": PRIOR})["a"]
     assert PRIOR.base_s * 0.9 < found.base_s < PRIOR.base_s * 1.6
 
 
 def test_a_new_backend_is_as_fast_as_its_pool_is() -> None:
     rng = np.random.default_rng(4)
-    cells = {("a",): _observe(PRIOR.scaled(3.0), _loads(rng, 200), rng)}
+    cells = _cells(PRIOR.scaled(3.0), 200, rng)
     assert fit_scale(cells) == pytest.approx(3.0, rel=0.05)
     assert fit_steps(cells, {"a": PRIOR, "new": PRIOR})["new"] == pytest.approx(PRIOR.scaled(3.0), rel=0.05)
     assert fit_scale({}) == 1.0
