@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -42,7 +43,7 @@ from policies.objective import Cost
 from policies.policy import Policy
 from policies.predict import Knowledge, Predictor
 from policies.request import Endpoint, RequestFeatures
-from policies.rule_tree import Floats, Leaf, columns_of, grow, row_of
+from policies.rule_tree import Floats, Leaf, columns_of, grow, row_of, shortened
 from policies.rules import BACKEND
 from policies.thresholds import Spill, Thresholds, ThresholdSettings
 
@@ -51,7 +52,13 @@ LEVELS = (1.0, 4.0, 12.0, 32.0)
 
 MOST_LEAVES = 12
 _JOBS = 240
-_SPILLS = tuple((slack, ratio) for ratio in (1.0, 1.25, 1.6) for slack in (0.0, 2.0, 8.0))
+_SPILLS = tuple((slack, ratio) for ratio in (1.25, 1.0, 1.6) for slack in (8.0, 2.0, 4.0, 16.0))
+"""Slack and ratio; the first is what trees are compared with."""
+
+_LENGTHS = (1, 2, 99)
+"""How many entries a rule may prefer before the least loaded backend of all is taken."""
+
+_ROUNDS = 2
 _LEAST_GAIN = 0.002
 
 
@@ -142,6 +149,21 @@ def distill(
     return bench.distill(levels)
 
 
+class _Tried(NamedTuple):
+    gain: float
+    settings: ThresholdSettings
+    leaves: list[Leaf]
+
+
+def _by_gain(one: _Tried) -> float:
+    return one.gain
+
+
+def _settings(leaves: Sequence[Leaf], slack: float, ratio: float) -> ThresholdSettings:
+    rules = [{"name": leaf.name, "when": leaf.when, "prefer": leaf.prefer} for leaf in leaves]
+    return ThresholdSettings.model_validate({"rules": rules, "spill": Spill(slack=slack, ratio=ratio), "seed": 0})
+
+
 class _Bench:
     """The pool that behaves as was learned, and the traffic that is like what was seen."""
 
@@ -173,18 +195,33 @@ class _Bench:
         met = len(self.rows)
         for level in levels:
             self.add_even(level)
-        best: tuple[float, ThresholdSettings, list[Leaf]] | None = None
-        for leaves in (self.leaves(slice(0, met)), self.leaves(slice(met, None)), self.leaves(slice(None))):
-            rules = [{"name": one.name, "when": one.when, "prefer": one.prefer} for one in leaves]
-            for slack, ratio in _SPILLS:
-                settings = ThresholdSettings.model_validate(
-                    {"rules": rules, "spill": Spill(slack=slack, ratio=ratio), "seed": 0}
-                )
-                gain = _gain(least, [self.played(jobs, Thresholds(settings)) for jobs in plays])
-                if best is None or gain > best[0]:
-                    best = gain, settings, leaves
-        assert best is not None
-        _, settings, leaves = best
+
+        def tried(leaves: list[Leaf], spills: Sequence[tuple[float, float]]) -> list[_Tried]:
+            return [
+                _Tried(_gain(least, [self.played(jobs, Thresholds(settings)) for jobs in plays]), settings, leaves)
+                for settings in (_settings(leaves, *spill) for spill in spills)
+            ]
+
+        trees = [self.leaves(slice(0, met)), self.leaves(slice(met, None)), self.leaves(slice(None))]
+        best = max((one for leaves in trees for one in tried(leaves, _SPILLS[:1])), key=_by_gain)
+        best = max((one for length in _LENGTHS for one in tried(shortened(best.leaves, length), _SPILLS)), key=_by_gain)
+        for _ in range(_ROUNDS):
+            # What rules meet is not what choosing by prediction meets: they leave more on the backends they prefer.
+            for jobs in plays:
+                self.played(jobs, Thresholds(best.settings), notes=True)
+            leaves = self.leaves(slice(-sum(map(len, plays)), None))
+            again = self.leaves(slice(0, None))
+            spill, length = best.settings.spill, max(len(leaf.prefer) for leaf in best.leaves)
+            best = max(
+                best,
+                *(
+                    one
+                    for new in (leaves, again)
+                    for one in tried(shortened(new, length), [(spill.slack, spill.ratio)])
+                ),
+                key=_by_gain,
+            )
+        settings, leaves = best.settings, best.leaves
         judged = [self.jobs(level) for level in levels]  # others than those that the rules were chosen by
         least = [self.played(jobs, LeastLoaded(LoadSettings(seed=0))) for jobs in judged]
         return Distilled(
@@ -230,15 +267,29 @@ class _Bench:
             jobs.append(Job(features, key, tokens, at_s, 1.0 if number >= there else rng.uniform(0.01, 0.99)))
         return jobs
 
-    def played(self, jobs: Sequence[Job], policy: Policy) -> float:
+    def played(self, jobs: Sequence[Job], policy: Policy, *, notes: bool = False) -> float:
+        """Let a policy choose, and note what there was to choose between if asked to."""
         predictor = self.predictor()
         pool = fluid_pool(predictor, self.candidates)
         places = {backend.name: place for place, backend in enumerate(pool)}
 
-        def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
-            return places[policy.choose(job.features, backends).backend]
+        shares = []
 
-        return play(jobs, predictor, pool, choose, lambda number: None)
+        def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
+            chosen = places[policy.choose(job.features, backends).backend]
+            if notes:
+                predictions = predictor.predict(job.features, job.key, backends, now_s)
+                self.note(job.key, backends, [self.cost(job.features, one) for one in predictions])
+                shares.append((backends[chosen].name, predictions[chosen].share))
+                predictor.known[backends[chosen].name].backlog.send(predictions[chosen].share, now_s)
+            return chosen
+
+        def end(number: int) -> None:
+            if notes:
+                name, share = shares[number]
+                predictor.known[name].backlog.end(share)
+
+        return play(jobs, predictor, pool, choose, end)
 
     def played_by_prediction(self, jobs: Sequence[Job]) -> float:
         """Choose the least cost, and note what was to be chosen between."""

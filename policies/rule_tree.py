@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,18 @@ def grow(
     return _leaves(root, columns, weighted, targets)
 
 
+def shortened(leaves: Sequence[Leaf], length: int) -> list[Leaf]:
+    """Return leaves that prefer so many targets at most; those before the last that then say the same are left out."""
+    found = [replace(leaf, prefer=leaf.prefer[:length], costs=leaf.costs[:length]) for leaf in leaves]
+    while len(found) > 1 and found[-2].prefer == found[-1].prefer:
+        *found, other, last = found
+        share = other.share + last.share
+        pairs = zip(other.costs, last.costs, strict=True)
+        costs = tuple((other.share * one + last.share * two) / share for one, two in pairs)
+        found.append(replace(last, share=share, costs=costs))
+    return found
+
+
 @dataclass(slots=True)
 class _Node:
     samples: npt.NDArray[np.int64]
@@ -243,7 +255,7 @@ def _leaves(root: _Node, columns: Sequence[Column], weighted: Floats, targets: S
 
 
 def _name(parts: Sequence[str], taken: set[str]) -> str:
-    name = "-".join(parts)[:36].rstrip("-") or "default"
+    name = "-".join(parts)[:36].rstrip("-_") or "default"
     number = 1
     while (numbered := name if number == 1 else f"{name}-{number}") in taken:
         number += 1
