@@ -8,6 +8,7 @@ import pytest
 
 from gateway.settings import PoolSettings
 from policies.learned import Learned
+from policies.predict import Knowledge
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.gateway.upstream import Wire, delta
 
@@ -32,6 +33,15 @@ def _policy(running: Running) -> Learned:
     return policy
 
 
+_MOST_OF_18 = 15
+"""What 18 observations weigh at least, should an epoch end in between; 12 would not do."""
+
+
+def _seen(knowledge: Knowledge | None) -> float:
+    """Return how many answers' lengths were fitted."""
+    return 0.0 if knowledge is None or knowledge.length.effects is None else knowledge.length.effects.observations
+
+
 async def _notes(running: Running) -> dict[str, str]:
     told = (await running.client.post("/admin/explain", json=BODY, headers=ADMIN)).json()
     return {one["backend"]: one["note"] for one in told["candidates"]}
@@ -53,15 +63,14 @@ async def test_a_gateway_answers_and_learns_beside_its_requests(fast: bool) -> N
             ("b", "override")
         }
         policy = _policy(running)
-        await running.until(lambda: policy._fresh is not None)
+        await running.until(lambda: _seen(policy._fresh) >= _MOST_OF_18)
         await running.chat(stream=True)  # takes over what was fitted
         known = policy.predictor.knowledge
-        assert known.length.effects is not None
-        assert known.length.effects.observations >= 18
-        assert known.observed["b"] >= 6
+        assert _seen(known) >= _MOST_OF_18
+        assert known.observed["b"] >= 5
         assert known.acceptance.arms
         assert "(220 tokens" not in (await _notes(running))["b"]
-        assert all(one.backlog.sent == 0 for one in policy.predictor.known.values())
+        await running.until(lambda: all(one.backlog.sent == 0 for one in policy.predictor.known.values()))
 
 
 def test_the_pool_file_takes_its_settings() -> None:
