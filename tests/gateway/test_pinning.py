@@ -130,6 +130,10 @@ async def test_what_cannot_be_done_is_told(state: Any) -> None:
         assert "There is no version 7 of the rules for m; kept: 1." in await refused(running, "pin", "7")
         await said(running, "pin", "1")
         assert "version 1 pinned already" in await refused(running, "pin", "1")
+        pinned = learned(running).pinned
+        broken = '{"version": 2, "rules": "name: thresholds\\nrules: [{name: x, prefer: [nonsense]}]"}'
+        await running.gateway.state.documents.put(f"{MODEL}/pin", broken, after=1)
+        assert learned(running).pinned is pinned, "a pin that cannot be read changes nothing"
         assert "There is no model x" in await refused(running, "distill", "--model", "x")
         wrong_key = await command(running, "show", key="wrong")
         assert wrong_key.exit_code == 1
@@ -177,15 +181,3 @@ async def test_a_frozen_policy_shows_and_is_thawed_everywhere(state: Any) -> Non
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 0.0' in page
         assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} 2.0' in page
-
-
-async def test_a_pin_that_cannot_be_read_changes_nothing(state: Any) -> None:
-    async with learning(state) as running:
-        await ask(running, 2)
-        await said(running, "distill")
-        await said(running, "pin", "1")
-        pinned = learned(running).pinned
-        broken = '{"version": 2, "rules": "name: thresholds\\nrules: [{name: x, prefer: [nonsense]}]"}'
-        await running.gateway.state.documents.put(f"{MODEL}/pin", broken, after=1)
-        assert learned(running).pinned is pinned
-        assert await ask(running) == ["thresholds"]
