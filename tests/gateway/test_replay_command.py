@@ -131,7 +131,7 @@ def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
     assert fast["output_tokens_per_s"] == pytest.approx(10 * own["output_tokens_per_s"], rel=0.2)  # and the last end
     assert fast["e2e_s"]["mean"] > own["e2e_s"]["mean"]
     at_rate = figures(tmp_path, *given, "--rate", 4)["policies"]["least_loaded"]
-    assert at_rate["goodput"] == pytest.approx(4.0, rel=0.05)
+    assert at_rate["goodput"] == pytest.approx(4.0, rel=0.1)
     code, _, error = run(*given, "--rate", 4, "--speed", 2)
     assert code == 2
     assert "takes the place of --speed" in error
