@@ -122,13 +122,13 @@ class Learned(LoadPolicy):
         costs = [self._cost(request, prediction) for prediction in predictions]
         learned = self._learned_chances(request, key, eligible, costs)
         guardrail = self.guardrail
-        control_share = guardrail.control_share()
+        control_share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
         chances = control = learned
         if control_share:
             control = self._control_chances(eligible, predictions)
             kept = 1.0 - control_share
             chances = [kept * one + control_share * other for one, other in zip(learned, control, strict=True)]
-        by_control = guardrail.draw(self.rng)
+        by_control = control_share > 0 and guardrail.draw(self.rng)
         chosen = _draw(control if by_control else learned, self.rng)
         if by_control:
             reason = "frozen" if guardrail.frozen else "control"
