@@ -86,7 +86,7 @@ def test_propensities_sum_to_one_and_are_the_observed_frequencies() -> None:
 
 
 def test_what_may_not_be_used_to_learn_goes_where_it_is_best() -> None:
-    policy = _policy(exploration={"share": 0.5, "most": 1.0}, guardrail={"share": 0})
+    policy = _policy(exploration={"share": 0.5, "most": 1.0}, guardrail={"share": 0.5})
     pool = _pool()
     best = min(policy.assess(REQUEST, pool), key=lambda one: one.score or 0.0).backend
     decisions = [policy.choose(replace(REQUEST, explore=False), pool) for _ in range(300)]
