@@ -275,6 +275,57 @@ def replay(
 
 
 @app.command()
+def tune(
+    trace: Annotated[list[Path], typer.Argument(help="Requests to tune on: a trace in any format.")],
+    *,
+    config: Annotated[Path, typer.Option(help="Pool file: the replicas, simulated, and the present rules.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Write the rules here.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.yaml|{...}", help="Rules to begin with.  [default: the pool's; the default rules]"),
+    ] = None,
+    objective: Annotated[str, typer.Option(metavar="mean|p99|goodput", help="Of the time to finish.")] = "mean",
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Bounds in seconds that goodput counts by.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 100,
+    part: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the trace to tune on, its first.")] = 0.6,
+    model: Annotated[str | None, typer.Option(help="Of a pool of several.")] = None,
+    rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second on average.")] = None,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Times as fast as in the trace.")] = 1.0,
+    limit: Annotated[int, typer.Option(min=2, help="Requests of the trace to use at most.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of the search, and of what is drawn.")] = 0,
+    calibration: Annotated[
+        str | None, typer.Option(help="Step times of all replicas.  [default: each one's own in the pool]")
+    ] = None,
+    trace_format: Annotated[str | None, typer.Option("--format", help="The trace's, where it cannot be told.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here.")] = None,
+) -> None:
+    """Search the numbers in the rules on the first part of a trace by replay, and judge them on the rest."""
+    from gateway.replay_command import ReplayOptions
+    from gateway.tune_command import TuneOptions, run_tune
+
+    if rate is not None and speed != 1.0:
+        raise typer.BadParameter("takes the place of --speed; give one of the two", param_hint="--rate")
+    replayed = ReplayOptions(
+        trace=tuple(trace),
+        config=config,
+        model=model,
+        rate=rate,
+        speed=speed,
+        limit=limit,
+        seed=seed,
+        slo=slo,
+        calibration=calibration,
+        trace_format=trace_format,
+        strict=strict,
+        json_file=json,
+    )
+    raise typer.Exit(run_tune(TuneOptions(replayed, out, policy, objective, trials, part)))
+
+
+@app.command()
 def plan(
     trace: Annotated[list[Path], typer.Argument(help="Requests to plan for: a trace in any format.")],
     *,

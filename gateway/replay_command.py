@@ -26,7 +26,7 @@ from gateway.settings import ModelSettings
 from policies.experience import Row
 from policies.policy import Policy
 from policies.prior import DEFAULT_CALIBRATION
-from policies.replay import Replayed, ReplicaSpec, learned_rows, replay, set_learned
+from policies.replay import Replayed, ReplicaSpec, learned_rows, replay, set_learned, slo_kept
 from policies.replay_request import ReplayRequest, replay_request
 from policies.trace import BrokenLines, TraceError, TraceRecord, read_trace
 
@@ -270,10 +270,7 @@ def figures_of(
 
     `goodput` is requests a second that kept all bounds of the SLO, and `slo_kept` their share; without one all do.
     """
-    good = np.ones(len(result.e2e_s), bool)
-    for name, values in (("ttft", result.ttft_s), ("tpot", result.tpot_s), ("e2e", result.e2e_s)):
-        if name in slo:
-            good &= ~(values > slo[name])
+    good = slo_kept(result, slo)
     duration_s, mean_s = result.duration_s, mean_of(result.e2e_s)
     shares = np.bincount(result.backend, minlength=len(pool)) / max(1, len(result.backend))
     return {

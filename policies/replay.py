@@ -253,6 +253,15 @@ def _refused(features: RequestFeatures, decision: Decision, method: Method) -> O
     return Outcome(features, decision, method, 400, None, None, 0.0, features.prompt_tokens, 0, None)
 
 
+def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+    """Tell of each request whether it kept all bounds of `ttft`, `tpot` and `e2e`, in seconds; shape (requests,)."""
+    good = np.ones(len(played.e2e_s), np.bool_)
+    for name, values in (("ttft", played.ttft_s), ("tpot", played.tpot_s), ("e2e", played.e2e_s)):
+        if name in slo:
+            good &= ~(values > slo[name])
+    return good
+
+
 def learned_rows(policy: Policy) -> list[Row]:
     """Return all that a policy has observed, to be kept in a file; nothing for one that learns nothing."""
     experience = policy.experience

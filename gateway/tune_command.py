@@ -1,0 +1,203 @@
+"""`gateway tune` from its options to its exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gateway.config import ConfigError
+from gateway.policy_option import PolicyOptionError, named_policies, policy_reference
+from gateway.replay_command import (
+    ReplayError,
+    ReplayOptions,
+    figures_of,
+    pool_of,
+    requests_of,
+    served_model,
+    slo_of,
+)
+from gateway.settings import ModelSettings
+from policies.replay_request import ReplayRequest
+from policies.thresholds import ThresholdSettings
+from policies.trace import BrokenLines, TraceError, read_trace
+from policies.tune import Goal, Judged, Trial, mean_ratio, search
+
+_BAD_INPUT = 2
+_WHAT = {
+    Goal.MEAN: "mean time to finish, s",
+    Goal.P99: "p99 of the time to finish, s",
+    Goal.GOODPUT: "share of requests that break the SLO",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What was asked for on the command line; see `gateway tune --help`."""
+
+    replay: ReplayOptions
+    out: Path
+    policy: str | None = None
+    objective: str = Goal.MEAN.value
+    trials: int = 100
+    part: float = 0.6
+
+
+def run_tune(options: TuneOptions) -> int:
+    """Tune as the command line asks for it.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 2 if the input is wrong.
+    """
+    given = options.replay
+    try:
+        goal, slo = _goal(options), slo_of(given.slo)
+        model, served = served_model(given.config, given.model)
+        present = _present(options.policy, served)
+        pool = pool_of(served, given.calibration)
+        broken = BrokenLines(lambda text: print(text, file=sys.stderr))
+        records = read_trace(
+            list(given.trace), format=given.trace_format, strict=given.strict, in_order=True, report=broken
+        )
+        requests = requests_of(islice(records, given.limit), given, served.default_temperature)
+        first, rest = _parts(requests, options.part)
+        tuned = _search(Trial(pool, first, goal, slo, given.seed), present, options)
+        held_out = Trial(pool, rest, goal, slo, given.seed)
+        judged = {
+            "tuned": held_out.rules(tuned),
+            "present": held_out.rules(present),
+            "least_loaded": held_out.policy(named_policies(["least_loaded"], served, given.seed)["least_loaded"]),
+        }
+        better = judged["tuned"].score < judged["present"].score
+        told = _told(options, goal, judged, len(first), len(rest))
+        options.out.write_text(_rules_file(tuned if better else present, told), encoding="utf-8")
+        figures = {
+            name: {"score": one.score, **figures_of(one.played, pool, slo, None)} for name, one in judged.items()
+        }
+        if given.json_file is not None:
+            document = {"model": model, "objective": goal.value, "kept_present": not better, "held_out": figures}
+            given.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return _BAD_INPUT
+    except (ReplayError, PolicyOptionError, TraceError, ValueError, OSError) as error:
+        print(f"gateway tune: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    _print(figures, goal, told)
+    return 0
+
+
+def _goal(options: TuneOptions) -> Goal:
+    if options.objective not in set(Goal):
+        raise ReplayError(f"--objective {options.objective}: there are {', '.join(Goal)}")
+    goal = Goal(options.objective)
+    if goal is Goal.GOODPUT and options.replay.slo is None:
+        raise ReplayError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
+    return goal
+
+
+def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
+    """Return the rules to begin with: those named, else the pool's, else the default ones."""
+    settings = policy_reference(given, served).settings
+    if isinstance(settings, ThresholdSettings):
+        return settings
+    if given is not None:
+        raise ReplayError(f"--policy {given}: only rules can be tuned, those of `thresholds`")
+    return ThresholdSettings()
+
+
+def _parts(requests: list[ReplayRequest], part: float) -> tuple[list[ReplayRequest], list[ReplayRequest]]:
+    cut = round(part * len(requests))
+    if not 0 < cut < len(requests):
+        raise ReplayError(
+            f"the trace has {len(requests)} requests; --part {part:g} leaves none to tune on or to judge by"
+        )
+    return requests[:cut], requests[cut:]
+
+
+def _search(trial: Trial, present: ThresholdSettings, options: TuneOptions) -> ThresholdSettings:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trials, left"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=options.trials)
+        return search(
+            trial,
+            present,
+            options.trials,
+            options.replay.seed,
+            lambda best: bar.update(task, advance=1, description=f"best {best:.4g}"),
+        )
+
+
+def _told(options: TuneOptions, goal: Goal, judged: Mapping[str, Judged], first: int, rest: int) -> list[str]:
+    """Return what came of it, in lines for a person and for the file."""
+    tuned, present, load = (judged[name].score for name in ("tuned", "present", "least_loaded"))
+    lines = [
+        f"{options.trials} trials on the first {first:,} requests, judged on the other {rest:,}.",
+        f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}.",
+    ]
+    if tuned >= present:
+        return [*lines, "No gain: these are the present rules, unchanged."]
+    if goal is Goal.MEAN:
+        ratio = mean_ratio(judged["tuned"].played, judged["present"].played, options.replay.seed)
+        if ratio is None:
+            lines.append("Too few requests to say whether the gain is chance.")
+        else:
+            chance = " It may be chance." if ratio.high >= 1 else ""
+            lines.append(
+                f"That is {100 * (ratio.value - 1):+.1f}% (95% interval {100 * (ratio.low - 1):+.1f}% to "
+                f"{100 * (ratio.high - 1):+.1f}%).{chance}"
+            )
+    if load < tuned:
+        lines.append("The policy least_loaded does better than these rules.")
+    return lines
+
+
+def _rules_file(settings: ThresholdSettings, told: list[str]) -> str:
+    """Return the file, which `--policy` reads, and whose `policy:` may stand in a pool file."""
+    lines = ["# Made by `gateway tune` on simulated replicas.", *(f"# {line}" for line in told), "policy:"]
+    lines.append("  name: thresholds")
+    others = settings.model_dump(mode="json", exclude={"rules", "spill"}, exclude_defaults=True)
+    lines += [f"  {name}: {_inline(value)}" for name, value in others.items()]
+    lines.append(f"  spill: {_inline(settings.spill.model_dump())}")
+    lines.append("  rules:")
+    for rule in settings.rules:
+        lines.append(f"    - name: {rule.name}")
+        if rule.when.conditions():
+            lines.append(f"      when: {_inline(rule.when.model_dump(mode='json', exclude_none=True))}")
+        lines.append(f"      prefer: {_inline(list(rule.prefer))}")
+    return "\n".join(lines) + "\n"
+
+
+def _inline(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
+def _print(figures: Mapping[str, Mapping[str, Any]], goal: Goal, told: list[str]) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    table = Table(title="Held-out requests, times in seconds", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("rules")
+    for heading in ("errors", "e2e mean", "p50", "p99", "ttft mean", "goodput/s"):
+        table.add_column(heading, justify="right")
+    for name, one in figures.items():
+        times = (one["e2e_s"]["mean"], one["e2e_s"]["p50"], one["e2e_s"]["p99"], one["ttft_s"]["mean"])
+        shown = ("-" if value is None else f"{value:.3f}" for value in times)
+        table.add_row(name, f"{one['errors']}", *shown, f"{one['goodput']:.2f}")
+    console.print(table)
+    for line in told:
+        console.print(line)
