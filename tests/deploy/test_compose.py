@@ -53,7 +53,9 @@ def test_nothing_is_published_beyond_this_host_unless_asked_for(services: dict[s
             assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
 
 
-def test_every_service_runs_with_no_privileges_and_the_gateway_writes_only_what_it_learns(services: dict[str, Any]) -> None:
+def test_every_service_runs_with_no_privileges_and_the_gateway_writes_only_what_it_learns(
+    services: dict[str, Any],
+) -> None:
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
