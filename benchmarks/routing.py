@@ -6,8 +6,8 @@ suffix drafting replayed on its text, EAGLE-3 as recorded; so what a policy deci
 Answers end at 1,024 tokens: a few that repeat themselves without end would carry most of every average. Step times of
 other targets come from their calibrations, acceptance always from these recordings.
 
-Requests of even place in their file were there to develop on; those of odd place are what is reported (`--tune` turns
-that round). The first 500 requests of each run warm up and do not count. Each cell is the mean over seeds of a ratio to
+Requests of odd place in their file are what is reported, and those of even place what the warm policy and the rules
+learned from (`--tune` turns that round). The first 500 requests of each run warm up and do not count. Each cell is the mean over seeds of a ratio to
 `least_loaded` in the same run of arrivals.
 """
 
