@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_ends_the_engines_work(served: Served, backen
     engine = served.backends()[backend]["url"]
     await until_true(lambda: running(served, engine) == 0, 10)
     ended = served.metric("vllm:request_success_total", engine, finished_reason="length")
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         asking = asyncio.create_task(ask_much(client, backend, stream=stream))
         await until_true(lambda: running(served, engine) > 0 or asking.done(), START_S)
         assert not asking.done(), asking.result()
@@ -184,7 +184,7 @@ async def ask_much(client: AsyncOpenAI, backend: str, *, stream: bool) -> int:
 
 
 async def test_the_others_carry_on_when_an_engine_dies_and_it_comes_back(served: Served) -> None:
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         victim = (await ask_little(client)).headers["x-gateway-backend"]  # the one that the policy likes for this
         before = served.backends()[victim]
         answered_by: list[str] = []
