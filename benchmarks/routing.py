@@ -7,8 +7,8 @@ Answers end at 1,024 tokens: a few that repeat themselves without end would carr
 other targets come from their calibrations, acceptance always from these recordings.
 
 Requests of odd place in their file are what is reported, and those of even place what the warm policy and the rules
-learned from (`--tune` turns that round). The first 500 requests of each run warm up and do not count. Each cell is the mean over seeds of a ratio to
-`least_loaded` in the same run of arrivals.
+learned from (`--tune` turns that round). The first 500 requests of each run warm up and do not count. Each cell is the
+mean over seeds of a ratio to `least_loaded` in the same run of arrivals.
 """
 
 from __future__ import annotations
