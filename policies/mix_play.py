@@ -14,7 +14,9 @@ from backends.simulator.script import BLOCK_TOKENS
 from backends.simulator.virtual_time import Arrival, run_fleet
 from policies.logged import features_of
 from policies.mixes import Kind, Mix
-from policies.policy import Decision, Outcome, PolicySettings, policies
+from policies.policy import Decision, PolicySettings, policies
+from policies.replay import outcome_of
+from policies.replay_request import engine_blocks
 from policies.request import RequestFeatures
 from policies.trace import TraceRecord
 
@@ -67,16 +69,9 @@ def requests_of(records: Sequence[TraceRecord], rate: float | None, speed: float
         else:
             at_s = (record.arrived_at - first) / speed
         found.append(
-            Request(max(0.0, at_s), features_of(record), max(1, record.output_tokens or 1), _engine_blocks(record))
+            Request(max(0.0, at_s), features_of(record), max(1, record.output_tokens or 1), engine_blocks(record))
         )
     return found
-
-
-def _engine_blocks(record: TraceRecord) -> tuple[int, ...]:
-    """Return the engine's small blocks within the trace's large ones, as far as the prompt fills them."""
-    within = max(1, record.block_tokens // BLOCK_TOKENS)
-    blocks = [block * within + place for block in record.prefix_blocks for place in range(within)]
-    return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
 
 
 def play(
@@ -120,24 +115,7 @@ def play(
 
     def observe(completion: Completion) -> None:
         features, decision = sent[completion.request_id]
-        later = completion.output_tokens - 1
-        router.observe(
-            Outcome(
-                features,
-                decision,
-                replicas[completion.replica].method,
-                200,
-                completion.ttft_s,
-                (completion.e2e_s - completion.ttft_s) / later if later else None,
-                completion.e2e_s,
-                completion.prompt_tokens,
-                completion.output_tokens,
-                completion.tokens_per_step,
-                completion.drafted,
-                completion.accepted,
-                completion.cached_tokens,
-            )
-        )
+        router.observe(outcome_of(features, decision, completion, replicas[completion.replica].method))
 
     arrivals = (
         Arrival(

@@ -207,7 +207,7 @@ class _Playing:
     def _note(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             number, features, decision = self._under_way.pop(completion.request_id)
-            outcome = _outcome(features, decision, completion, self._pool[completion.replica].method)
+            outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
             tpot_s = math.nan if outcome.tpot_s is None else outcome.tpot_s
             self._times[:, number] = completion.e2e_s, completion.ttft_s, tpot_s
             self._finished += 1
@@ -229,7 +229,8 @@ def _fit(policy: Policy) -> None:
         work()
 
 
-def _outcome(features: RequestFeatures, decision: Decision, completion: Completion, method: Method) -> Outcome:
+def outcome_of(features: RequestFeatures, decision: Decision, completion: Completion, method: Method) -> Outcome:
+    """Return what a policy is told of a simulated request that has ended."""
     later = completion.output_tokens - 1
     return Outcome(
         request=features,

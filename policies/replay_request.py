@@ -88,18 +88,22 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
     if blocks:
         tokens = tuple(min(record.prompt_tokens, record.block_tokens * (place + 1)) for place in range(len(blocks)))
         features = replace(features, prefix=tuple(blocks), prefix_tokens=tokens)
-    within = max(1, record.block_tokens // BLOCK_TOKENS)
-    prompt_tokens = max(1, record.prompt_tokens)
-    small = tuple(block * within + place for block in blocks for place in range(within))
     return ReplayRequest(
         arrived_s,
         features,
-        prompt_tokens,
+        max(1, record.prompt_tokens),
         max(1, record.output_tokens or 1),
         record.acceptance,
         record.text,
-        small[: prompt_tokens // BLOCK_TOKENS],
+        engine_blocks(record),
     )
+
+
+def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
+    """Return the engine's small blocks within the trace's large ones, as far as the prompt fills them."""
+    within = max(1, record.block_tokens // BLOCK_TOKENS)
+    blocks = [block * within + place for block in record.prefix_blocks for place in range(within)]
+    return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
 
 
 def _described(record: TraceRecord) -> RequestFeatures:
