@@ -26,6 +26,7 @@ from gateway.parallel import ParallelError, all_cores, ray_cluster
 from gateway.plan_output import pool_file, replicas, serve_commands
 from gateway.policy_option import PolicyOptionError, policy_reference
 from gateway.settings import ModelSettings, PolicyReference
+from gateway.slo_option import slo_bounds
 from policies.intervals import Interval
 from policies.mix_play import Played, Request, requests_of
 from policies.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
@@ -57,7 +58,7 @@ class PlanOptions:
     slo: str | None = None
     rate: float | None = None
     speed: float = 1.0
-    limit: int = _PART * _MOST_PARTS
+    limit: int | None = _PART * _MOST_PARTS
     budget: int = 200
     seeds: int = 2
     jobs: int | None = None
@@ -121,18 +122,8 @@ def run_plan(options: PlanOptions) -> int:
 
 
 def _slo(text: str | None) -> Slo | None:
-    if text is None:
-        return None
-    bounds: dict[str, float] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        try:
-            bounds[f"{name.strip()}_s"] = float(value)
-        except ValueError:
-            raise PlanError(f"--slo {text}: write it as ttft=0.5,tpot=0.02,e2e=10, in seconds") from None
-    if unknown := bounds.keys() - Slo.__dataclass_fields__.keys():
-        raise PlanError(f"--slo {text}: no bound is called {min(unknown)[:-2]!r}; there are ttft, tpot, e2e")
-    return Slo(**bounds)
+    bounds = slo_bounds(text)
+    return Slo(**{f"{name}_s": bound_s for name, bound_s in bounds.items()}) if bounds else None
 
 
 def _served(config: Path | None) -> tuple[ModelSettings | None, str | None]:

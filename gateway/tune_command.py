@@ -18,16 +18,10 @@ from rich.table import Table
 
 from gateway.config import ConfigError
 from gateway.policy_option import PolicyOptionError, named_policies, policy_reference
-from gateway.replay_command import (
-    ReplayError,
-    ReplayOptions,
-    figures_of,
-    pool_of,
-    requests_of,
-    served_model,
-    slo_of,
-)
+from gateway.replay_command import ReplayError, ReplayOptions, pool_of, requests_of, served_model
+from gateway.replay_figures import figures_of
 from gateway.settings import ModelSettings
+from gateway.slo_option import slo_bounds
 from policies.replay_request import ReplayRequest
 from policies.thresholds import ThresholdSettings
 from policies.trace import BrokenLines, TraceError, read_trace
@@ -63,7 +57,7 @@ def run_tune(options: TuneOptions) -> int:
     """
     given = options.replay
     try:
-        goal, slo = _goal(options), slo_of(given.slo)
+        goal, slo = _goal(options), slo_bounds(given.slo)
         model, served = served_model(given.config, given.model)
         present = _present(options.policy, served)
         pool = pool_of(served, given.calibration)
@@ -83,8 +77,9 @@ def run_tune(options: TuneOptions) -> int:
         better = judged["tuned"].score < judged["present"].score
         told = _told(options, goal, judged, len(first), len(rest))
         options.out.write_text(_rules_file(tuned if better else present, told), encoding="utf-8")
+        backends = [one.name for one in pool]
         figures = {
-            name: {"score": one.score, **figures_of(one.played, pool, slo, None)} for name, one in judged.items()
+            name: {"score": one.score, **figures_of(one.played, backends, slo, None)} for name, one in judged.items()
         }
         if given.json_file is not None:
             document = {"model": model, "objective": goal.value, "kept_present": not better, "held_out": figures}

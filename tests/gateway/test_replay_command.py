@@ -72,7 +72,7 @@ def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
         "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
-    assert printed.startswith("35 requests on simulated replicas, times in seconds")
+    assert printed.startswith("35 requests on simulated replicas\n")
     assert "regret" in printed
     document = orjson.loads(out.read_bytes())
     assert list(document["policies"]) == ["thresholds", "clairvoyant"]

@@ -1,0 +1,36 @@
+"""`--slo ttft=0.5,tpot=0.02,e2e=10`, as every command reads it."""
+
+from __future__ import annotations
+
+import math
+
+_BOUNDS = ("ttft", "tpot", "e2e")
+
+
+class SloOptionError(ValueError):
+    """Bounds that are written in another way."""
+
+
+def slo_bounds(text: str | None) -> dict[str, float]:
+    """Return the bounds in seconds, by `ttft`, `tpot` and `e2e`; none without the option.
+
+    Raises
+    ------
+    SloOptionError
+        If it is written in another way.
+    """
+    bounds: dict[str, float] = {}
+    for item in text.split(",") if text is not None else ():
+        name, _, value = (part.strip() for part in item.partition("="))
+        try:
+            bound_s = float(value)
+        except ValueError:
+            raise SloOptionError(f"--slo {text}: write it as ttft=0.5,tpot=0.02,e2e=10, in seconds") from None
+        if name not in _BOUNDS:
+            raise SloOptionError(f"--slo {text}: no bound is called {name!r}; there are {', '.join(_BOUNDS)}")
+        if name in bounds:
+            raise SloOptionError(f"--slo {text}: {name} is given twice")
+        if not 0 < bound_s < math.inf:
+            raise SloOptionError(f"--slo {text}: {name} must be a number of seconds above 0")
+        bounds[name] = bound_s
+    return bounds
