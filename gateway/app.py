@@ -70,6 +70,9 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            for model in gateway.models.values():
+                if model.lookups is not None:
+                    await asyncio.to_thread(model.lookups.stop)
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
@@ -155,6 +158,9 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
         await asyncio.sleep(_SWEEP_S)
         gateway.relay.sweep()
         siblings.share_limits(gateway.relay.limits)
+        for model in gateway.models.values():
+            if model.lookups is not None:
+                model.lookups.deliver()
         _refresh(gateway)
 
 
@@ -173,6 +179,9 @@ def _refresh(gateway: Gateway) -> None:
     if gateway.relay.recorder is not None:
         gateway.relay.recorder.count(gateway.metrics)
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
+    for name, model in gateway.models.items():
+        if model.lookups is not None:
+            model.lookups.count(gateway.metrics, name)
     for name, pinning in gateway.pinnings.items():
         guardrail, out = pinning.policy.guardrail, pinning.policy.quarantine.reasons
         quarantined = {one.name: one.name in out for one in gateway.pool.of(name)}

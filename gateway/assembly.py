@@ -11,6 +11,7 @@ from backends.connection import Address, UpstreamClient
 from backends.pool import HealthRules, Pool
 from gateway.auth import Client, Keyring, digest
 from gateway.limits import Limits
+from gateway.lookups import LookupReplay
 from gateway.metrics import Metrics
 from gateway.pinning import Pinning, pinnings
 from gateway.recorder import Recorder
@@ -21,6 +22,7 @@ from gateway.settings import KeySettings, PoolSettings
 from gateway.state import State
 from gateway.state.place import open_store
 from gateway.state.store import ERRORS
+from policies.lookups import lookup_arms
 from policies.policy import policies
 
 
@@ -71,6 +73,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
             if backend.model == name
         }
         model = models[name] = ServedModel(name, policy, model_settings.default_temperature, upstreams)
+        model.lookups = _lookups(model)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
     rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
@@ -99,6 +102,15 @@ def _state(settings: PoolSettings, models: Mapping[str, ServedModel], metrics: M
     store = open_store(settings.state)
     learners = {name: model.policy.experience for name, model in models.items() if model.policy.experience is not None}
     return State(store, learners, None if store is None else metrics.bind_state(store.kind, ERRORS))
+
+
+def _lookups(model: ServedModel) -> LookupReplay | None:
+    wanted = model.policy.lookups
+    backends = [upstream.backend for upstream in model.upstreams.values()]
+    arms = lookup_arms((one.method, one.num_speculative_tokens, one.speculative_config) for one in backends)
+    if wanted is None or wanted.sample == 0 or not arms or len(backends) < 2:
+        return None
+    return LookupReplay(model.policy, wanted, arms)
 
 
 def _client(backend: Backend, connect_timeout_s: float, tls: ssl.SSLContext | None) -> UpstreamClient:

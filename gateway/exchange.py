@@ -14,6 +14,7 @@ from backends.backend import Backend, State
 from backends.connection import Call, HeaderList, UpstreamError
 from gateway.accounting import Ended, Timing, account
 from gateway.headers import Header, downstream_headers, gateway_headers, upstream_head
+from gateway.lookups import Kept
 from gateway.openai import GatewayError, endpoint_of
 from gateway.recorder import Take, Taken
 from gateway.relay import Inbound, Relay, Reply
@@ -43,6 +44,7 @@ class Exchange:
         "_headers",
         "_heard_s",
         "_inbound",
+        "_kept",
         "_last_s",
         "_passed_head",
         "_relay",
@@ -76,6 +78,7 @@ class Exchange:
         self._last_s = 0.0
         self._heard_s = inbound.arrived_s
         self._take = relay.recorder.take(self.endpoint) if relay.recorder is not None else None
+        self._kept: Kept | None = None  # the answer, where lookups are to be replayed on it
         self._expect_answer()
 
     def _expect_answer(self) -> None:
@@ -106,6 +109,8 @@ class Exchange:
         self._routed = routed
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
+        if (lookups := routed.model.lookups) is not None:
+            self._kept = lookups.begin(routed.features, inbound.body)
         relay.exchanges.add(self)
         try:
             candidates = self._candidates()
@@ -251,6 +256,8 @@ class Exchange:
             assert self._upstream is not None
             self._upstream.metrics.itl.observe(now_s - previous_s)
             self._last_s = now_s
+            if self._kept is not None:
+                self._kept.keep(data)
             if (take := self._take) is not None:
                 take.chunks.append(now_s)
                 if take.answer is not None:
@@ -263,6 +270,8 @@ class Exchange:
         if is_engine_error(data) and self._elsewhere("status"):
             return
         self._first_s = self._last_s = now_s
+        if self._kept is not None:
+            self._kept.keep(data)
         if self._take is not None:
             self._take.chunks.append(now_s)
             self._take.keep(data)
@@ -296,6 +305,8 @@ class Exchange:
                     self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
                     return
             self._note_home(body)
+            if self._kept is not None:
+                self._kept.keep(body)
             if self._take is not None:
                 self._take.keep(body)
             self._pass_head()
@@ -420,12 +431,19 @@ class Exchange:
                 tokens = result.prompt_tokens + result.output_tokens
                 for listener in relay.listeners:
                     listener(result)
+                if self._kept is not None and status == 200 and outcome == "ok":
+                    self._replay_lookups(self._kept, routed, result)
         client = self._envelope.client
         relay.limits.leave(client, tokens)
         if tokens:
             relay.metrics.keys.labels(client.name).inc(tokens)
         if self._take is not None:
             self._record(self._take, routed, status, outcome, result, usage)
+
+    def _replay_lookups(self, kept: Kept, routed: Routed, result: Outcome) -> None:
+        lookups = routed.model.lookups
+        assert lookups is not None
+        lookups.add(result, self._inbound.body, kept, streamed=self._stream is not None)
 
     def _record(
         self, take: Take, routed: Routed, status: int, outcome: str, result: Outcome | None, usage: Usage | None

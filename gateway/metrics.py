@@ -75,7 +75,7 @@ class StateMetrics:
 class Metrics:
     """Every series of the gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: PLR0915 -- a list of series
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a third series for each counter and histogram
         self.registry = CollectorRegistry()
         many = "PROMETHEUS_MULTIPROC_DIR" in os.environ
@@ -125,6 +125,10 @@ class Metrics:
         self.recorded = counter("gateway_recorder_records", "Requests that were to be recorded", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
         self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
+        self.lookups = counter(
+            "gateway_lookup_texts", "Finished texts that lookups were to be replayed on", ("model", "result")
+        )
+        self.lookup_cpu = counter("gateway_lookup_cpu_seconds", "Processor time of replaying lookups", ("model",))
         self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, "livesum")
         self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
         self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from backends.backend import Backend
 from backends.connection import UpstreamClient
+from gateway.lookups import LookupReplay
 from gateway.metrics import BackendMetrics
 from gateway.traffic import Traffic
 from policies.policy import Policy
@@ -28,6 +29,8 @@ class ServedModel:
 
     Attributes
     ----------
+    lookups
+        Replays lookups on what was finished; None where the policy or the pool has no use for it.
     bytes_per_token
         What a token of its streams measures, learned from those that end with a usage; used for those that do not.
     """
@@ -37,6 +40,7 @@ class ServedModel:
     default_temperature: float
     upstreams: dict[str, Upstream]
     traffic: Traffic = field(default_factory=Traffic)
+    lookups: LookupReplay | None = None
     bytes_per_token: float = _FIRST_GUESS_BYTES
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:

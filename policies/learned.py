@@ -21,6 +21,7 @@ from policies.exploration import Exploration, explore
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.guardrail import Guardrail, GuardrailSettings
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
+from policies.lookups import LookupBias, LookupSettings
 from policies.objective import Cost, Objective, cost_of
 from policies.policy import Assessment, Considered, Decision, Outcome, Policy, register
 from policies.predict import Knowledge, Prediction, Predictor
@@ -55,6 +56,10 @@ class LearnedSettings(LoadSettings):
     )
     exploration: Exploration = Field(default=Exploration(), description="How much is spent on learning.")
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
+    lookups: LookupSettings = Field(
+        default=LookupSettings(),
+        description="Replaying n-gram and suffix lookups on finished texts, which tells their acceptance for nothing.",
+    )
 
     @field_validator("calibration")
     @classmethod
@@ -96,6 +101,8 @@ class Learned(LoadPolicy):
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
         self.quarantine = Quarantine()
+        self.lookups = settings.lookups
+        self._lookup_bias = LookupBias()
         slo = settings.slo
         self._cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         self.pinned: Policy | None = None
@@ -188,6 +195,20 @@ class Learned(LoadPolicy):
                 self.predictor.prefixes.learn(
                     backend, outcome.request.prompt_tokens - memo.prediction.prompt_tokens, outcome.cached_tokens
                 )
+
+    def observe_lookups(self, outcome: Outcome) -> None:
+        """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
+        memo = outcome.decision.memo if isinstance(outcome.decision.memo, Memo) else None
+        key = memo.key if memo is not None else key_of(outcome.request)
+        much_longer = memo is not None and _is_much_longer(outcome, memo.prediction)
+        known, told = self.predictor.known.get(outcome.decision.backend), outcome.tokens_per_step
+        for arm, replayed in outcome.lookups.items():
+            if known is not None and arm == known.arm and told is not None:
+                self._lookup_bias.compare(arm, told, replayed)
+                continue
+            tokens_per_step = self._lookup_bias.corrected(arm, replayed)
+            if not (much_longer and self._is_too_good(arm, "", key, tokens_per_step)):
+                self._add_acceptance(arm, "", key, tokens_per_step)
 
     def upkeep(self) -> Callable[[], None] | None:
         """Fit again what there are new observations of."""

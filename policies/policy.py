@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from backends.backend import Candidate
 from backends.speculation import Method
 from policies.experience import Experience
+from policies.lookups import LookupSettings
 from policies.request import TEXT_FEATURES, RequestFeatures
 
 
@@ -150,6 +151,9 @@ class Policy(ABC):
     experience: Experience | None = None
     """What it has observed, to be kept and shared; None for a policy that learns nothing."""
 
+    lookups: LookupSettings | None = None
+    """What it wants to know of what lookups would have given on finished texts; None for nothing."""
+
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
 
@@ -163,6 +167,9 @@ class Policy(ABC):
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
         """Learn from a finished request."""
+
+    def observe_lookups(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
+        """Learn from `outcome.lookups` alone, found out later, of a request that was observed when it finished."""
 
     def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
         """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.take import Taken
-from gateway.recorder.transcript import read_answer
+from gateway.transcript import read_answer
 from policies.policy import Decision
 from policies.prompt import read_prompt
 from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe

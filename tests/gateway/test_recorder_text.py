@@ -9,7 +9,7 @@ import pytest
 
 from backends.simulator.ngram import ngram_replay
 from gateway.recorder.hashes import _PIECE, TextHasher
-from gateway.recorder.transcript import read_answer
+from gateway.transcript import read_answer
 from policies.request import Endpoint
 
 
