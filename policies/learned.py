@@ -293,16 +293,15 @@ class Learned(LoadPolicy):
 
     def _observe_acceptance(self, outcome: Outcome, key: Key, memo: Memo | None) -> float | None:
         """Note tokens per step, and return how many steps the answer took, if that is known."""
+        if outcome.lookups:
+            self.observe_lookups(outcome)
         much_longer = memo is not None and _is_much_longer(outcome, memo.prediction)
-        for arm, tokens_per_step in outcome.lookups.items():
-            if not (much_longer and self._is_too_good(arm, "", key, tokens_per_step)):
-                self._add_acceptance(arm, "", key, tokens_per_step)
         per_step, backend = outcome.tokens_per_step, outcome.decision.backend
         if per_step is None or outcome.output_tokens < _FEWEST_TOKENS:
             return None
         known = self.predictor.known.get(backend)
         runaway = known is not None and much_longer and self._is_too_good(known.arm, backend, key, per_step)
-        if known is not None and known.arm not in outcome.lookups and not runaway:
+        if known is not None and not runaway:
             self._add_acceptance(known.arm, backend, key, per_step)
         return outcome.output_tokens / outcome.request.n / per_step
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from backends.simulator.parameters import EngineParameters
 from backends.speculation import Method
 from policies.clairvoyant import Clairvoyant
 from policies.experience import Row
+from policies.lookups import lookup_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
 from policies.replay_request import ReplayRequest
 from policies.request import RequestFeatures
@@ -131,6 +133,7 @@ class _Playing:
         self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
         self._clairvoyant = Clairvoyant(pool, self._fleet) if policy is None else None
         self._policy = policy
+        self._lookups = _Lookups(pool, policy, seed) if policy is not None and policy.lookups is not None else None
         self._now_s = requests[0].arrived_s if requests else 0.0
         if policy is not None:
             policy.set_clock(lambda: self._now_s)
@@ -212,6 +215,8 @@ class _Playing:
             self._times[:, number] = completion.e2e_s, completion.ttft_s, tpot_s
             self._finished += 1
             if self._policy is not None:
+                if self._lookups is not None:
+                    outcome = replace(outcome, lookups=self._lookups.of(self._requests[number]))
                 self._policy.observe(outcome)
             elif self._clairvoyant is not None:
                 self._clairvoyant.end(completion.replica, completion.request_id)
@@ -222,6 +227,27 @@ class _Playing:
         if due and self._policy is not None:
             _fit(self._policy)
             self._next_upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
+
+
+class _Lookups:
+    """Tells of each text what lookups would have given, as a gateway finds out beside its requests."""
+
+    def __init__(self, pool: Sequence[ReplicaSpec], policy: Policy, seed: int) -> None:
+        assert policy.lookups is not None
+        self._sample = policy.lookups.sample
+        self._arms = lookup_arms((one.method, one.config.get("num_speculative_tokens", 0), one.config) for one in pool)
+        self._rng = Random(seed)
+
+    def of(self, request: ReplayRequest) -> dict[str, float]:
+        """Return tokens per step by arm, for a request whose text is known."""
+        found: dict[str, float] = {}
+        if request.text is None or not request.text.exact or self._rng.random() >= self._sample:
+            return found
+        for arm in self._arms:
+            script = request.script(arm.method, arm.k, arm.config)
+            if script is not None and (steps := steps_of(script.emitted)) > 1:
+                found[arm.arm] = (request.output_tokens - 1) / (steps - 1)
+        return found
 
 
 def _fit(policy: Policy) -> None:
