@@ -127,4 +127,6 @@ def _client_of(key: KeySettings) -> tuple[bytes, Client]:
         key.requests_per_minute,
         key.tokens_per_minute,
         key.max_in_flight,
+        None if key.slo is None or key.slo.ttft_ms is None else 1e-3 * key.slo.ttft_ms,
+        None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
     )

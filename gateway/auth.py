@@ -22,6 +22,8 @@ class Client:
         Models that it may ask for; None for all.
     may_override
         Whether `x-gateway-backend` and `x-gateway-method` in its requests are obeyed.
+    slo_ttft_s, slo_tpot_s
+        Bounds of its requests that bring none: seconds to the first token, and per output token; None for none.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Client:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_in_flight: int | None = None
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
 
 
 ANONYMOUS = Client("anonymous", may_override=True)

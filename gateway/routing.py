@@ -154,7 +154,12 @@ class Router:
             workload=wish.workload,
             text_features=TEXT_FEATURES if whole else model.policy.text_features,
         )
-        return Routed(model, wish.applied(features), self.homes.home_of(path, document))
+        features = wish.applied(features)
+        if features.slo_ttft_s is None:
+            features.slo_ttft_s = client.slo_ttft_s
+        if features.slo_tpot_s is None:
+            features.slo_tpot_s = client.slo_tpot_s
+        return Routed(model, features, self.homes.home_of(path, document))
 
     def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.

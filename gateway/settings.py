@@ -54,6 +54,7 @@ def _as_text(value: Any) -> Any:
 Name = Annotated[str, AfterValidator(_checked_name)]
 Secret = Annotated[SecretStr | None, BeforeValidator(_none_if_empty)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
 
@@ -137,6 +138,27 @@ class HealthSettings(Settings):
             yield Fault(("eject_s",), f"greater than eject_max_s, {most}")
 
 
+class SloSettings(Settings):
+    """In what time a key's requests are to be answered, where they do not say it themselves.
+
+    Parameters
+    ----------
+    ttft_ms
+        Milliseconds to the first token.
+    tpot_ms
+        Milliseconds per output token after it.
+    """
+
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+
+    @classmethod
+    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+        """Yield an SLO that promises nothing."""
+        if not data:
+            yield Fault((), "has neither ttft_ms nor tpot_ms", "give one of them, or take it out")
+
+
 class KeySettings(Settings):
     """An API key of a client, as it is or as the SHA-256 of it, and what it may do.
 
@@ -150,6 +172,8 @@ class KeySettings(Settings):
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
     requests_per_minute, tokens_per_minute, max_in_flight
         Its limits; None for none.
+    slo
+        For policies with the objective `goodput`; the headers of a request come before it.
     """
 
     name: Name
@@ -160,6 +184,7 @@ class KeySettings(Settings):
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_in_flight: Count | None = None
+    slo: SloSettings | None = None
 
     @classmethod
     def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:

@@ -345,6 +345,16 @@ class TestWhatIsWrong:
         )
         assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
 
+    def test_the_slo_of_a_key_is_positive_and_promises_something(self, tmp_path: Path) -> None:
+        text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
+        text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"
+        assert problems(tmp_path, text) == [
+            "11:36: keys[0].slo: must be greater than 0",
+            "11:48: keys[0].slo: expected a number",
+            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; give one of them, or take it out",
+            "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
+        ]
+
     def test_merging_what_is_no_mapping(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
             "10:15: server: `<<` merges mappings only; give an alias of a mapping"

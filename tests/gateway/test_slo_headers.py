@@ -1,4 +1,4 @@
-"""What a request's headers ask of the policy: not to be experimented with, and to be answered in time."""
+"""What a request's headers and its key ask of the policy: not to be experimented with, to be answered in time."""
 
 from __future__ import annotations
 
@@ -69,3 +69,30 @@ async def test_a_gateway_answers_400_and_sends_nothing(fast: bool) -> None:
         assert told["features"]["explore"] is False
         assert told["features"]["slo_ttft_s"] == pytest.approx(0.2)
         assert told["features"]["slo_tpot_s"] == pytest.approx(0.02)
+
+
+KEYS = [
+    {"name": "quick", "key": "sk-quick", "slo": {"ttft_ms": 300, "tpot_ms": 25}},
+    {"name": "half", "key": "sk-half", "slo": {"tpot_ms": 40}},
+    {"name": "plain", "key": "sk-plain"},
+]
+BOUNDS = [
+    ("quick", {}, 0.3, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000"}, 1.0, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "1"}, 1.0, 0.001),
+    ("half", {"x-slo-ttft-ms": "500"}, 0.5, 0.04),
+    ("half", {}, None, 0.04),
+    ("plain", {}, None, None),
+]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_key_bounds_its_requests_that_bring_no_bounds(fast: bool) -> None:
+    policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
+    async with start_gateway({"a": "baseline", "b": "baseline"}, policy, fast=fast, keys=KEYS) as running:
+        met: list[tuple[float | None, float | None]] = []
+        running.gateway.relay.listeners.append(lambda it: met.append((it.request.slo_ttft_s, it.request.slo_tpot_s)))
+        for key, headers, ttft_s, tpot_s in BOUNDS:
+            answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
+            assert answer.status_code == 200
+            assert met.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))
