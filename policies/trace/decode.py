@@ -13,6 +13,7 @@ import orjson
 
 from backends.speculation import Method
 from policies.prompt import BYTES_PER_TOKEN, read_prompt
+from policies.trace.packed import pack, unpack
 from policies.trace.record import VERSION, Hashing, Speculation, TraceCandidate, TraceRecord
 
 CountTokens = Callable[[str], int]
@@ -78,6 +79,10 @@ def encode(record: TraceRecord) -> bytes:
         value = getattr(record, name)
         if value is not None and value != default and name != "version":
             document[name] = value
+    for name in ("prompt_hashes", "output_hashes"):
+        hashes = document.get(name)
+        if hashes and max(hashes) < 2**32:  # those of version 1 have 52 bits
+            document[name] = pack(hashes)
     if record.candidates:
         document["candidates"] = [_sparse(candidate._asdict()) for candidate in record.candidates]
     if record.spec is not None:
@@ -179,6 +184,10 @@ def _integers(value: object) -> list[int]:
     if isinstance(value, list) and set(map(type, value)) <= {int}:
         return value
     raise ValueError("expected a list of whole numbers")
+
+
+def _hashes(value: object) -> list[int]:
+    return unpack(value) if isinstance(value, str) else _integers(value)
 
 
 def _intervals(value: object) -> list[float]:
@@ -317,6 +326,8 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "spec": _speculation,
     "acceptance": _acceptance,
     "messages": _messages,
+    "prompt_hashes": _hashes,
+    "output_hashes": _hashes,
     "hashing": _hashing,
 }
 _READERS = {one.name: (one.name, _BY_NAME.get(one.name) or _BY_TYPE[str(one.type)]) for one in fields(TraceRecord)}

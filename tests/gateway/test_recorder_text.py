@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from hashlib import blake2b
+from random import Random
 from typing import Any
 
 import orjson
 import pytest
 
 from backends.simulator.ngram import ngram_replay
-from gateway.recorder.hashes import _PIECE, TextHasher
+from gateway.recorder import hashes as hashes_module
+from gateway.recorder.hashes import TextHasher
+from gateway.recorder.units import cut
 from gateway.transcript import read_answer
 from policies.request import Endpoint
 
@@ -29,6 +34,9 @@ def test_the_text_of_whole_answers(endpoint: Endpoint, documents: list[Any], tex
 
 def choice(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, **fields}]}
+
+
+_PIECE = re.compile(r" ?[^\W\d]+| ?\d{1,3}| ?[^\w\s]+|\s+")
 
 
 CHAT = [
@@ -103,3 +111,50 @@ def test_lookups_give_the_same_on_hashes_as_on_the_text() -> None:
     on_text, on_hashes = ngram_replay(*pieces, 5, 2, 4), ngram_replay(prompt, output, 5, 2, 4)
     assert on_text[0].tolist() == on_hashes[0].tolist()
     assert on_text[0].max() > 3
+
+
+def pieces_of(texts: list[str]) -> list[list[str]]:
+    """Return the units of texts as texts."""
+    units = cut(texts)
+    found = [units.data[start:][:size].decode() for start, size in zip(units.starts, units.sizes, strict=True)]
+    ends = [sum(units.counts[: place + 1]) for place in range(len(texts))]
+    assert ends[-1] == len(found)
+    return [found[end - count : end] for end, count in zip(ends, units.counts, strict=True)]
+
+
+def test_many_texts_are_cut_as_the_regular_expression_cuts_each() -> None:
+    draw = Random(1)
+    signs = "ab_ 1290.,!\n\t  =x"
+    for _ in range(500):
+        texts = ["".join(draw.choices(signs, k=draw.randrange(40))) for _ in range(draw.randrange(1, 6))]
+        assert pieces_of(texts) == [_PIECE.findall(text) for text in texts]
+
+
+def test_text_that_is_not_ascii_is_cut_by_its_script() -> None:
+    german, chinese, nothing, korean = pieces_of(["zwei Wörter – “ja”", "中文字 和 text", "", "a 안녕 😀"])
+    assert german == ["zwei", " Wörter", " –", " “", "ja", "”"]
+    assert chinese == ["中", "文", "字", " 和", " text"]
+    assert nothing == []
+    assert korean == ["a", " 안", "녕", " 😀"]
+
+
+def test_a_hash_is_the_units_own_whatever_was_hashed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes_module, "_PLACE_BITS", 6)  # so that most of what is remembered must leave its place
+    monkeypatch.setattr(hashes_module, "_AT_ONCE", 100)
+    draw, salted = Random(2), blake2b(b"salt", digest_size=32).digest()
+    hasher = TextHasher(b"salt")
+    words = [" " + "".join(draw.choices("abcdefgh", k=draw.choice((1, 3, 8, 9, 20, 70, 200)))) for _ in range(300)]
+    for _ in range(5):
+        pairs = [("".join(draw.choices(words, k=90)), "".join(draw.choices(words, k=50))) for _ in range(4)]
+        for (prompt, output), hashes in zip(pairs, hasher.hash_all(pairs), strict=True):
+            for text, told in zip((prompt, output), hashes, strict=True):
+                own = [blake2b(unit.encode(), key=salted, digest_size=8).digest() for unit in _PIECE.findall(text)]
+                assert told.tolist() == [int.from_bytes(one[:4], "big") for one in own]
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 4])
+def test_texts_hashed_together_do_not_run_into_each_other(ngram: int) -> None:
+    pairs = [("one two three", "two three four"), ("", "three"), ("two three", ""), ("one two", "three two three")]
+    together = TextHasher(b"salt", ngram).hash_all(pairs)
+    alone = [TextHasher(b"salt", ngram).hash_text(*pair)[:2] for pair in pairs]
+    assert [(prompt.tolist(), output.tolist()) for prompt, output in together] == alone

@@ -170,6 +170,17 @@ def test_text_is_ids_or_hashes() -> None:
     assert TraceRecord(prompt="only text").text is None
 
 
+def test_hashes_are_packed_or_numbers() -> None:
+    packed = encode(TraceRecord(prompt_hashes=[1, 2**32 - 1], output_hashes=[2**32]))
+    assert b'"prompt_hashes":"AQAAAP////8="' in packed
+    assert b'"output_hashes":[4294967296]' in packed  # as version 1 has them
+    read_again = decode(orjson.loads(packed), 1)
+    assert (read_again.prompt_hashes, read_again.output_hashes) == ([1, 2**32 - 1], [2**32])
+    for wrong in ("AQAAAP////8", "AQ==", "ä"):
+        with pytest.raises(ValueError, match="prompt_hashes: expected hashes"):
+            decode({"prompt_tokens": 1, "prompt_hashes": wrong}, 1)
+
+
 def test_azure(tmp_path: Path) -> None:
     records, broken = read(DATA / "AzureLLMInferenceTrace_code.csv")
     assert (len(records), broken) == (40, [])
