@@ -1,0 +1,79 @@
+"""What replaying lookups is worth at the start: `python -m benchmarks.cold_start FOLDER [--pool P] [--seeds N]`.
+
+The ground is that of `benchmarks.routing` (see there for FOLDER). `learned` begins with nothing but its calibration,
+once with what lookups would have given on every finished text, and once without. Shown is the mean time to finish over
+that of `least_loaded` on the same arrivals, of the first 250 and 500 requests and of the 500 after them, as geometric
+means over mixes, loads and seeds; and that with lookups over that without, with its interval over runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import fmean, stdev
+
+from benchmarks.routing import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
+from policies.fixed import LeastLoaded, LoadSettings
+from policies.learned import Learned, LearnedSettings
+from policies.lookups import LookupSettings
+from policies.policy import Policy
+from policies.replay import replay
+
+REQUESTS = 1000
+PARTS = {"first 250": slice(250), "first 500": slice(500), "501 to 1,000": slice(500, 1000)}
+MIXES = ("even", "templates")
+LOADS = (0.25, 0.75)
+
+
+def made(seed: int) -> dict[str, Callable[[], Policy | None]]:
+    """Return how each policy is made."""
+    without = LookupSettings(sample=0)
+    return {
+        "least_loaded": lambda: LeastLoaded(LoadSettings(seed=seed)),
+        "without": lambda: Learned(LearnedSettings(seed=seed, lookups=without)),
+        "with": lambda: Learned(LearnedSettings(seed=seed)),
+        "clairvoyant": lambda: None,
+    }
+
+
+def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
+    """Return the logarithms of the mean times over those of `least_loaded`, by policy and part."""
+    requests = timed(ground, task, drawn(ground.requests, task.mix, REQUESTS, Random(task.seed)))
+    logs: dict[str, dict[str, float]] = {}
+    for name, make in made(task.seed).items():
+        e2e_s = replay(pool_of(task.pool), requests, make(), seed=task.seed).e2e_s
+        logs[name] = {part: math.log(e2e_s[which].mean()) for part, which in PARTS.items()}
+    least = logs.pop("least_loaded")
+    return {name: {part: value - least[part] for part, value in parts.items()} for name, parts in logs.items()}
+
+
+def main() -> None:
+    """Play all runs, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pool", choices=list(POOLS), default="b/n/s/e")
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    ground = ground_of(arguments.folder, None, False)
+    tasks = [
+        Task(arguments.pool, mix, load, "poisson", seed)
+        for mix in MIXES
+        for load in LOADS
+        for seed in range(arguments.seeds)
+    ]
+    runs = [play(ground, task) for task in tasks]
+    print("| requests | without lookups | with | clairvoyant | with over without |\n|---|---|---|---|---|")
+    for part in PARTS:
+        means = [math.exp(fmean(run[name][part] for run in runs)) for name in ("without", "with", "clairvoyant")]
+        gains = [run["with"][part] - run["without"][part] for run in runs]
+        margin = 1.96 * stdev(gains) / math.sqrt(len(gains))
+        print(
+            f"| {part} | {' | '.join(f'{mean:.3f}' for mean in means)} | {math.exp(fmean(gains)):.3f} ±{margin:.3f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
