@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from gateway.cli_options import (
+    ApiKey,
     CalibrationOfAll,
+    IgnoreEos,
     JsonFile,
     Limit,
     PoolModel,
@@ -18,7 +20,9 @@ from gateway.cli_options import (
     Strict,
     TraceFormat,
     Traces,
+    above_zero,
     refuse_rate_with_speed,
+    writable,
 )
 
 
@@ -60,7 +64,13 @@ def evaluate(
 def replay(
     trace: Traces,
     *,
-    config: Annotated[Path, typer.Option(help="Pool file: the replicas, simulated, and the policies' settings.")],
+    config: Annotated[
+        Path | None, typer.Option(help="Pool file: the replicas, simulated, and the policies' settings.")
+    ] = None,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]URL", help="Send the trace to this endpoint instead; may be given again."),
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,26 +78,77 @@ def replay(
             help="Policy to replay with; again. `clairvoyant` knows lengths and acceptance.  [default: the pool's own]",
         ),
     ] = None,
-    model: PoolModel = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Of a pool of several; with --live, to ask for.  [default: the request's; the first listed]"),
+    ] = None,
     rate: Rate = None,
     speed: Speed = 1.0,
     limit: Limit = None,
     warmup: Annotated[int, typer.Option(min=0, help="First requests that do not count.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn; the same seed gives the same figures.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of what is drawn; simulated, the same gives the same figures.  [default: 0; of --live texts none]"
+        ),
+    ] = None,
     slo: Slo = None,
     calibration: CalibrationOfAll = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What was learned: read if it is there, written at the end.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="What was learned: read if it is there, written at the end."
+        ),
     ] = None,
+    api_key: ApiKey = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", callback=above_zero, help="With --live: a request that takes longer failed.")
+    ] = 600.0,
+    ignore_eos: IgnoreEos = False,
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", callback=writable, help="Write a page here.")
+    ] = None,
 ) -> None:
-    """Play a trace on simulated replicas with each policy in the loop, and compare."""
+    """Play a trace on simulated replicas with each policy in the loop, or send it to a running endpoint; compare."""
+    refuse_rate_with_speed(rate, speed)
+    if live:
+        for option, given in (("--config", config), ("--calibration", calibration), ("--state", state)):
+            if given is not None:
+                raise typer.BadParameter("is for simulated replicas; leave it out with --live", param_hint=option)
+        from gateway.live.command import LiveOptions, run_live
+
+        raise typer.Exit(
+            run_live(
+                LiveOptions(
+                    trace=tuple(trace),
+                    urls=tuple(live),
+                    policies=tuple(policy or ()),
+                    model=model,
+                    rate=rate,
+                    speed=speed,
+                    limit=limit,
+                    warmup=warmup,
+                    seed=seed,
+                    slo=slo,
+                    api_key=api_key,
+                    timeout_s=timeout,
+                    ignore_eos=ignore_eos,
+                    trace_format=trace_format,
+                    strict=strict,
+                    json_file=json,
+                    report=report,
+                )
+            )
+        )
+    if config is None:
+        raise typer.BadParameter("give the pool to simulate, or --live URL", param_hint="--config")
+    if ignore_eos:
+        raise typer.BadParameter("goes only with --live", param_hint="--ignore-eos")
     from gateway.replay_command import ReplayOptions, run_replay
 
-    refuse_rate_with_speed(rate, speed)
     raise typer.Exit(
         run_replay(
             ReplayOptions(
@@ -99,7 +160,7 @@ def replay(
                 speed=speed,
                 limit=limit,
                 warmup=warmup,
-                seed=seed,
+                seed=seed or 0,
                 slo=slo,
                 calibration=calibration,
                 state=state,
@@ -116,7 +177,7 @@ def tune(
     trace: Traces,
     *,
     config: Annotated[Path, typer.Option(help="Pool file: the replicas, simulated, and the present rules.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Write the rules here.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.yaml", callback=writable, help="Write the rules here.")],
     policy: Annotated[
         str | None,
         typer.Option(metavar="FILE.yaml|{...}", help="Rules to begin with.  [default: the pool's; the default rules]"),
@@ -189,7 +250,9 @@ def plan(
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan here, as a pool file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the plan here, as a pool file.")
+    ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Of simulated replicas, to try it.")] = False,
 ) -> None:
     """Find the mix of replicas that serves a trace best, and whether it fits. Exits 1 if nothing does."""

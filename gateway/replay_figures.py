@@ -13,7 +13,6 @@ from rich.table import Table
 
 from policies.replay import Replayed, slo_kept
 
-
 _AT = ("mean", "p50", "p90", "p99")
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
 

@@ -16,9 +16,13 @@ def page(document: Mapping[str, Any]) -> str:
     policies: Mapping[str, Mapping[str, Any]] = document["policies"]
     style = (resources.files("gateway.bench") / "page.css").read_text(encoding="utf-8")
     trace = ", ".join(map(escape, document["trace"]))
+    where = "on simulated replicas"
+    if live := document.get("live"):
+        stopped = ", stopped before its end" if document["interrupted"] else ""
+        where = f"sent to {', '.join(map(escape, dict.fromkeys(live.values())))}{stopped}"
     head = (
         f"<header><h1>{escape(document['model'])}</h1><p>gateway replay of {trace}: {document['requests']:,} requests "
-        f"after a warm-up of {document['warmup']:,}, seed {document['seed']}, on simulated replicas</p></header>"
+        f"after a warm-up of {document['warmup']:,}, seed {document['seed']}, {where}</p></header>"
     )
     body = "".join(_times(policies, name, title) for name, title in _TIMES)
     return (
@@ -47,11 +51,11 @@ def _times(policies: Mapping[str, Mapping[str, Any]], name: str, title: str) -> 
 
 
 def _shares(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    backends = list(next(iter(policies.values()))["shares"]) if policies else []
+    backends = list(dict.fromkeys(backend for one in policies.values() for backend in one["shares"]))
     heads = "".join(f"<th>{escape(backend)}</th>" for backend in backends)
     rows = "".join(
         f"<tr><th>{escape(policy)}</th>"
-        + "".join(f"<td>{one['shares'][backend]:.1%}</td>" for backend in backends)
+        + "".join(f"<td>{one['shares'].get(backend, 0.0):.1%}</td>" for backend in backends)
         + f"<td>{one['output_tokens_per_s']:,.0f}</td><td>{one['goodput']:.2f}</td><td>{one['errors']}</td>"
         + f"<td>{'-' if one['regret'] is None else format(one['regret'], '+.1%')}</td></tr>"
         for policy, one in policies.items()

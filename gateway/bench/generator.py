@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from backends.connection import Call, HeaderList, UpstreamClient, UpstreamError, request_head
 from gateway.bench.record import AnswerReader, Record
@@ -15,6 +16,7 @@ _EARLY_S = 0.0005  # the loop's timers have a resolution of a millisecond
 _TICK_S = 0.02
 _GIVE_UP_AFTER = 100
 _ERROR_BODY_BYTES = 4096
+_BACKEND = b"x-gateway-backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,13 @@ class Health:
     stall_s: list[float]
 
 
+class Sender(Protocol):
+    """What sends the requests of a run."""
+
+    def post(self, record: Record, body: bytes, on_end: Callable[[Flight], None]) -> Flight:
+        """Send request `record.index` now; `on_end` is told when its answer has ended or failed."""
+
+
 class Wire:
     """Where requests go, and what they all have in common.
 
@@ -55,9 +64,16 @@ class Wire:
         self._headers += [(b"accept", b"text/event-stream")]
         self._headers += [(name.encode(), value.encode()) for name, value in headers]
 
-    def post(self, record: Record, body: bytes, on_end: Callable[[Flight], None]) -> Flight:
-        """Send a request now; `on_end` is told when its answer has ended or failed."""
-        head = request_head(b"POST", self._target, [*self._headers, (b"content-length", b"%d" % len(body))])
+    def post(
+        self,
+        record: Record,
+        body: bytes,
+        on_end: Callable[[Flight], None],
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> Flight:
+        """Send a request now, with headers of its own; `on_end` is told when its answer has ended or failed."""
+        length = (b"content-length", b"%d" % len(body))
+        head = request_head(b"POST", self._target, [*self._headers, *headers, length])
         flight = Flight(record, on_end)
         record.sent_s = time.perf_counter()
         flight.call = self._client.send(head, body, flight)
@@ -80,8 +96,9 @@ class Flight:
         self._error_body = b""
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        """Take the status."""
+        """Take the status, and who answers."""
         self._status = status
+        self.record.backend = next((value.decode("latin-1") for name, value in headers if name == _BACKEND), "")
 
     def on_data(self, data: bytes) -> None:
         """Note the chunks in it; of an answer that is an error, keep the beginning."""
@@ -140,7 +157,7 @@ class Generator:
     """
 
     def __init__(
-        self, wire: Wire, body: Callable[[int], bytes], on_progress: Callable[[Record], None] | None = None
+        self, wire: Sender, body: Callable[[int], bytes], on_progress: Callable[[Record], None] | None = None
     ) -> None:
         self._wire = wire
         self._body = body

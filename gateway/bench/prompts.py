@@ -43,6 +43,8 @@ class Prompt:
         The user's one message, or the text to complete; empty where `messages` are given.
     messages
         A whole conversation in OpenAI's form.
+    token_ids
+        The text to complete, in the model's vocabulary; only for completions.
     output_tokens
         The answer's limit; None leaves it to the engine.
     """
@@ -50,6 +52,7 @@ class Prompt:
     text: str = ""
     messages: Sequence[Any] | None = None
     output_tokens: int | None = None
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ def random_text(random: Random, words: int) -> str:
     return " ".join(random.choices(_WORDS, k=words))
 
 
+def every_word(random: Random) -> list[str]:
+    """Return each word of synthetic prompts once, in random order: a text of exactly their mean length in tokens."""
+    return random.sample(_WORDS, len(_WORDS))
+
+
 def synthetic_text(kind: str, random: Random, words: int) -> str:
     """Return a prompt of a kind, `words` long (a `copy` has the words of its instruction within that).
 
@@ -114,7 +122,7 @@ class Form:
     ----------
     endpoint
         `chat` or `completions`.
-    temperature
+    temperature, top_p
         None leaves it to the engine.
     """
 
@@ -122,6 +130,7 @@ class Form:
     model: str
     temperature: float | None = None
     ignore_eos: bool = False
+    top_p: float | None = None
 
     @property
     def path(self) -> str:
@@ -135,12 +144,14 @@ class Form:
             fields["messages"] = prompt.messages or [{"role": "user", "content": prompt.text}]
             limit = "max_completion_tokens"
         else:
-            fields["prompt"] = prompt.text
+            fields["prompt"] = list(prompt.token_ids) or prompt.text
             limit = "max_tokens"
         if prompt.output_tokens is not None:
             fields[limit] = prompt.output_tokens
         if self.temperature is not None:
             fields["temperature"] = self.temperature
+        if self.top_p is not None:
+            fields["top_p"] = self.top_p
         if self.ignore_eos:
             fields["ignore_eos"] = True
         fields["stream"] = True

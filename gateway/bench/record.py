@@ -46,6 +46,8 @@ class Record:
         When each chunk with output arrived; one chunk is one engine step.
     error
         Kind of failure, such as `connect` or `http 400`; None if it went well.
+    backend
+        Which replica served it, if a gateway said so in `x-gateway-backend`.
     """
 
     index: int
@@ -57,6 +59,7 @@ class Record:
     drafting: Drafting | None = None
     error: str | None = None
     detail: str = ""
+    backend: str = ""
 
     @property
     def output_tokens(self) -> int:

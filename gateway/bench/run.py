@@ -20,7 +20,7 @@ from gateway.bench.statistics import Sample
 from gateway.bench.targets import Base, Target
 from gateway.bench.workload import Load, Workload
 
-_CONNECT_S = 10.0
+CONNECT_S = 10.0
 _WARMUP_AT_ONCE = 8
 _BUSY_SHARE = 0.8
 _LATE_S = 0.010
@@ -55,7 +55,7 @@ class Measurement:
         self._settings = settings
         self._target = target
         self._form = form
-        self._client = UpstreamClient(base.address, connect_timeout_s=_CONNECT_S, max_idle=100_000)
+        self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
         self._wire = Wire(self._client, base.prefix + form.path, headers, settings.timeout_s)
         self._on_progress = on_progress
         self._generator: Generator | None = None
@@ -156,12 +156,18 @@ def _percentile_ms(seconds: Sequence[float], percent: int) -> float | None:
 
 def _notes(generator: Generator, done: Sequence[Record], health: Health, workload: Workload) -> list[str]:
     notes = ["Given up after a hundred failures in a row."] if generator.gave_up else []
-    if done and not statistics.has_usage(done):
-        notes.append("Answers brought no usage: a chunk counts as one token, so speculation does not show in TPOT.")
     if workload.left_out:
         notes.append(f"{workload.left_out} requests of the trace are left out: longer than the engine's context.")
     if workload.repeats:
         notes.append("The dataset has fewer prompts than were sent: they repeat, which prefix and suffix caches like.")
+    return notes + doubts(done, health)
+
+
+def doubts(done: Sequence[Record], health: Health) -> list[str]:
+    """Return why figures may not be what they seem: how tokens were counted, and how the load generator fared."""
+    notes = []
+    if done and not statistics.has_usage(done):
+        notes.append("Answers brought no usage: a chunk counts as one token, so speculation does not show in TPOT.")
     if health.cpu_share > _BUSY_SHARE:
         notes.append(f"The load generator used {health.cpu_share:.0%} of a core: it may be what was measured.")
     late_s = float(np.percentile(health.late_s, 99)) if health.late_s else 0.0

@@ -1,0 +1,1 @@
+"""A trace sent to a running endpoint."""
