@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hmac
 import time
@@ -132,7 +131,7 @@ def _told(choice: Decision) -> dict[str, Any]:
 def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, Any]:
     router = gateway.relay.router
     routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic(), whole=True)
-    policy = copy.deepcopy(routed.model.policy)  # choosing moves a turn on or draws a number; not for this
+    policy = routed.model.policy.rehearsal()  # choosing moves a turn on or draws a number; not for this
     members = gateway.pool.of(routed.model.name)
     problem: str | None = None
     eligible: list[Backend] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -171,6 +173,15 @@ class Learned(LoadPolicy):
                 note += f"; in quarantine: {self.quarantine.reasons[candidate.name]}"
             assessments.append(Assessment(candidate.name, self._cost(request, prediction), note))
         return assessments
+
+    def rehearsal(self) -> Self:
+        """Return a copy of what choosing changes; what was learned is the same."""
+        other = copy.copy(self)
+        other.rng = copy.copy(self.rng)
+        other.predictor = self.predictor.rehearsal()
+        other.quarantine = copy.deepcopy(self.quarantine)
+        other.pinned = None if self.pinned is None else self.pinned.rehearsal()
+        return other
 
     def observe(self, outcome: Outcome) -> None:
         """Add what a request came to to the experience, and compare it with what was expected."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -164,6 +165,13 @@ class Policy(ABC):
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Say what `choose` would think of each candidate, changing nothing."""
         return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
+
+    def rehearsal(self) -> Self:
+        """Return a copy that would choose as this policy does, and whose choices change nothing here.
+
+        To be overridden by whatever is large: it is called on the event loop.
+        """
+        return copy.deepcopy(self)
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
         """Learn from a finished request."""

@@ -6,9 +6,10 @@ request's and the method's. They are learned apart, so that their quotient holds
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 from backends.backend import Candidate
 from policies.acceptance import AcceptanceModel, arm_of
@@ -157,6 +158,15 @@ class Predictor:
         self._knowledge = knowledge
         for known in self.known.values():
             known.learn(knowledge)
+
+    def rehearsal(self) -> Self:
+        """Return a copy whose predictions, and what is sent by them, change nothing here."""
+        other = copy.copy(self)
+        other.prefixes = self.prefixes.rehearsal()
+        other.known = {
+            name: replace(known, backlog=copy.copy(known.backlog), _acceptance={}) for name, known in self.known.items()
+        }
+        return other
 
     def of(self, candidate: Candidate) -> Known:
         """Return what is known of a backend; of a new one that is what the calibration says."""

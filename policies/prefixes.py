@@ -55,6 +55,20 @@ class PrefixMemory:
             self._trust[backend] = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
 
 
+    def rehearsal(self) -> PrefixMemory:
+        """Return one that knows what this one knows, and remembers nothing more."""
+        return _Rehearsed(self._seen, self._trust)
+
+
+class _Rehearsed(PrefixMemory):
+    def __init__(self, seen: dict[str, OrderedDict[int, None]], trust: dict[str, float]) -> None:
+        self._seen = seen
+        self._trust = trust
+
+    def remember(self, backend: str, request: RequestFeatures) -> None:
+        pass
+
+
 _LEAST_TOKENS = 32.0
 _STEP = 0.05
 _LEAST_TRUST = 0.02
