@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from policies.clairvoyant import Clairvoyant
 from policies.experience import Row
 from policies.lookups import lookup_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
-from policies.replay_request import ReplayRequest
+from policies.replay_request import ReplayRequest, under_load
 from policies.request import RequestFeatures
 
 if TYPE_CHECKING:  # a fleet is compiled; who only names its types need not load a compiler
@@ -32,6 +33,9 @@ UPKEEP_S = 0.5
 
 UPKEEP_REQUESTS = 50
 """At how many finished requests at least it does so here: a fit takes milliseconds, and a virtual second nothing."""
+
+UPKEEP_SHARE, UPKEEP_MOST_REQUESTS = 0.02, 1000
+"""What it has seen grows by that share at least from one fit to the next, but never by more than so many requests."""
 
 _QPS_WINDOW_S = 10.0
 
@@ -141,23 +145,29 @@ class _Playing:
         self._next_upkeep_s = self._now_s
         self._finished = self._fitted = 0
         self._recent: deque[float] = deque()
-        self._under_way: dict[int, tuple[int, RequestFeatures, Decision]] = {}
-        self._times = np.full((3, len(requests)), math.nan)
-        self._backend = np.full(len(requests), -1, np.int64)
+        self._under_way: dict[int, tuple[int, ReplayRequest, RequestFeatures, Decision]] = {}
+        self._learns = policy is not None and type(policy).observe is not Policy.observe
+        self._in_flight = 0
+        empty = [math.nan] * len(requests)
+        self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
+        self._output_tokens = array("q", bytes(8 * len(requests)))
+        self._backend = array("q", [-1]) * len(requests)
 
     def arrive(self, number: int, request: ReplayRequest) -> None:
         """Advance to a request, and send it where the policy says."""
         self._note(self._fleet.advance(request.arrived_s))
-        self._now_s = request.arrived_s
+        self._now_s = self._arrived_s[number] = request.arrived_s
+        self._output_tokens[number] = request.output_tokens
         self._keep_up()
         features = self._met(request)
         candidates = self._plain if features.baseline_only else self._replicas
         if not candidates:
             return
+        steps = 0
         if self._policy is None:
             assert self._clairvoyant is not None
-            places = [self._places[candidate.name] for candidate in candidates]
-            decision, place = _CLAIRVOYANT, self._clairvoyant.choose(request, places)
+            decision = _CLAIRVOYANT
+            place, steps = self._clairvoyant.choose(request, [self._places[one.name] for one in candidates])
         else:
             decision = self._policy.choose(features, candidates)
             place = self._places[decision.backend]
@@ -168,35 +178,43 @@ class _Playing:
                 self._policy.observe(_refused(features, decision, self._pool[place].method))
             return
         if self._clairvoyant is not None:
-            self._clairvoyant.sent(place, identity, request)
-        self._under_way[identity] = number, features, decision
+            self._clairvoyant.sent(place, identity, request, steps)
+        self._under_way[identity] = number, request, features, decision
+        self._in_flight += 1
         self._backend[number] = place
 
     def finish(self, warmup: int) -> Replayed:
         """Play until all requests have finished."""
         self._note(self._fleet.advance(math.inf))
-        after_warmup = np.arange(len(self._requests)) >= warmup
-        counted = after_warmup & (self._backend >= 0)
-        errors = int((after_warmup & (self._backend < 0)).sum())
-        arrived = np.array([request.arrived_s for request in self._requests])[counted]
-        tokens = np.array([request.output_tokens for request in self._requests], np.int64)[counted]
-        e2e_s, ttft_s, tpot_s = self._times[:, counted]
-        duration_s = float((arrived + e2e_s).max() - arrived.min()) if len(arrived) else 0.0
-        return Replayed(e2e_s, ttft_s, tpot_s, tokens, self._backend[counted], errors, duration_s)
+        backend = np.frombuffer(self._backend, np.int64)
+        after_warmup = np.arange(len(backend)) >= warmup
+        counted = after_warmup & (backend >= 0)
+        arrived_s, e2e_s, ttft_s, tpot_s = (
+            np.frombuffer(column)[counted] for column in (self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s)
+        )
+        return Replayed(
+            e2e_s=e2e_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            output_tokens=np.frombuffer(self._output_tokens, np.int64)[counted],
+            backend=backend[counted],
+            errors=int((after_warmup & (backend < 0)).sum()),
+            duration_s=float((arrived_s + e2e_s).max() - arrived_s.min()) if len(arrived_s) else 0.0,
+        )
 
     def _met(self, request: ReplayRequest) -> RequestFeatures:
         """Return the features of a request, with the load that it meets."""
         while self._recent and self._recent[0] < self._now_s - _QPS_WINDOW_S:
             self._recent.popleft()
         self._recent.append(self._now_s)
-        in_flight = sum(replica.in_flight for replica in self._replicas)
-        return replace(request.features, in_flight=in_flight, qps=len(self._recent) / _QPS_WINDOW_S)
+        return under_load(request.features, len(self._recent) / _QPS_WINDOW_S, self._in_flight)
 
     def _submit(self, place: int, request: ReplayRequest) -> int:
         one = self._pool[place]
-        script = request.script(one.method, self._replicas[place].parameters.k, one.config)
-        if script is not None:
-            return self._fleet.submit_script(place, script, self._now_s)
+        if one.method is not Method.BASELINE:  # whose steps are of one token, drawn or not
+            script = request.script(one.method, self._replicas[place].parameters.k, one.config)
+            if script is not None:
+                return self._fleet.submit_script(place, script, self._now_s)
         return self._fleet.submit(
             place,
             request.prompt_tokens,
@@ -209,20 +227,25 @@ class _Playing:
 
     def _note(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
-            number, features, decision = self._under_way.pop(completion.request_id)
-            outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
-            tpot_s = math.nan if outcome.tpot_s is None else outcome.tpot_s
-            self._times[:, number] = completion.e2e_s, completion.ttft_s, tpot_s
+            number, request, features, decision = self._under_way.pop(completion.request_id)
+            later = completion.output_tokens - 1
+            self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
+            if later:
+                self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             self._finished += 1
-            if self._policy is not None:
-                if self._lookups is not None:
-                    outcome = replace(outcome, lookups=self._lookups.of(self._requests[number]))
-                self._policy.observe(outcome)
-            elif self._clairvoyant is not None:
+            self._in_flight -= 1
+            if self._clairvoyant is not None:
                 self._clairvoyant.end(completion.replica, completion.request_id)
+            elif self._learns:
+                assert self._policy is not None
+                outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
+                if self._lookups is not None:
+                    outcome = replace(outcome, lookups=self._lookups.of(request))
+                self._policy.observe(outcome)
 
     def _keep_up(self) -> None:
-        enough = self._finished >= self._fitted + UPKEEP_REQUESTS or not self._finished
+        more = max(UPKEEP_REQUESTS, min(UPKEEP_MOST_REQUESTS, UPKEEP_SHARE * self._fitted))
+        enough = self._finished >= self._fitted + more or not self._finished
         due = self._now_s >= self._next_upkeep_s and enough
         if due and self._policy is not None:
             _fit(self._policy)

@@ -106,11 +106,7 @@ class Fleet:
         """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request has at least one prompt token and one output token")
-        known = (replica, kind, round(temperature, 2))
-        profile = self._profile_of.get(known)
-        if profile is None:
-            profile = self._profile(self.replicas[replica].profile(kind, known[2]))
-            self._profile_of[known] = profile
+        profile = self._profile_for(replica, kind, temperature)
         return self._enqueue(replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks)
 
     def submit_script(self, replica: int, script: Script, arrived_s: float) -> int:
@@ -169,11 +165,21 @@ class Fleet:
 
     def script(self, request_id: int, replica: int, output_tokens: int, kind: str, temperature: float) -> Script:
         """Write down the steps that a request without a text draws, all of them; its prompt is one token."""
-        profile = self._profile(self.replicas[replica].profile(kind, round(temperature, 2)))
+        profile = self._profile_for(replica, kind, temperature)
         emitted, drafted = np.zeros(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
         k = self.replicas[replica].parameters.k
         fleet_kernel.draw_script(self._state, self.seed, request_id, profile, k, emitted, drafted)
         return Script(1, output_tokens, emitted, drafted)
+
+    def next_steps(self, replica: int, output_tokens: int, kind: str, temperature: float) -> int:
+        """Return how many steps the next request would take on a replica if it were queued there without a script."""
+        profile = self._profile_for(replica, kind, temperature)
+        state, k = self._state, self.replicas[replica].parameters.k
+        steps: int = fleet_kernel.count_drawn(
+            state.profiles, state.drafted, state.accepted, state.progress, self.seed, self._next_id, profile, k,
+            output_tokens,
+        )  # fmt: skip
+        return steps
 
     def _enqueue(
         self,
@@ -242,6 +248,14 @@ class Fleet:
         self._free = list(range(2 * len(old) - 1, len(old) - 1, -1))
         requests = np.concatenate([old, np.zeros_like(old)])
         self._state = self._state._replace(requests=requests, finished=np.zeros(len(requests), np.int32))
+
+    def _profile_for(self, replica: int, kind: str, temperature: float) -> int:
+        """Return the row of the profile by which a replica drafts for such a request."""
+        known = (replica, kind, round(temperature, 2))
+        row = self._profile_of.get(known)
+        if row is None:
+            row = self._profile_of[known] = self._profile(self.replicas[replica].profile(kind, known[2]))
+        return row
 
     def _profile(self, profile: DraftProfile) -> int:
         """Return the row of a profile, a new one if it has none."""

@@ -140,6 +140,29 @@ def draw_script(
         emitted[position] = min(accepted + 1, len(emitted) - position)
 
 
+@compiled
+def count_drawn(  # noqa: PLR0917 -- as `advance`
+    profiles: Records,
+    drafted: Floats,
+    accepted: Floats,
+    progress: Floats,
+    seed: int,
+    request_id: int,
+    profile: int,
+    k: int,
+    output: int,
+) -> int:
+    """Return how many steps a request would take if it drew them, that of its prefill among them."""
+    key = _request_key(seed, request_id)
+    odds = _request_odds(key, profiles[profile].spread)
+    position = steps = 1
+    while position < output:
+        count = _drafts(profiles, drafted, profile, key, odds, position, k)
+        position += 1 + _accepted(profiles, accepted, progress, profile, key, odds, position, count)
+        steps += 1
+    return steps
+
+
 # The prefix cache: `BlockPool`, as a hash table of nodes, with those that nobody uses in a list from oldest to newest.
 
 

@@ -188,7 +188,9 @@ def test_steps_drawn_when_needed_are_those_of_the_script(method: Method, config:
     lengths = [(50, 300), (4000, 40), (1, 1), (200, 800), (16, 2)] * 8
     drawn = one(method, config, seed=11)
     written = one(method, config, seed=11)
+    counted = []
     for number, (prompt, output) in enumerate(lengths):
+        counted.append(drawn.next_steps(0, output, "code", 0.3))
         assert drawn.submit(0, prompt, output, 0.01 * number, kind="code", temperature=0.3) == number
         script = drawn.script(number, 0, output, "code", 0.3)
         written.submit_script(0, replace(script, prompt_tokens=prompt), 0.01 * number)
@@ -196,6 +198,7 @@ def test_steps_drawn_when_needed_are_those_of_the_script(method: Method, config:
     assert ours == theirs
     assert len(ours) == len(lengths)
     assert {done.output_tokens for done in ours} == {output for _, output in lengths}
+    assert [done.steps for done in sorted(ours)] == counted
 
 
 @pytest.mark.parametrize(
