@@ -5,20 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
-
-class Exploration(BaseModel):
-    """How much is spent on learning."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    share: float = Field(
-        default=0.003, ge=0, le=0.5, description="Most that exploring may add to a request's expected cost, as a share."
-    )
-    most: float = Field(
-        default=0.05, ge=0, le=1, description="Largest probability with which a request is used to explore."
-    )
+from policies.learned_settings import Exploration
 
 
 def explore(settings: Exploration, costs: Sequence[float], observations: Sequence[float]) -> list[float]:

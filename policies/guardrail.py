@@ -7,19 +7,9 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from pydantic import BaseModel, ConfigDict, Field
+from policies.learned_settings import GuardrailSettings
 
 log = logging.getLogger(__name__)
-
-
-class GuardrailSettings(BaseModel):
-    """How the comparison is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    share: float = Field(default=0.01, ge=0, lt=1, description="Share of requests that go by `least_loaded`; 0: none.")
-    confidence: float = Field(default=0.99, gt=0.5, lt=1, description="That learned is worse, to freeze it.")
-    tolerance: float = Field(default=0.02, ge=0, description="By how much it may be slower before it counts as worse.")
 
 
 @dataclass(slots=True)

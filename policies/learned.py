@@ -19,9 +19,10 @@ from policies.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.backlog import Mark
 from policies.cells import Key, key_of
 from policies.experience import Experience
-from policies.exploration import Exploration, explore
+from policies.exploration import explore
 from policies.fixed import LoadPolicy, LoadSettings
-from policies.guardrail import Guardrail, GuardrailSettings
+from policies.guardrail import Guardrail
+from policies.learned_settings import Exploration, GuardrailSettings
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
 from policies.lookups import LookupBias, LookupSettings
 from policies.objective import Cost, Objective, cost_of

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.exploration import Exploration, explore
+from policies.exploration import explore
+from policies.learned_settings import Exploration
 
 COSTS = st.floats(0.0, 1e4, allow_nan=False)
 SEEN = st.one_of(st.floats(0.0, 1e6), st.just(math.inf))

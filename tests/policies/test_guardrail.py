@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from policies.guardrail import Guardrail, GuardrailSettings
+from policies.guardrail import Guardrail
+from policies.learned_settings import GuardrailSettings
 
 SHARE = 0.1
 

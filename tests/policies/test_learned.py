@@ -14,10 +14,9 @@ from backends.simulator.fleet import Replica
 from backends.speculation import Method
 from policies.cells import key_of
 from policies.experience import Row
-from policies.exploration import Exploration
 from policies.fixed import LeastLoaded, LoadSettings
-from policies.guardrail import GuardrailSettings
 from policies.learned import Learned, LearnedSettings, Slo
+from policies.learned_settings import Exploration, GuardrailSettings
 from policies.policy import Decision, Outcome
 from policies.request import Endpoint, RequestFeatures
 from tests.policies.simulated import FOUR, calls, fit, play, replicas
