@@ -13,7 +13,7 @@ import yaml
 import backends.simulator
 from backends.simulator.calibration import Calibration
 from backends.speculation import Method
-from benchmarks.vllm_cpu import calibrate, side_by_side
+from benchmarks.vllm_cpu import calibrate, routed, side_by_side
 from benchmarks.vllm_cpu.compare import compare, table
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Patience, measure, read, write
@@ -75,6 +75,26 @@ def side_by_side_command(
     """Put the same load on a gateway with `vllm bench serve` and `gateway bench`, and print what both say."""
     for line in side_by_side.table(*side_by_side.side_by_side(backend, concurrency, requests, rounds)):
         print(line)
+
+
+@app.command("routed")
+def routed_command(
+    rounds: Annotated[int, typer.Option(help="Turns of each policy.")] = 5,
+    turn_s: Annotated[float, typer.Option(help="Seconds in which requests are sent in a turn.")] = 40.0,
+    rate: Annotated[float, typer.Option(help="Requests a second.")] = 6.0,
+    seed: int = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every request here.")] = None,
+) -> None:
+    """Put a mixed load on the four replicas of the pool file through one policy after another."""
+    sent, turns = asyncio.run(routed.routed(rounds, turn_s, rate, seed))
+    if json_file is not None:
+        routed.write(json_file, sent, turns)
+    for first in (0, 1) if rounds > 1 else (0,):
+        print(f"\nFrom round {first} on:\n")
+        for line in routed.table(sent, first):
+            print(line)
+    others = max(turn.foreign_share for turn in turns)
+    print(f"\nOther processes took at most {others:.2f} of a core in a turn (the engines and gateways not counted).")
 
 
 if __name__ == "__main__":
