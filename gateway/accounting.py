@@ -53,7 +53,11 @@ def account(ended: Ended, metrics: Metrics) -> Outcome:
     """Work out the outcome, count it, and let the policy observe it."""
     outcome = outcome_of(ended)
     _count(outcome, ended, metrics)
-    ended.routed.model.policy.observe(outcome)
+    model = ended.routed.model
+    try:
+        model.policy.observe(outcome)
+    except Exception as error:  # noqa: BLE001 -- the request has been served, whatever the policy makes of it
+        model.failsafe.note(model.policy.name, "observe", error)
     return outcome
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hmac
+import logging
 import time
 from typing import Annotated, Any
 
@@ -18,7 +19,9 @@ from gateway.auth import ANONYMOUS, digest, presented_key
 from gateway.openai import GatewayError
 from gateway.routing import Wish
 from gateway.siblings import Siblings
-from policies.policy import Decision
+from policies.policy import Assessment, Decision
+
+log = logging.getLogger(__name__)
 
 
 class Place(BaseModel):
@@ -131,7 +134,6 @@ def _told(choice: Decision) -> dict[str, Any]:
 def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, Any]:
     router = gateway.relay.router
     routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic(), whole=True)
-    policy = routed.model.policy.rehearsal()  # choosing moves a turn on or draws a number; not for this
     members = gateway.pool.of(routed.model.name)
     problem: str | None = None
     eligible: list[Backend] = []
@@ -139,8 +141,16 @@ def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, 
         eligible = router.candidates(routed, ANONYMOUS, wish)
     except GatewayError as error:
         problem = error.message
-    assessed = {one.backend: one for one in policy.assess(routed.features, eligible)} if eligible else {}
-    choice = router.choose(routed, eligible, wish, policy) if eligible else None
+    assessed: dict[str, Assessment] = {}
+    choice: Decision | None = None
+    if eligible:
+        try:
+            policy = routed.model.policy.rehearsal()  # choosing moves a turn on or draws a number; not for this
+            assessed = {one.backend: one for one in policy.assess(routed.features, eligible)}
+        except Exception as error:
+            log.exception("policy %s cannot explain itself", routed.model.policy.name)
+            raise GatewayError(500, f"The policy failed: {error!r}.", code="policy_failed") from error
+        choice = router.choose(routed, eligible, wish, policy)
     return {
         "features": orjson.loads(orjson.dumps(dataclasses.asdict(routed.features))),
         "candidates": [

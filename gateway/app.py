@@ -18,8 +18,8 @@ from gateway.asgi import Receive, RelayDoor, Scope, Send
 from gateway.assembly import Gateway
 from gateway.openai import GatewayError
 from gateway.paths import is_own
+from gateway.served import ServedModel
 from gateway.siblings import Siblings
-from policies.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         await gateway.state.start()  # before the first request, so that it meets what was learned
         await gateway.pool.start()
         beside = [asyncio.create_task(_tick(gateway, siblings))]
-        beside += [asyncio.create_task(_learn(model.policy)) for model in gateway.models.values()]
+        beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
         try:
             yield
         finally:
@@ -160,19 +160,19 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
         siblings.share_limits(gateway.relay.limits)
         for model in gateway.models.values():
             if model.lookups is not None:
-                model.lookups.deliver()
+                model.lookups.deliver(model.failsafe)
         _refresh(gateway)
 
 
-async def _learn(policy: Policy) -> None:
+async def _learn(model: ServedModel) -> None:
     """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before."""
     while True:
         await asyncio.sleep(_SWEEP_S)
-        if (work := policy.upkeep()) is not None:
-            try:
+        try:
+            if (work := model.policy.upkeep()) is not None:
                 await asyncio.to_thread(work)
-            except (ArithmeticError, ValueError):
-                log.exception("%s could not learn from what it observed; it goes on with what it knew", policy.name)
+        except Exception as error:  # noqa: BLE001 -- it goes on with what it knew, and tries again
+            model.failsafe.note(model.policy.name, "upkeep", error)
 
 
 def _refresh(gateway: Gateway) -> None:
@@ -180,6 +180,7 @@ def _refresh(gateway: Gateway) -> None:
         gateway.relay.recorder.count(gateway.metrics)
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
     for name, model in gateway.models.items():
+        model.failsafe.count(gateway.metrics, name)
         if model.lookups is not None:
             model.lookups.count(gateway.metrics, name)
     for name, pinning in gateway.pinnings.items():

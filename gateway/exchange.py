@@ -6,6 +6,7 @@ answer of an inference endpoint, all of it. Until then a request can go to anoth
 
 from __future__ import annotations
 
+import logging
 import time
 
 import orjson
@@ -24,6 +25,8 @@ from gateway.sse import EventStream, is_engine_error, is_event_stream
 from gateway.usage import Usage, read_usage
 from policies.policy import Decision, Outcome
 from policies.request import Endpoint
+
+log = logging.getLogger(__name__)
 
 _WHOLE_ANSWER_BYTES = 1 << 20
 _RETRYABLE = frozenset({500, 502, 503, 504})
@@ -95,6 +98,18 @@ class Exchange:
 
     def begin(self) -> None:
         """Route the request and send it on, or answer with what is wrong."""
+        try:
+            self._begin()
+        except Exception:  # a defect; without this each door would make something else of it
+            log.exception("a request could not be sent on")
+            error = GatewayError(500, "The gateway has failed, and its log says how.", code="gateway_failed")
+            if self in self._relay.exchanges:
+                self.break_off(error)
+            else:
+                self._relay.metrics.count_refusal()
+                self._answer(error)
+
+    def _begin(self) -> None:
         relay, inbound, envelope = self._relay, self._inbound, self._envelope
         now_s = time.monotonic()
         try:

@@ -120,6 +120,7 @@ class Metrics:
         self.drafted = counter("gateway_drafted_tokens", "Tokens drafted", (*_BACKEND, "temperature"))
         self.accepted = counter("gateway_accepted_tokens", "Drafted tokens accepted", (*_BACKEND, "temperature"))
         self.decisions = counter("gateway_decisions", "Choices made", ("model", "policy", "reason"))
+        self.policy_errors = counter("gateway_policy_errors", "Failures of the policy itself", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests that were to be recorded", ("result",))

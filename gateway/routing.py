@@ -186,8 +186,19 @@ class Router:
         return ready
 
     def choose(self, routed: Routed, candidates: list[Backend], wish: Wish, policy: Policy | None = None) -> Decision:
-        """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for."""
-        decision = (policy or routed.model.policy).choose(routed.features, candidates)
+        """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for.
+
+        Where it fails, the least loaded candidate is chosen.
+        """
+        model = routed.model
+        policy = policy or model.policy
+        try:
+            decision = policy.choose(routed.features, candidates)
+            if decision.backend not in model.upstreams:
+                raise LookupError(f"{decision.backend!r} is no backend of {model.name}")  # noqa: TRY301 -- as any other
+        except Exception as error:  # noqa: BLE001 -- anybody's code: no defect of it shall turn requests away
+            model.failsafe.note(policy.name, "choose", error)
+            decision = model.failsafe.choose(routed.features, candidates)
         if routed.home == decision.backend:
             return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
         if wish.backend or wish.method:

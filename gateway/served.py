@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from backends.backend import Backend
 from backends.connection import UpstreamClient
+from gateway.failsafe import Failsafe
 from gateway.lookups import LookupReplay
 from gateway.metrics import BackendMetrics
 from gateway.traffic import Traffic
@@ -31,6 +32,8 @@ class ServedModel:
     ----------
     lookups
         Replays lookups on what was finished; None where the policy or the pool has no use for it.
+    failsafe
+        Chooses where the policy fails.
     bytes_per_token
         What a token of its streams measures, learned from those that end with a usage; used for those that do not.
     """
@@ -41,6 +44,7 @@ class ServedModel:
     upstreams: dict[str, Upstream]
     traffic: Traffic = field(default_factory=Traffic)
     lookups: LookupReplay | None = None
+    failsafe: Failsafe = field(default_factory=Failsafe)
     bytes_per_token: float = _FIRST_GUESS_BYTES
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.failsafe import Failsafe
 from gateway.lookups.finished import Finished, Kept
 from gateway.metrics import Metrics
 from policies.lookups import LookupArm, LookupSettings
@@ -92,10 +93,14 @@ class LookupReplay:
             self._thread.start()
         self._awake.set()
 
-    def deliver(self) -> None:
+    def deliver(self, failsafe: Failsafe) -> None:
         """Let the policy observe what was found out; called every half second."""
         while self._results:
-            self._policy.observe_lookups(self._results.popleft())
+            outcome = self._results.popleft()
+            try:
+                self._policy.observe_lookups(outcome)
+            except Exception as error:  # noqa: BLE001 -- what else is due twice a second must go on
+                failsafe.note(self._policy.name, "observe_lookups", error)
 
     def count(self, metrics: Metrics, model: str) -> None:
         """Add what happened since the last call to the metrics."""

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from backends.speculation import Method
+from gateway.failsafe import Failsafe
 from gateway.lookups import LookupReplay
 from policies.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned import Learned
@@ -103,7 +104,7 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice(fa
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
         await running.until(lambda: _replay(running).replayed == 2)
-        _replay(running).deliver()
+        _replay(running).deliver(running.gateway.models[MODEL].failsafe)
         assert _seen(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
         assert policy._lookup_bias.corrected("suffix:24", 4.0) < 4.0  # its engine got less than the replay
 
@@ -202,7 +203,7 @@ async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.Mon
         await _until(lambda: replay.failed == 1)
         _add(replay)  # is given to a new one
         await _until(lambda: replay.replayed == 4)
-        replay.deliver()
+        replay.deliver(Failsafe())
         assert [set(one.lookups) for one in policy.heard] == [{"ngram:3", "suffix:24"}] * 2
         assert policy.heard[0].lookups == policy.heard[1].lookups
     finally:
