@@ -1,0 +1,214 @@
+"""What knowing who comes next is worth: `python -m benchmarks.lookahead FOLDER [--pool P] [--seeds N]`.
+
+`benchmarks.routing` holds `learned` against a clairvoyant choice that knows each request's length and acceptance, but
+not the future. Here the same choice also knows the next arrivals, and plays them out for each replica that it might
+choose (a rollout: Bertsekas, Tsitsiklis and Wu, "Rollout algorithms for combinatorial optimization", Journal of
+Heuristics 3, 1997). How little that adds says how near the least sum of delays is to the best that any assignment can
+do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from backends.backend import Candidate
+from backends.simulator.fleet import Replica
+from benchmarks.routing import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, makers, pool_of, timed
+from policies.lookups import steps_of
+from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.prior import expected_step
+from policies.replay import ReplicaSpec, replay
+from policies.replay_request import ReplayRequest
+from policies.request import RequestFeatures
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+AHEAD = (1, 20, 100)
+LOADS = (0.02, 0.5, 0.95)
+MIXES = ("even", "code")
+_MOST = 1200  # requests under way on a replica
+
+
+@numba.njit(cache=True)
+def _drain_s(steps: Floats, cost_s: Floats, base_s: float, count: int) -> float:
+    """Return the time that requests will still take, all together, if nobody else comes."""
+    total_s = last = 0.0
+    step_s = base_s + cost_s[:count].sum()
+    for place, one in enumerate(np.argsort(steps[:count])):
+        total_s += step_s * (steps[one] - last) * (count - place)
+        last = steps[one]
+        step_s -= cost_s[one]
+    return total_s
+
+
+@numba.njit(cache=True)
+def _advance(steps: Floats, cost_s: Floats, base_s: float, count: int, left_s: float) -> tuple[int, float]:
+    """Let time pass on a replica; return how many requests are left, and the time that all spent there."""
+    spent_s = 0.0
+    while count > 0 and left_s > 0:
+        step_s = base_s + cost_s[:count].sum()
+        soonest = steps[:count].min()
+        passes_s = min(left_s, soonest * step_s)
+        spent_s += count * passes_s
+        left_s -= passes_s
+        kept = 0
+        for one in range(count):
+            after = steps[one] - passes_s / step_s
+            if after > 1e-9:
+                steps[kept], cost_s[kept] = after, cost_s[one]
+                kept += 1
+        count = kept
+    return count, spent_s
+
+
+@numba.njit(cache=True)
+def _rollout_s(
+    steps: Floats, cost_s: Floats, base_s: Floats, counts: Ints, coming: Floats, gaps_s: Floats, first: int
+) -> float:
+    """Return everybody's time if the first request that comes goes to `first`, and later ones where they delay least.
+
+    Parameters
+    ----------
+    coming
+        Steps, seconds a step and seconds of prefill of each request on each replica; shape (requests, replicas, 3).
+    """
+    steps, cost_s, counts = steps.copy(), cost_s.copy(), counts.copy()
+    total_s = 0.0
+    for number in range(len(coming)):
+        chosen = first
+        if number > 0:
+            least_s = np.inf
+            for place in range(len(base_s)):
+                counts[place], spent_s = _advance(
+                    steps[place], cost_s[place], base_s[place], counts[place], gaps_s[number]
+                )
+                total_s += spent_s
+                count = counts[place]
+                before_s = _drain_s(steps[place], cost_s[place], base_s[place], count)
+                steps[place, count], cost_s[place, count] = coming[number, place, 0], coming[number, place, 1]
+                after_s = _drain_s(steps[place], cost_s[place], base_s[place], count + 1)
+                delay_s = after_s - before_s + (count + 1) * coming[number, place, 2]
+                if delay_s < least_s:
+                    least_s, chosen = delay_s, place
+        count = counts[chosen]
+        total_s += (count + 1) * coming[number, chosen, 2]
+        steps[chosen, count], cost_s[chosen, count] = coming[number, chosen, 0], coming[number, chosen, 1]
+        counts[chosen] += 1
+    for place in range(len(base_s)):
+        total_s += _drain_s(steps[place], cost_s[place], base_s[place], counts[place])
+    return total_s
+
+
+class Lookahead(Policy):
+    """Knows the whole trace, and plays the next `ahead` arrivals out for each choice; 1 knows this request alone."""
+
+    name = "lookahead"
+
+    def __init__(self, requests: Sequence[ReplayRequest], pool: Sequence[ReplicaSpec], ahead: int) -> None:
+        super().__init__(PolicySettings())
+        self._requests = requests
+        self._pool = pool
+        self._ahead = ahead
+        self._next = 0
+        self._known: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._running: list[dict[int, tuple[float, float]]] = [{} for _ in pool]
+        k = [int(one.config.get("num_speculative_tokens", 0)) for one in pool]
+        self._costs = [expected_step(one.calibration, one.method, k) for one, k in zip(pool, k, strict=True)]
+        self._k = k
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose by rollout."""
+        replicas: list[Any] = list(candidates)
+        number, count = self._next, len(replicas)
+        self._next += 1
+        steps, cost_s = np.zeros((count, _MOST)), np.zeros((count, _MOST))
+        counts = np.array([len(running) for running in self._running])
+        for place, running in enumerate(self._running):
+            replica: Replica = replicas[place]
+            for at, (last, cost) in enumerate(running.values()):
+                steps[place, at], cost_s[place, at] = max(1.0, last - replica.steps), cost
+        coming = self._requests[number : number + self._ahead]
+        known = np.array([[self._takes(number + at, place) for place in range(count)] for at in range(len(coming))])
+        gaps_s = np.diff([one.arrived_s for one in coming], prepend=coming[0].arrived_s)
+        base_s = np.array([cost.base_s for cost in self._costs])
+        delays_s = [_rollout_s(steps, cost_s, base_s, counts, known, gaps_s, place) for place in range(count)]
+        place = int(np.argmin(delays_s))
+        taken, cost, _ = self._takes(number, place)
+        self._running[place][number] = replicas[place].steps + taken, cost
+        return Decision(replicas[place].name, self.name, "least_delay", memo=(place, number))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Forget a request that has ended."""
+        memo = outcome.decision.memo
+        assert isinstance(memo, tuple)
+        del self._running[memo[0]][memo[1]]
+
+    def _takes(self, number: int, place: int) -> tuple[float, float, float]:
+        """Return a request's steps, seconds that it adds to a step, and seconds of its prefill, on one replica."""
+        known = self._known.get((number, place))
+        if known is None:
+            request, one, cost = self._requests[number], self._pool[place], self._costs[place]
+            script = request.script(one.method, self._k[place], one.config)
+            assert script is not None  # recorded
+            known = self._known[number, place] = (
+                float(steps_of(script.emitted)),
+                cost.per_request_s + cost.per_context_token_s * (request.prompt_tokens + request.output_tokens / 2),
+                cost.per_prompt_token_s * request.prompt_tokens,
+            )
+        return known
+
+
+def cell(ground: Ground, task: Task) -> dict[int, tuple[float, float]]:
+    """Return mean and 99th percentile of time to finish over those of `least_loaded`, by how far is looked ahead."""
+    pool = pool_of(task.pool)
+    requests = timed(ground, task, drawn(ground.requests, task.mix, WARMUP + COUNTED, Random(task.seed)))
+
+    def figures(policy: Policy | None) -> tuple[float, float]:
+        e2e_s = replay(pool, requests, policy, seed=task.seed, warmup=WARMUP).e2e_s
+        return float(e2e_s.mean()), float(np.percentile(e2e_s, 99))
+
+    mean_s, p99_s = figures(makers(ground, task)["least_loaded"]())
+    found = {ahead: figures(Lookahead(requests, pool, ahead)) for ahead in AHEAD}
+    return {ahead: (mean / mean_s, p99 / p99_s) for ahead, (mean, p99) in found.items()}
+
+
+def main() -> None:
+    """Read the arguments, play the cells one after another, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the recordings are")
+    parser.add_argument("--pool", choices=list(POOLS), default="b/n/s/e")
+    parser.add_argument("--seeds", type=int, default=2)
+    arguments = parser.parse_args()
+    ground = ground_of(arguments.folder, None, tune=False)
+    print("| mix | load | " + " | ".join(f"knows the next {ahead}: mean, p99" for ahead in AHEAD) + " |")
+    print("|---" * (2 + len(AHEAD)) + "|")
+    every: dict[int, list[tuple[float, float]]] = {ahead: [] for ahead in AHEAD}
+    for mix in MIXES:
+        for load in LOADS:
+            cells = [cell(ground, Task(arguments.pool, mix, load, "poisson", seed)) for seed in range(arguments.seeds)]
+            texts = []
+            for ahead in AHEAD:
+                every[ahead] += [one[ahead] for one in cells]
+                texts.append(_both([one[ahead] for one in cells]))
+            print(f"| {mix} | {load:g} | " + " | ".join(texts) + " |", flush=True)
+    print("| all | | " + " | ".join(_both(every[ahead]) for ahead in AHEAD) + " |")
+
+
+def _both(ratios: Sequence[tuple[float, float]]) -> str:
+    means = [math.exp(fmean(math.log(one[place]) for one in ratios)) for place in range(2)]
+    return f"{means[0]:.4f}, {means[1]:.4f}"
+
+
+if __name__ == "__main__":
+    main()
