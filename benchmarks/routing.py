@@ -170,7 +170,7 @@ class Ground:
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def read(folder: Path, place: int) -> dict[str, list[ReplayRequest]]:
+def read(folder: Path, place: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
     """Return every second request by workload."""
     found: dict[str, list[ReplayRequest]] = {}
     for dataset, workload in WORKLOADS.items():
@@ -179,14 +179,14 @@ def read(folder: Path, place: int) -> dict[str, list[ReplayRequest]]:
         for row in rows:
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
-            tokens = min(len(output), len(accepted), LONGEST_TOKENS)
+            tokens = min(len(output), len(accepted), longest_tokens)
             if tokens < 2:
                 continue
             record = TraceRecord(
                 model="target",
                 workload=workload,
                 temperature=0.0,
-                max_tokens=LONGEST_TOKENS,
+                max_tokens=longest_tokens,
                 prompt_tokens=len(row["prompt_token_ids"]),
                 output_tokens=tokens,
                 prompt_token_ids=row["prompt_token_ids"],
@@ -320,15 +320,15 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
 _ground: list[Ground] = []
 
 
-def _begin(folder: Path, azure: Path | None, tune: bool) -> None:
-    _ground[:] = [ground_of(folder, azure, tune)]
+def _begin(folder: Path, azure: Path | None, tune: bool, longest_tokens: int) -> None:
+    _ground[:] = [ground_of(folder, azure, tune, longest_tokens)]
 
 
 def _play(task: Task) -> tuple[Task, dict[str, dict[str, float]]]:
     return task, play(_ground[0], task)
 
 
-def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
+def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int = LONGEST_TOKENS) -> Ground:
     """Read everything."""
     gaps_s = None
     if azure is not None:
@@ -336,7 +336,8 @@ def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    return Ground(read(folder, 0 if tune else 1), read(folder, 1 if tune else 0), gaps_s)
+    halves = [read(folder, place, longest_tokens) for place in (0, 1)]
+    return Ground(*(halves if tune else halves[::-1]), gaps_s)
 
 
 def tasks_of(seeds: int, *, quick: bool, azure: bool) -> list[Task]:
@@ -438,13 +439,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two mixes of each pool")
     parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; again")
     parser.add_argument("--tune", action="store_true", help="report on the requests to develop on")
+    parser.add_argument("--longest", type=int, default=LONGEST_TOKENS, help="tokens at which answers are cut")
     parser.add_argument("--json", type=Path, help="write all figures here")
     arguments = parser.parse_args()
     tasks = tasks_of(arguments.seeds, quick=arguments.quick, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
     results = {}
     count = len(os.sched_getaffinity(0))
-    with get_context("spawn").Pool(count, _begin, (arguments.folder, arguments.azure, arguments.tune)) as workers:
+    begin = (arguments.folder, arguments.azure, arguments.tune, arguments.longest)
+    with get_context("spawn").Pool(count, _begin, begin) as workers:
         for number, (task, figures) in enumerate(workers.imap_unordered(_play, tasks), 1):
             results[task] = figures
             print(f"\r{number} of {len(tasks)}", end="", file=sys.stderr, flush=True)
