@@ -13,8 +13,11 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _KNOCK_S = 5.0
+_TOLD_EVERY_S = 0.25
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _work: list[Callable[[Any], Any]] = []  # of a worker process: what it was started for
+_listeners: list[Callable[[int], None]] = []  # to what `tell` is told
 
 
 class ParallelError(Exception):
@@ -23,7 +26,7 @@ class ParallelError(Exception):
 
 @contextmanager
 def all_cores(
-    work: Callable[[Task], Answer], jobs: int | None = None
+    work: Callable[[Task], Answer], jobs: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[Callable[[Sequence[Task]], list[Answer]]]:
     """Give a function that does `work` for many tasks, in processes that live until the block ends.
 
@@ -33,16 +36,60 @@ def all_cores(
         Can be pickled; it is sent to each process once.
     jobs
         Processes; None for one on each core that this process may use, 1 for none beside this one.
+    progress
+        Called a few times a second with the sum of all that `tell` was told since the last call.
     """
     count = jobs or len(os.sched_getaffinity(0))
     if count == 1:
-        yield lambda tasks: [work(task) for task in tasks]
+        if progress is not None:
+            _listeners.append(progress)
+        try:
+            yield lambda tasks: [work(task) for task in tasks]
+        finally:
+            if progress is not None:
+                _listeners.remove(progress)
         return
     context = multiprocessing.get_context("spawn")  # forked processes inherit locks of threads that they do not have
-    with context.Pool(count, _begin, (work,)) as pool:
-        yield lambda tasks: pool.map(_one, tasks, chunksize=1)
+    done = context.Value("q")
+    with _one_thread_each(), context.Pool(count, _begin, (work, done)) as pool:
+        yield lambda tasks: _watched(pool.map_async(_one, tasks, chunksize=1), done, progress)
         pool.close()
         pool.join()
+
+
+def tell(count: int) -> None:
+    """Say, in the midst of a task, that so much more of it is done; costs a lock, so do not say it too often."""
+    for listener in _listeners:
+        listener(count)
+
+
+def _watched(answers: Any, done: Any, progress: Callable[[int], None] | None) -> Any:
+    """Wait for all answers."""
+    told = 0
+    while progress is not None and not answers.ready():
+        answers.wait(_TOLD_EVERY_S)
+        now = done.value
+        progress(now - told)
+        told = now
+    return answers.get()
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let processes that are started meanwhile have one thread for linear algebra: there is one of them for each core.
+
+    With more they wait for each other, and a fit of milliseconds takes ten times as long.
+    """
+    kept = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -92,8 +139,13 @@ def _knock(address: str) -> None:
         raise ParallelError(f"--ray {address}: nothing answers there: {error.strerror or error}") from None
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
+def _begin(work: Callable[[Any], Any], done: Any) -> None:
+    def add(count: int) -> None:
+        with done.get_lock():
+            done.value += count
+
     _work[:] = [work]
+    _listeners[:] = [add]
 
 
 def _one(task: Any) -> Any:

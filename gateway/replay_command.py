@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from backends.speculation import serve_config
 from gateway.config import ConfigError, load_pool
 from gateway.learned_file import LearnedFileError, read_learned, write_learned
-from gateway.policy_option import PolicyOptionError, named_policies
+from gateway.policy_option import PolicyOptionError
 from gateway.replay_figures import figures_console, figures_of, figures_tables, mean_of
-from gateway.replay_pace import paced
+from gateway.replay_pace import arrivals
 from gateway.replay_page import page
+from gateway.replay_play import CLAIRVOYANT, Game, chosen_policies, play_all
 from gateway.settings import ModelSettings
 from gateway.slo_option import slo_bounds
-from policies.experience import Row
 from policies.policy import Policy
 from policies.prior import DEFAULT_CALIBRATION
-from policies.replay import Replayed, ReplicaSpec, learned_rows, replay, set_learned
-from policies.replay_request import ReplayRequest, replay_request
-from policies.trace import BrokenLines, TraceError, TraceRecord, read_trace
+from policies.replay import Replayed, ReplicaSpec
+from policies.request_table import RequestTable, tabulated
+from policies.trace import BrokenLines, TraceError, read_trace
 
 _BAD_INPUT = 2
-_CLAIRVOYANT = "clairvoyant"
-_TOLD_EVERY = 200  # requests
 
 
 class ReplayError(Exception):
@@ -68,20 +64,17 @@ def run_replay(options: ReplayOptions) -> int:
     int
         Exit status: 0, or 2 if the input is wrong.
     """
-    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         slo = slo_bounds(options.slo)
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
         chosen = chosen_policies(options.policies, served, options.seed)
-        records = read_trace(
-            list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
-        )
-        requests = requests_of(islice(records, options.limit), options, served.default_temperature)
         kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
-        played = _play(pool, requests, chosen | {_CLAIRVOYANT: None}, options, kept)
+        with requests_of(options, served) as requests:
+            game = Game(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
+            played, learned = play_all(game, chosen | {CLAIRVOYANT: None})
         if options.state is not None:
-            write_learned(options.state, kept | _learned(chosen))
+            write_learned(options.state, kept | learned)
         document = _document(name, options, pool, slo, played, chosen)
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
@@ -110,37 +103,17 @@ def _document(
     chosen: Mapping[str, Policy | None],
 ) -> dict[str, Any]:
     """Return what `--json` writes."""
-    best_s = mean_of(played[_CLAIRVOYANT].e2e_s)
+    best_s = mean_of(played[CLAIRVOYANT].e2e_s)
     return {
         "trace": [path.name for path in options.trace],
         "model": model,
-        "requests": len(played[_CLAIRVOYANT].e2e_s) + played[_CLAIRVOYANT].errors,
+        "requests": len(played[CLAIRVOYANT].e2e_s) + played[CLAIRVOYANT].errors,
         "warmup": options.warmup,
         "seed": options.seed,
         "slo": slo,
         "clairvoyant_mean_e2e_s": best_s,
         "policies": {title: figures_of(played[title], [one.name for one in pool], slo, best_s) for title in chosen},
     }
-
-
-def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
-    """Return the policies of `--policy` in their order, each under a name of its own; None is the clairvoyant one.
-
-    Raises
-    ------
-    PolicyOptionError
-        If one cannot be built.
-    """
-    named = [text for text in given if text != _CLAIRVOYANT]
-    built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
-    chosen: dict[str, Policy | None] = {}
-    for text in given or ("",):
-        if text == _CLAIRVOYANT:
-            chosen[text] = None
-        else:
-            title, policy = next(built)
-            chosen[title] = policy
-    return chosen
 
 
 def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
@@ -176,10 +149,9 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
     ]
 
 
-def requests_of(
-    records: Iterable[TraceRecord], options: ReplayOptions, default_temperature: float
-) -> list[ReplayRequest]:
-    """Return the requests of a trace, with their times.
+@contextmanager
+def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[RequestTable]:
+    """Give the requests of a trace, with their times, while the block lasts; broken lines are told on standard error.
 
     Raises
     ------
@@ -187,50 +159,13 @@ def requests_of(
         If the trace has no times and no rate is given, or it is empty.
     ReplayError
         If the warm-up takes them all.
+    TraceError
+        If it cannot be read.
     """
-    timed = paced(records, options.rate, options.speed, options.seed)
-    if len(timed) <= options.warmup:
-        raise ReplayError(f"the trace has {len(timed)} requests; --warmup {options.warmup} leaves none to count")
-    return [replay_request(record, at_s, default_temperature) for at_s, record in timed]
-
-
-def _play(
-    pool: Sequence[ReplicaSpec],
-    requests: Sequence[ReplayRequest],
-    chosen: Mapping[str, Policy | None],
-    options: ReplayOptions,
-    kept: Mapping[str, list[Row]],
-) -> dict[str, Replayed]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("requests, left"),
-        TimeRemainingColumn(),
-    )
-    played = {}
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=len(chosen) * len(requests))
-        done = 0
-
-        def told() -> None:
-            nonlocal done
-            done += 1
-            if done % _TOLD_EVERY == 0:
-                bar.update(task, completed=done)
-
-        for title, policy in chosen.items():
-            bar.update(task, description=title)
-            if policy is not None and title in kept:
-                set_learned(policy, kept[title], requests[0].arrived_s)
-            played[title] = replay(pool, requests, policy, seed=options.seed, warmup=options.warmup, progress=told)
-        bar.update(task, completed=done)
-    return played
-
-
-def _learned(chosen: Mapping[str, Policy | None]) -> dict[str, list[Row]]:
-    return {
-        name: learned_rows(policy)
-        for name, policy in chosen.items()
-        if policy is not None and policy.experience is not None
-    }
+    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
+    records = read_trace(list(options.trace), format=options.trace_format, strict=options.strict, report=broken)
+    with tabulated(records, served.default_temperature) as table:
+        requests = table[: options.limit]
+        if requests and len(requests) <= options.warmup:
+            raise ReplayError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")
+        yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, options.seed))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from random import Random
 
+import numpy as np
+import numpy.typing as npt
+
 from policies.trace import TraceRecord
+
+Floats = npt.NDArray[np.float64]
 
 
 class PaceError(ValueError):
@@ -35,28 +41,35 @@ def paced(
         If there are none, or the trace has no times and no rate is given.
     """
     kept = list(records)
-    if not kept:
+    arrived_at = np.array([math.nan if record.arrived_at is None else record.arrived_at for record in kept])
+    return list(zip(arrivals(arrived_at, rate, speed, seed).tolist(), kept, strict=True))
+
+
+def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) -> Floats:
+    """Return the seconds after the first at which each request leaves; both of shape (requests,).
+
+    Parameters
+    ----------
+    arrived_at
+        By the trace's own clock, ascending; NaN where it does not tell.
+    rate, speed, seed
+        As `paced` takes them.
+
+    Raises
+    ------
+    PaceError
+        If there are none, or the trace has no times and no rate is given.
+    """
+    count = len(arrived_at)
+    if not count:
         raise PaceError("the trace has no requests")
-    first, last = kept[0].arrived_at, kept[-1].arrived_at
-    if first is None or last is None or (last <= first and len(kept) > 1):
+    first, last = arrived_at[0], arrived_at[-1]
+    if np.isnan(first) or np.isnan(last) or (last <= first and count > 1):
         if rate is None:
             raise PaceError("the trace does not tell when requests came; give --rate")
-        return _drawn(kept, rate, seed)
+        rng = Random(seed)
+        return np.cumsum([rng.expovariate(rate) for _ in range(count)])
     if rate is not None and last > first:
-        speed = rate * (last - first) / len(kept)
-    now_s = 0.0
-    timed = []
-    for record in kept:
-        now_s = max(now_s, ((first if record.arrived_at is None else record.arrived_at) - first) / speed)
-        timed.append((now_s, record))
-    return timed
-
-
-def _drawn(records: list[TraceRecord], rate: float, seed: int) -> list[tuple[float, TraceRecord]]:
-    rng = Random(seed)
-    now_s = 0.0
-    timed = []
-    for record in records:
-        now_s += rng.expovariate(rate)
-        timed.append((now_s, record))
-    return timed
+        speed = rate * (last - first) / count
+    after_first = np.where(np.isnan(arrived_at), 0.0, arrived_at - first)
+    return np.maximum.accumulate(after_first / speed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from gateway.replay_command import ReplayError, ReplayOptions, pool_of, requests
 from gateway.replay_figures import figures_of
 from gateway.settings import ModelSettings
 from gateway.slo_option import slo_bounds
-from policies.replay_request import ReplayRequest
+from policies.request_table import RequestTable
 from policies.thresholds import ThresholdSettings
-from policies.trace import BrokenLines, TraceError, read_trace
+from policies.trace import TraceError
 from policies.tune import Goal, Judged, Trial, mean_ratio, search
 
 _BAD_INPUT = 2
@@ -61,19 +60,15 @@ def run_tune(options: TuneOptions) -> int:
         model, served = served_model(given.config, given.model)
         present = _present(options.policy, served)
         pool = pool_of(served, given.calibration)
-        broken = BrokenLines(lambda text: print(text, file=sys.stderr))
-        records = read_trace(
-            list(given.trace), format=given.trace_format, strict=given.strict, in_order=True, report=broken
-        )
-        requests = requests_of(islice(records, given.limit), given, served.default_temperature)
-        first, rest = _parts(requests, options.part)
-        tuned = _search(Trial(pool, first, goal, slo, given.seed), present, options)
-        held_out = Trial(pool, rest, goal, slo, given.seed)
-        judged = {
-            "tuned": held_out.rules(tuned),
-            "present": held_out.rules(present),
-            "least_loaded": held_out.policy(named_policies(["least_loaded"], served, given.seed)["least_loaded"]),
-        }
+        with requests_of(given, served) as requests:
+            first, rest = _parts(requests, options.part)
+            tuned = _search(Trial(pool, first, goal, slo, given.seed), present, options)
+            held_out = Trial(pool, rest, goal, slo, given.seed)
+            judged = {
+                "tuned": held_out.rules(tuned),
+                "present": held_out.rules(present),
+                "least_loaded": held_out.policy(named_policies(["least_loaded"], served, given.seed)["least_loaded"]),
+            }
         better = judged["tuned"].score < judged["present"].score
         told = _told(options, goal, judged, len(first), len(rest))
         options.out.write_text(_rules_file(tuned if better else present, told), encoding="utf-8")
@@ -113,7 +108,7 @@ def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
     return ThresholdSettings()
 
 
-def _parts(requests: list[ReplayRequest], part: float) -> tuple[list[ReplayRequest], list[ReplayRequest]]:
+def _parts(requests: RequestTable, part: float) -> tuple[RequestTable, RequestTable]:
     cut = round(part * len(requests))
     if not 0 < cut < len(requests):
         raise ReplayError(
@@ -170,11 +165,7 @@ def _rules_file(settings: ThresholdSettings, told: list[str]) -> str:
     lines += [f"  {name}: {_inline(value)}" for name, value in others.items()]
     lines.append(f"  spill: {_inline(settings.spill.model_dump())}")
     lines.append("  rules:")
-    for rule in settings.rules:
-        lines.append(f"    - name: {rule.name}")
-        if rule.when.conditions():
-            lines.append(f"      when: {_inline(rule.when.model_dump(mode='json', exclude_none=True))}")
-        lines.append(f"      prefer: {_inline(list(rule.prefer))}")
+    lines += [f"    {line}" for rule in settings.rules for line in rule.lines()]
     return "\n".join(lines) + "\n"
 
 
