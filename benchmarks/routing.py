@@ -336,8 +336,8 @@ def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int 
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    halves = [read(folder, place, longest_tokens) for place in (0, 1)]
-    return Ground(*(halves if tune else halves[::-1]), gaps_s)
+    reported, others = (read(folder, place, longest_tokens) for place in ((0, 1) if tune else (1, 0)))
+    return Ground(reported, others, gaps_s)
 
 
 def tasks_of(seeds: int, *, quick: bool, azure: bool) -> list[Task]:
