@@ -65,12 +65,16 @@ class LoadMeter:
 
         Without the draw, all gateways in front of an idle pool would send to the same backend.
         """
-        scores = self.scores(candidates)
-        lowest = min(scores)
-        tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
-        if len(tied) == 1:
-            return tied[0], 1.0
-        return tied[int(rng.random() * len(tied))], 1.0 / len(tied)
+        return draw_least(candidates, self.scores(candidates), rng)
+
+
+def draw_least(candidates: Sequence[Candidate], scores: Sequence[float], rng: Random) -> tuple[Candidate, float]:
+    """Return the candidate of the lowest score, and the probability that it was picked: ties are drawn at random."""
+    lowest = min(scores)
+    tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
+    if len(tied) == 1:
+        return tied[0], 1.0
+    return tied[int(rng.random() * len(tied))], 1.0 / len(tied)
 
 
 def per_weight(candidate: Candidate, requests: int) -> float:

@@ -1,4 +1,4 @@
-"""Rules that a person can read: conditions on the request and the load, and the methods to prefer where they hold."""
+"""Rules that a person can read: conditions on the request and the load, and the methods to take where they hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.backend import Candidate
 from backends.faults import Fault, error_of
 from policies.conditions import test_of
 from policies.fixed import LoadPolicy, LoadSettings
-from policies.load import per_weight
+from policies.load import draw_least, per_weight
 from policies.policy import Assessment, Decision, SettingsPath, register
 from policies.request import TEXT_FEATURES, RequestFeatures
 from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, by_target, default_rules, is_meant
@@ -30,9 +30,9 @@ class Spill(BaseModel):
     slack: float = Field(default=8.0, ge=0, description="Requests that do not count, per unit of weight.")
     ratio: float = Field(default=1.25, ge=1, description="Times the requests of the least loaded backend.")
 
-    def bound(self, least: float) -> float:
-        """Return the most requests per unit of weight that a preferred backend may have to be taken."""
-        return self.slack + self.ratio * least
+    def bound(self, least: float, slack: float | None = None) -> float:
+        """Return the most requests per unit of weight that a preferred backend may have; a rule may have own slack."""
+        return (self.slack if slack is None else slack) + self.ratio * least
 
 
 class ThresholdSettings(LoadSettings):
@@ -68,21 +68,28 @@ class ThresholdSettings(LoadSettings):
     def named_backends(self) -> dict[SettingsPath, str]:
         """Return the backends that rules prefer by name."""
         return {
-            ("rules", position, "prefer", place): target.removeprefix(BACKEND)
+            ("rules", position, *place): target.removeprefix(BACKEND)
             for position, rule in enumerate(self.rules)
-            for place, target in enumerate(rule.prefer)
+            for place, target in _named(rule)
             if target.startswith(BACKEND)
         }
 
 
+def _named(rule: Rule) -> list[tuple[SettingsPath, str]]:
+    if rule.weights:
+        return [(("weights", target), target) for target in rule.weights]
+    return [(("prefer", place), target) for place, target in enumerate(rule.prefer)]
+
+
 @register
 class Thresholds(LoadPolicy):
-    """Sends each request where the first rule that matches it prefers, load permitting.
+    """Sends each request where the first rule that matches it says, load permitting.
 
     Of a preferred method the least loaded backend is taken; where that has too much to do (`Spill`), the next in the
-    rule's list; where the list ends, the least loaded backend of all. Reasons: the rule's name; `spilled` where load
-    kept it from every backend of its list, `none_preferred` where none of them is there, `no_rule` where no rule
-    matches.
+    rule's list; where the list ends, the least loaded backend of all. Of a rule with weights that backend is taken
+    whose (requests + 1 + slack) / weight is least: with nothing to do the one of the largest weight, and under load all
+    of them, in proportion to their weights. Reasons: the rule's name; `spilled` where load kept it from every backend
+    of its list, `none_preferred` where none of them is there, `no_rule` where no rule matches.
     """
 
     name = "thresholds"
@@ -102,9 +109,15 @@ class Thresholds(LoadPolicy):
         counts = self.meter.counts(candidates)
         rule = self._first_that_holds(request, sum(counts) / len(counts))
         reason = NO_RULE
-        if rule is not None:
+        if rule is not None and rule.weights:
+            named, scores = self._weighed(rule, candidates, counts)
+            if named:
+                chosen, propensity = draw_least(named, scores, self.rng)
+                return Decision(chosen.name, self.name, rule.name, propensity)
             reason = NONE_PREFERRED
-            bound = self._bound(candidates, counts)
+        elif rule is not None:
+            reason = NONE_PREFERRED
+            bound = self._bound(rule, candidates, counts)
             meant = by_target(candidates)
             for target in rule.prefer:
                 if target not in meant:
@@ -117,7 +130,7 @@ class Thresholds(LoadPolicy):
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Tell for each candidate at which place the rule names it, the score, and whether load rules it out."""
+        """Tell for each candidate its place or weight in the rule, the score, and whether load rules it out."""
         counts = self.meter.counts(candidates)
         rule = self._first_that_holds(request, sum(counts) / len(counts))
         if rule is None:
@@ -125,8 +138,25 @@ class Thresholds(LoadPolicy):
                 Assessment(load.backend, load.score, f"no rule matches; {load.note}")
                 for load in super().assess(request, candidates)
             ]
-        bound = self._bound(candidates, counts)
+        if rule.weights:
+            return self._assess_weighed(rule, candidates, counts)
+        bound = self._bound(rule, candidates, counts)
         return [self._assess_by(rule, candidate, bound) for candidate in candidates]
+
+    def _assess_weighed(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> list[Assessment]:
+        why = f"rule '{rule.name}' ({rule.when})"
+        scores = {one.name: score for one, score in zip(*self._weighed(rule, candidates, counts), strict=True)}
+        return [
+            Assessment(
+                one.name,
+                scores[one.name],
+                f"{why}: ({per_weight(one, count + 1):g} requests with this one + slack {self._slack(rule):g}) "
+                f"/ weight {rule.weight_of(one):g}",
+            )
+            if one.name in scores
+            else Assessment(one.name, None, f"{why} does not name it")
+            for one, count in zip(candidates, counts, strict=True)
+        ]
 
     def _assess_by(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
         why = f"rule '{rule.name}' ({rule.when})"
@@ -139,9 +169,25 @@ class Thresholds(LoadPolicy):
             return Assessment(candidate.name, None, note)
         return Assessment(candidate.name, float(place), f"{why} names it at place {place}; {requests:g} requests")
 
-    def _bound(self, candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
+    def _bound(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
         pairs = zip(candidates, counts, strict=True)
-        return self.settings.spill.bound(min(per_weight(one, count) for one, count in pairs))
+        return self.settings.spill.bound(min(per_weight(one, count) for one, count in pairs), rule.slack)
+
+    def _weighed(
+        self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]
+    ) -> tuple[list[Candidate], list[float]]:
+        """Return the candidates that a rule has weights for, and their scores."""
+        slack = self._slack(rule)
+        named, scores = [], []
+        for one, count in zip(candidates, counts, strict=True):
+            weight = rule.weight_of(one)
+            if weight is not None:
+                named.append(one)
+                scores.append((per_weight(one, count + 1) + slack) / weight)
+        return named, scores
+
+    def _slack(self, rule: Rule) -> float:
+        return self.settings.spill.slack if rule.slack is None else rule.slack
 
     def _first_that_holds(self, request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
         for rule, tests in self._rules:

@@ -19,6 +19,7 @@ from policies.thresholds import ThresholdSettings
 _SPANS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "overlap": (0.0, 1.0), "code_share": (0.0, 1.0)}
 _FACTOR = 8.0  # how far a number that counts something may move, up and down
 _SLACK = (0.0, 64.0)
+_WEIGHT_FACTOR = 2.0
 _RATIO = (1.0, 4.0)
 _DIGITS = 3  # of a number that was found: more would pretend to know
 
@@ -40,7 +41,8 @@ class Knob:
     Parameters
     ----------
     name
-        Of the bound as `rule.feature.low` or `rule.feature.high`, or `spill.slack`, `spill.ratio`.
+        Of the bound as `rule.feature.low` or `rule.feature.high`; `rule.slack`, `rule.weights.target`; or
+        `spill.slack`, `spill.ratio`.
     present
         Within `least` and `most`, the ends of what is searched.
     whole
@@ -79,6 +81,12 @@ def knobs(settings: ThresholdSettings) -> list[Knob]:
                     found.append(Knob(name, present, min(least, present), max(most, present)))
                 elif present >= 1:
                     found.append(Knob(name, present, max(1.0, present / _FACTOR), present * _FACTOR, whole=True))
+        found += [
+            Knob(f"{rule.name}.weights.{target}", weight, weight / _WEIGHT_FACTOR, weight * _WEIGHT_FACTOR)
+            for target, weight in rule.weights.items()
+        ]
+        if rule.slack is not None:
+            found.append(Knob(f"{rule.name}.slack", rule.slack, _SLACK[0], max(_SLACK[1], 2 * rule.slack)))
     slack, ratio = settings.spill.slack, settings.spill.ratio
     found.append(Knob("spill.slack", slack, _SLACK[0], max(_SLACK[1], slack)))
     found.append(Knob("spill.ratio", ratio, _RATIO[0], max(_RATIO[1], ratio)))
@@ -104,7 +112,12 @@ def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSetting
                 if moved.is_empty():
                     raise ValueError(f"rule '{rule.name}': {feature} can never hold")
             when[feature] = moved
-        rules.append({"name": rule.name, "when": when, "prefer": rule.prefer})
+        weights = {
+            target: values.get(f"{rule.name}.weights.{target}", weight) for target, weight in rule.weights.items()
+        }
+        slack = values.get(f"{rule.name}.slack", rule.slack)
+        targets: dict[str, object] = {"weights": weights} if weights else {"prefer": rule.prefer}
+        rules.append({"name": rule.name, "when": when, "slack": slack, **targets})
     spill = {name: values.get(f"spill.{name}", getattr(settings.spill, name)) for name in ("slack", "ratio")}
     kept = settings.model_dump(exclude={"rules", "spill"})
     return ThresholdSettings.model_validate({**kept, "rules": rules, "spill": spill})

@@ -87,6 +87,71 @@ def test_a_preferred_backend_with_too_much_to_do_is_passed_over() -> None:
     assert chosen(request, pool(suffix=20, ngram=10, **level)) == ("ngram", "repeats-itself")
 
 
+def test_a_rule_may_have_slack_of_its_own() -> None:
+    text = RULES.replace("prefer: [suffix, ngram]}", "prefer: [suffix, ngram], slack: 0}")
+    assert chosen(features(overlap=0.4), pool(), text) == ("suffix", "repeats-itself")
+    assert chosen(features(overlap=0.4), pool(suffix=1), text) == ("ngram", "repeats-itself")
+
+
+WEIGHTS = """
+seed: 1
+rules:
+  - {name: code, when: {workload: code}, weights: {suffix: 1.0, eagle3: 0.8, baseline: 0.4}, slack: 4}
+  - {name: own, when: {workload: own}, weights: {"backend:own": 2, mtp: 1}}
+  - {name: gone, when: {workload: gone}, weights: {medusa: 1}}
+"""
+
+
+def weighed(in_flight: dict[str, int]) -> tuple[str, str]:
+    return chosen(features(workload="code"), pool(**in_flight), WEIGHTS)
+
+
+def test_of_a_rule_with_weights_the_least_requests_with_slack_for_its_weight_are_taken() -> None:
+    assert weighed({}) == ("suffix", "code")
+    assert weighed({"suffix": 1}) == ("suffix", "code")  # (1 + 1 + 4) / 1 against (0 + 1 + 4) / 0.8
+    assert weighed({"suffix": 2}) == ("eagle3", "code")
+    assert weighed({"suffix": 7, "eagle3": 5}) == ("suffix", "code")
+    assert weighed({"suffix": 8, "eagle3": 5}) in {("baseline", "code"), ("eagle3", "code")}  # 12.5 both
+    assert weighed({"suffix": 8, "eagle3": 6}) == ("baseline", "code"), "n-gram has no weight, and is not taken"
+
+
+def test_under_load_requests_are_shared_in_proportion_to_the_weights() -> None:
+    built, candidates = policy(WEIGHTS), pool()
+    for _ in range(2200):
+        name = built.choose(features(workload="code"), candidates).backend
+        next(candidate for candidate in candidates if candidate.name == name).in_flight += 1
+    loads = {candidate.name: candidate.in_flight for candidate in candidates}
+    assert loads["eagle3"] == pytest.approx(0.8 * loads["suffix"], rel=0.01)
+    assert loads["baseline"] == pytest.approx(0.4 * loads["suffix"], rel=0.01)
+    assert loads["ngram"] == loads["draft_model"] == 0
+
+
+def test_weights_may_name_backends_and_hold_with_the_backends_own_weights() -> None:
+    candidates = [backend("own", 9, method="mtp"), backend("other", 0, weight=2, method="mtp"), backend("suffix", 0)]
+    own = features(workload="own")
+    assert chosen(own, candidates, WEIGHTS) == ("other", "own")  # (10 + 8) / 2 against (1 / 2 + 8) / 1
+    candidates[0].in_flight = 7
+    assert chosen(own, candidates, WEIGHTS) == ("own", "own")
+    assert chosen(features(workload="gone"), candidates, WEIGHTS) == ("other", "none_preferred")
+    assert policy(WEIGHTS).settings.named_backends() == {("rules", 1, "weights", "backend:own"): "own"}
+
+
+def test_assessments_of_weights_show_how_the_score_comes_about() -> None:
+    notes = {it.backend: it for it in policy(WEIGHTS).assess(features(workload="code"), pool(eagle3=3))}
+    assert notes["eagle3"].score == pytest.approx(10.0)
+    assert notes["eagle3"].note == "rule 'code' (workload code): (4 requests with this one + slack 4) / weight 0.8"
+    assert notes["ngram"].score is None
+    assert notes["ngram"].note.endswith("does not name it")
+
+
+def test_a_rule_is_written_as_it_was_read() -> None:
+    for text in (RULES, WEIGHTS):
+        settings = policy(text).settings
+        lines = [line for rule in settings.rules for line in rule.lines()]
+        written = ThresholdSettings.model_validate({"rules": yaml.safe_load("\n".join(lines))})
+        assert written.rules == settings.rules
+
+
 def test_weight_counts_in_what_is_too_much() -> None:
     candidates = [backend("suffix", 8, weight=2), backend("ngram", 0), backend("eagle3", 0)]
     assert chosen(features(overlap=0.4), candidates) == ("suffix", "repeats-itself")
@@ -133,6 +198,17 @@ def test_assessments_tell_the_rule_its_conditions_and_what_is_passed_over() -> N
         ),
         ([{"name": "a", "prefer": ["backend:"]}], ("rules", 0, "prefer", 0), "names no backend", "backend:NAME"),
         ([{"name": "a", "prefer": ["mtp", "mtp"]}], ("rules", 0, "prefer", 1), "'mtp' stands here twice", "leave"),
+        ([{"name": "a"}], ("rules", 0, "prefer"), "prefers nothing", "name a method"),
+        ([{"name": "a", "weights": {}}], ("rules", 0, "weights"), "prefers nothing", "name a method"),
+        ([{"name": "a", "weights": {"mtpp": 1}}], ("rules", 0, "weights", "mtpp"), "unknown method", "'mtp'?"),
+        ([{"name": "a", "weights": {"mtp": 0}}], ("rules", 0, "weights", "mtp"), "must be greater than 0", ""),
+        (
+            [{"name": "a", "prefer": ["mtp"], "weights": {"mtp": 1}}],
+            ("rules", 0, "weights"),
+            "beside",
+            "one of the two",
+        ),
+        ([{"name": "a", "prefer": ["mtp"], "slack": -1}], ("rules", 0, "slack"), "greater than or equal to 0", ""),
         ([{"name": "A!", "prefer": ["mtp"]}], ("rules", 0, "name"), "must match pattern", ""),
         ([{"name": "spilled", "prefer": ["mtp"]}], ("rules", 0, "name"), "choose another name", ""),
         (
@@ -171,9 +247,10 @@ def test_the_rules_tell_which_backends_they_name() -> None:
 
 
 def test_rules_can_be_written_out_and_read_again() -> None:
-    settings = ThresholdSettings.model_validate(yaml.safe_load(RULES))
-    written = yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True))
-    assert ThresholdSettings.model_validate(yaml.safe_load(written)) == settings
+    for text in (RULES, WEIGHTS):
+        settings = ThresholdSettings.model_validate(yaml.safe_load(text))
+        written = yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True))
+        assert ThresholdSettings.model_validate(yaml.safe_load(written)) == settings
 
 
 def test_editors_accept_what_the_policy_accepts() -> None:
@@ -181,7 +258,17 @@ def test_editors_accept_what_the_policy_accepts() -> None:
     validator = Draft202012Validator(schema)
     given = yaml.safe_load(RULES)
     validator.validate(given)
+    validator.validate(yaml.safe_load(WEIGHTS))
     validator.validate(yaml.safe_load(DEFAULT_RULES.read_text("utf-8")))
+    wrongs: tuple[dict[str, Any], ...] = (
+        {},
+        {"prefer": []},
+        {"weights": {}},
+        {"weights": {"mtp": 0}},
+        {"prefer": ["mtp"], "weights": {"mtp": 1}},
+    )
+    for wrong in wrongs:
+        assert not validator.is_valid({"rules": [{"name": "a", **wrong}]}), wrong
     given["rules"][0]["when"] = {"temperature": ">> 1"}
     assert not validator.is_valid(given)
     given["rules"][0]["when"] = {"temprature": "> 1"}

@@ -70,6 +70,18 @@ def test_numbers_are_put_in_place_and_nothing_else_changes() -> None:
         with_values(RULES, {"one.top_p.low": 0.95})
 
 
+def test_weights_and_slack_of_a_rule_may_be_moved() -> None:
+    rule = {"name": "all", "weights": {"suffix": 1.0, "eagle3": 0.5}, "slack": 20}
+    rules = ThresholdSettings.model_validate({"rules": [rule]})
+    found = {knob.name: knob for knob in knobs(rules)}
+    assert list(found) == ["all.weights.suffix", "all.weights.eagle3", "all.slack", "spill.slack", "spill.ratio"]
+    assert (found["all.weights.eagle3"].least, found["all.weights.eagle3"].most) == (0.25, 1.0)
+    moved = with_values(rules, {"all.weights.eagle3": 0.75, "all.slack": 3.0})
+    assert moved.rules[0].weights == {"suffix": 1.0, "eagle3": 0.75}
+    assert moved.rules[0].slack == 3.0
+    assert with_values(rules, {}) == rules
+
+
 def test_what_helps_is_found_and_the_rest_left_alone() -> None:
     trial = Trial(POOL, requests(120), Goal.MEAN, {}, 0)
     scores: list[float] = []
