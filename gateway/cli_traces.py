@@ -41,6 +41,9 @@ def evaluate(
     strict: Strict = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="Of resampling, and of policies that draw.")] = 0,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What policies know: written by `gateway replay --state`.")
+    ] = None,
     json: JsonFile = None,
 ) -> None:
     """Tell from recorded requests what other policies would have given. Exits 1 if the record cannot tell of any."""
@@ -57,6 +60,7 @@ def evaluate(
             limit=limit,
             seed=seed,
             json_file=json,
+            state=state,
         )
     )
 

@@ -17,11 +17,14 @@ from rich.table import Table
 from backends.faults import did_you_mean
 from backends.speculation import num_speculative_tokens
 from gateway.config import ConfigError, load_pool
+from gateway.learned_file import LearnedFileError, read_learned
 from gateway.policy_option import PolicyOptionError, named_policies
 from gateway.settings import ModelSettings
 from policies.intervals import Interval
 from policies.logged import LoggedCandidate, read_log
 from policies.offpolicy import Estimate, Evaluation, MetricEvaluation, evaluate
+from policies.policy import Policy
+from policies.replay import set_learned
 from policies.trace import BrokenLines, TraceError, TraceRecord, read_trace
 
 _BAD_INPUT = 2
@@ -46,6 +49,7 @@ def run_evaluate(
     limit: int | None,
     seed: int,
     json_file: Path | None,
+    state: Path | None = None,
 ) -> int:
     """Evaluate policies on a log as the command line asks for it.
 
@@ -60,6 +64,8 @@ def run_evaluate(
         first, records = _peek(records)
         served = _served(config, model or first.model)
         policies = named_policies(policy, served, seed)
+        if state is not None:
+            _give_learned(policies, state, first.arrived_at or 0.0)
         wanted = _names(served, model or first.model, config)
         mine = (record for record in records if record.model in wanted)
         log = read_log(_counted(islice(mine, limit)), policies, _pool(served))
@@ -67,7 +73,7 @@ def run_evaluate(
     except ConfigError as error:
         print(error, file=sys.stderr)
         return _BAD_INPUT
-    except (PolicyOptionError, TraceError, ValueError, _WrongError) as error:
+    except (PolicyOptionError, LearnedFileError, TraceError, ValueError, OSError, _WrongError) as error:
         print(f"gateway evaluate: {error}", file=sys.stderr)
         return _BAD_INPUT
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -77,6 +83,20 @@ def run_evaluate(
         document = {"requests": log.requests, "left_out": left_out, "policies": dict(map(_document, evaluations))}
         json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return _CANNOT_TELL if all(found.refusal for found in evaluations) else 0
+
+
+def _give_learned(policies: Mapping[str, Policy], state: Path, now_s: float) -> None:
+    """Let policies begin with what a replay has kept of each, by its name."""
+    learned = read_learned(state)
+    learning = {name: policy for name, policy in policies.items() if policy.experience is not None}
+    if not learning:
+        raise _WrongError(f"--state {state}: none of the policies learns")
+    for name, policy in learning.items():
+        if name not in learned:
+            raise _WrongError(f"--state {state}: nothing in it was learned by {name}; {did_you_mean(name, learned)}")
+        set_learned(policy, learned[name], now_s)
+        if (fit := policy.upkeep()) is not None:
+            fit()
 
 
 def _peek(records: Iterator[TraceRecord]) -> tuple[TraceRecord, Iterator[TraceRecord]]:

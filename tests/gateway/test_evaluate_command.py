@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks import offpolicy as simulated
 from gateway.cli import app
-from policies.trace import write_trace
+from policies.trace import TraceRecord, write_trace
 
 POOL = """\
 models:
@@ -110,6 +110,42 @@ def test_the_other_model(log: Path) -> None:
     code, printed, _ = run(log, "--policy", "random", "--model", "other")
     assert printed.startswith("50 requests")
     assert code == 1  # 50 are too few
+
+
+def test_what_a_replay_has_learned_is_what_a_policy_begins_with(log: Path, tmp_path: Path) -> None:
+    """The replay has seen that all drafts of `head` are accepted and no others, which the calibration does not expect."""
+    pool, trace, state, out = (tmp_path / name for name in ("pool.yaml", "trace.jsonl", "state.json", "figures.json"))
+    pool.write_text(POOL)
+    acceptance = {"ngram": 1.0, "suffix": 1.0, "eagle3": 4.0}
+    write_trace(
+        trace,
+        [TraceRecord(arrived_at=n / 4, prompt_tokens=60, output_tokens=80, acceptance=acceptance) for n in range(300)],
+    )
+    kept = [trace, "--config", pool, "--policy", "learned", "--state", state]
+    assert CliRunner().invoke(app, ["replay", *map(str, kept)]).exit_code == 0
+    given = (log, "--config", pool, "--policy", "learned", "--json", out)
+    shares = []
+    for more in ((), ("--state", state)):
+        assert run(*given, *more)[0] in (0, 1)
+        shares.append(orjson.loads(out.read_bytes())["policies"]["learned"]["shares"])
+    assert shares[1]["head"] > shares[0]["head"] + 0.2
+
+
+@pytest.mark.parametrize("written", [None, "{}", '{"learned": {"mine": []}}'])
+def test_a_state_that_tells_nothing_of_the_policy(log: Path, tmp_path: Path, written: str | None) -> None:
+    state = tmp_path / "state.json"
+    if written is not None:
+        state.write_text(written)
+    code, printed, error = run(log, "--policy", "learned", "--state", state)
+    assert (code, printed) == (2, "")
+    told = {
+        None: "No such file",
+        "{}": "this is no file that `gateway replay --state` has written",
+        '{"learned": {"mine": []}}': "nothing in it was learned by learned; known here: mine",
+    }
+    assert told[written] in error
+    state.write_text('{"learned": {}}')
+    assert "none of the policies learns" in run(log, "--policy", "random", "--state", state)[2]
 
 
 @pytest.mark.parametrize(
