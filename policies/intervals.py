@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,14 @@ def block_sums(values: npt.ArrayLike, length: int) -> Floats:
     return np.add.reduceat(array, np.arange(0, len(array), length))
 
 
+@lru_cache(maxsize=2)  # a log is told of in many intervals, and drawing takes longer than all else
+def _drawn(count: int, seed: int) -> Floats:
+    """Return how often each of `count` blocks is in each resample, shape (RESAMPLES, count)."""
+    found = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    found.flags.writeable = False
+    return found
+
+
 def interval(up: Sequence[Floats], down: Sequence[Floats], seed: int = 0) -> Interval:
     """Return a product of sums over a product of as many sums, with its interval, by a studentised block bootstrap.
 
@@ -68,7 +77,7 @@ def interval(up: Sequence[Floats], down: Sequence[Floats], seed: int = 0) -> Int
     if (totals <= 0).any():
         raise ValueError("a sum that is not positive has no logarithm")
     products = np.einsum("ig,jg->gij", blocks, blocks).reshape(count, -1)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    drawn = _drawn(count, seed)
     resampled = drawn @ blocks.T
     usable = (resampled > 0).all(axis=1)
     resampled, squares = resampled[usable], (drawn[usable] @ products)

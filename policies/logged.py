@@ -179,8 +179,7 @@ class _Reader:
         self._arrived_at = array("d")
         self._rows = array("d")
         self._names = array("i")
-        self._of_backends = _Cells(2)
-        self._chances = {name: _Cells(1) for name in policies}
+        self._cells = _Cells(["in_flight", "predicted_s", *(_chances_of(name) for name in policies)])
         self._impossible = {name: array("d") for name in policies}
         self._left_out: dict[str, int] = {}
 
@@ -198,17 +197,18 @@ class _Reader:
         self._rows.extend(map(_known, _VALUES(record)))
         for codes, name in zip(self._codes, (record.template, record.workload), strict=True):
             self._names.append(codes.setdefault(name, len(codes)))
-        for place, one in zip(places, record.candidates, strict=True):
-            self._of_backends.put(number, place, _known(one.in_flight), _known(one.prediction_s))
+        cells = self._cells
+        cells.at(number, places)
+        cells.put("in_flight", [_known(one.in_flight) for one in record.candidates])
+        cells.put("predicted_s", [_known(one.prediction_s) for one in record.candidates])
         request = features_of(record)
         candidates = [self._candidate(one) for one in record.candidates]
         possible = [_is_possible(one, record) for one in record.candidates]
         for name, policy in self._policies.items():
             shares = chances(policy, request, candidates)
-            for place, share in zip(places, shares, strict=True):
-                self._chances[name].put(number, place, share)
-            cannot_be = (share for share, can_be in zip(shares, possible, strict=True) if not can_be)
-            self._impossible[name].append(sum(cannot_be))
+            cells.put(_chances_of(name), shares)
+            cannot_be = [share for share, can_be in zip(shares, possible, strict=True) if not can_be]
+            self._impossible[name].append(sum(cannot_be) if cannot_be else 0.0)
 
     def log(self) -> Log:
         if not self._chosen:
@@ -217,17 +217,17 @@ class _Reader:
         order = np.argsort(np.array(self._arrived_at), kind="stable")
         rows = np.array(self._rows).reshape(len(self._chosen), -1)[order]
         shape = (len(rows), len(self._places))
-        in_flight, predicted = (table[order] for table in self._of_backends.tables(shape, np.nan))
+        cells = self._cells
         return Log(
             backends=tuple(self._places),
             chosen=np.array(self._chosen, np.int32)[order],
             propensity=rows[:, 0],
             numbers=rows[:, 1 + len(METRICS) :],
             names=np.array(self._names, np.int32).reshape(len(rows), -1)[order],
-            in_flight=in_flight,
-            predicted_s=predicted,
+            in_flight=cells.table("in_flight", shape, np.nan)[order],
+            predicted_s=cells.table("predicted_s", shape, np.nan)[order],
             outcomes={metric: rows[:, 1 + place] for place, metric in enumerate(METRICS)},
-            chances={name: cells.tables(shape, 0.0)[0][order] for name, cells in self._chances.items()},
+            chances={name: cells.table(_chances_of(name), shape, 0.0)[order] for name in self._policies},
             impossible={name: np.array(shares)[order] for name, shares in self._impossible.items()},
             untold={name: self._untold(policy, rows) for name, policy in self._policies.items()},
             left_out=self._left_out,
@@ -256,24 +256,30 @@ class _Reader:
 class _Cells:
     """Numbers by request and backend, as they come; small enough for a million requests."""
 
-    def __init__(self, tables: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._requests, self._backends = array("i"), array("i")
-        self._values = [array("d") for _ in range(tables)]
+        self._values = {name: array("d") for name in names}
 
-    def put(self, request: int, backend: int, *values: float) -> None:
-        self._requests.append(request)
-        self._backends.append(backend)
-        for column, value in zip(self._values, values, strict=True):
-            column.append(value)
+    def at(self, request: int, backends: Sequence[int]) -> None:
+        """Say of which request and backends the next numbers are."""
+        self._requests.extend([request] * len(backends))
+        self._backends.extend(backends)
 
-    def tables(self, shape: tuple[int, int], empty: float) -> list[Floats]:
-        """Return each of the numbers as a table, `empty` where there is none."""
-        made = []
-        for column in self._values:
-            table = np.full(shape, empty)
-            table[np.array(self._requests), np.array(self._backends)] = column
-            made.append(table)
-        return made
+    def put(self, name: str, values: Sequence[float]) -> None:
+        """Add the numbers of one kind, one for each of those backends."""
+        self._values[name].extend(values)
+
+    def table(self, name: str, shape: tuple[int, int], empty: float) -> Floats:
+        """Return the numbers of one kind as a table, `empty` where there is none."""
+        table = np.full(shape, empty)
+        table[np.frombuffer(self._requests, np.int32), np.frombuffer(self._backends, np.int32)] = np.frombuffer(
+            self._values[name]
+        )
+        return table
+
+
+def _chances_of(policy: str) -> str:
+    return f"chances of {policy}"
 
 
 def _why_left_out(record: TraceRecord) -> str:

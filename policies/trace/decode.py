@@ -251,15 +251,17 @@ def _candidate(value: object) -> TraceCandidate:
         return TraceCandidate(value)
     if not isinstance(value, dict):
         raise ValueError(f"expected objects, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
-    name = _first(value, "backend", "name")
-    if name is None:
+    get = value.get  # a trace has several of these to each of its lines
+    name = get("backend")
+    if name is None and (name := get("name")) is None:
         raise ValueError("a candidate without backend")
-    method = value.get("method") or ""
-    prediction_s = _first(value, "prediction_s", "predicted_s", "prediction")
-    propensity, in_flight = value.get("propensity"), value.get("in_flight")
-    running, waiting = value.get("running"), value.get("waiting")
+    method = get("method") or ""
+    prediction_s = get("prediction_s")
+    if prediction_s is None and (prediction_s := get("predicted_s")) is None:
+        prediction_s = get("prediction")
+    propensity, in_flight, running, waiting = get("propensity"), get("in_flight"), get("running"), get("waiting")
     return TraceCandidate(
-        _text(name),
+        name if type(name) is str else _text(name),
         _METHODS.get(method) or _method(method),
         None if prediction_s is None else _number(prediction_s),
         None if propensity is None else _share(propensity),
