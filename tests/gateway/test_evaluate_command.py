@@ -113,7 +113,7 @@ def test_the_other_model(log: Path) -> None:
 
 
 def test_what_a_replay_has_learned_is_what_a_policy_begins_with(log: Path, tmp_path: Path) -> None:
-    """The replay has seen that all drafts of `head` are accepted and no others, which the calibration does not expect."""
+    """The replay has seen all drafts of `head` accepted and no others, which the calibration does not expect."""
     pool, trace, state, out = (tmp_path / name for name in ("pool.yaml", "trace.jsonl", "state.json", "figures.json"))
     pool.write_text(POOL)
     acceptance = {"ngram": 1.0, "suffix": 1.0, "eagle3": 4.0}
