@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from backends.head_pattern import HeadPattern, pattern_of
+
 HeaderList = list[tuple[bytes, bytes]]
 
 
@@ -52,6 +54,29 @@ class Receiver(Protocol):
 
     def on_error(self, error: UpstreamError) -> None:
         """Know that no more will come, and why."""
+
+
+class AnswerHead:
+    """The status and headers of an answer that came whole; the same object for all that are alike.
+
+    Attributes
+    ----------
+    headers
+        With the `content-length` of the answer that it was first seen on: another's is the length of its body.
+    """
+
+    __slots__ = ("headers", "status")
+
+    def __init__(self, status: int, headers: HeaderList) -> None:
+        self.status = status
+        self.headers = headers
+
+
+class WholeReceiver(Receiver, Protocol):
+    """Who would rather take an answer in one piece, where it comes in one."""
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        """Take an answer with status 200 and a length, all of it: in place of `on_head`, `on_data` and `on_end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +141,8 @@ class Connection:
         self._status = 0
         self._until_close = False
         self._told_head = False
+        self._first: bytes | None = None  # what the answer began with, while that is being parsed
+        self._fresh = True  # nothing of the answer has been parsed
         self.closed = False
 
     # What asyncio tells.
@@ -131,8 +158,17 @@ class Connection:
             self.close()
             return
         call.answered = True
+        if self._fresh and call.whole is not None:
+            known = self._client.known
+            if known is not None and (begins := known.body_begins(data)) >= 0 and len(data) - begins == known.length:
+                self._free(call)
+                call.whole.on_whole(self._client.known_head, data[begins:])
+                return
+            self._first = data
+        self._fresh = False
         try:
             self._parser.feed_data(data)
+            self._first = None
         except httptools.HttpParserUpgrade:
             self._fail("garbage", "switched protocols, which was not asked for")
         except httptools.HttpParserCallbackError:
@@ -196,8 +232,12 @@ class Connection:
 
     def on_message_complete(self) -> None:
         """Free the connection and tell the receiver."""
-        if self._status >= 200 and self._call is not None:
-            self._complete(reusable=self._parser.should_keep_alive() and not self._until_close)
+        if self._status < 200 or self._call is None:
+            return
+        reusable = self._parser.should_keep_alive() and not self._until_close
+        if reusable and self._first is not None and self._status == 200:
+            self._client.learn(self._first, AnswerHead(200, self._headers))
+        self._complete(reusable=reusable)
 
     # What the client and its calls do.
 
@@ -207,6 +247,7 @@ class Connection:
         self._call = call
         self._until_close = False
         self._told_head = False
+        self._fresh = True
         if len(call.body) < 65_536:
             self._transport.write(call.head + call.body)  # one segment, one system call
         else:
@@ -233,6 +274,13 @@ class Connection:
     def is_usable(self) -> bool:
         """Say whether an idle connection may carry another call."""
         return not self.closed and self._transport is not None and not self._transport.is_closing()
+
+    def _free(self, call: Call) -> None:
+        """Let go of a call that was answered in one piece."""
+        self._call = call.connection = None
+        if call.paused and self._transport is not None:
+            self._transport.resume_reading()
+        self._client.keep(self)
 
     def _complete(self, *, reusable: bool = False) -> None:
         call, self._call = self._call, None
@@ -272,13 +320,27 @@ class Call:
         The task that opens a connection for it, while there is one.
     """
 
-    __slots__ = ("answered", "body", "connecting", "connection", "head", "head_only", "paused", "receiver", "reused")
+    __slots__ = (
+        "answered",
+        "body",
+        "connecting",
+        "connection",
+        "head",
+        "head_only",
+        "paused",
+        "receiver",
+        "reused",
+        "whole",
+    )
 
-    def __init__(self, head: bytes, body: bytes, receiver: Receiver, *, head_only: bool) -> None:
+    def __init__(
+        self, head: bytes, body: bytes, receiver: Receiver, *, head_only: bool, whole: WholeReceiver | None
+    ) -> None:
         self.head = head
         self.body = body
         self.receiver = receiver
         self.head_only = head_only
+        self.whole = whole
         self.connection: Connection | None = None
         self.reused = False
         self.answered = False
@@ -335,8 +397,19 @@ class UpstreamClient:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._closing = False
+        self.known: HeadPattern | None = None
+        self.known_head = AnswerHead(0, [])
+        self._unknown = 0
 
-    def send(self, head: bytes, body: bytes, receiver: Receiver, *, head_only: bool = False) -> Call:
+    def send(
+        self,
+        head: bytes,
+        body: bytes,
+        receiver: Receiver,
+        *,
+        head_only: bool = False,
+        whole: WholeReceiver | None = None,
+    ) -> Call:
         """Send a request and tell `receiver` of its answer.
 
         Parameters
@@ -345,8 +418,10 @@ class UpstreamClient:
             Request line and headers with the blank line that ends them.
         head_only
             True for a HEAD request, whose answer has no body whatever its headers say.
+        whole
+            `receiver` again, if it takes answers in one piece.
         """
-        call = Call(head, body, receiver, head_only=head_only)
+        call = Call(head, body, receiver, head_only=head_only, whole=None if head_only else whole)
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable():
@@ -360,6 +435,15 @@ class UpstreamClient:
         """Send a call on a fresh connection, after the keep-alive race took its first one."""
         call.reused = False
         self._connect_for(call)
+
+    def learn(self, data: bytes, head: AnswerHead) -> None:
+        """Keep what an answer began with, to know the head of the next one again.
+
+        Where all heads differ, as with an id of the request in them, one in 64 is kept, in case that changes.
+        """
+        self._unknown += 1
+        if self._unknown < 64 or self._unknown % 64 == 0:
+            self.known, self.known_head = pattern_of(data), head
 
     def keep(self, connection: Connection) -> None:
         """Take back a connection that is free again."""

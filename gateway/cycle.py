@@ -5,14 +5,14 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from gateway.envelope import Envelope
+from gateway.envelope import RequestHead
 from gateway.exchange import Exchange
 from gateway.headers import Header
 from gateway.openai import GatewayError, endpoint_of, too_large
 from gateway.relay import Inbound
 
 if TYPE_CHECKING:
-    from gateway.fast import RelayProtocol
+    from gateway.line import Line
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES = {
@@ -30,19 +30,13 @@ class RelayCycle:
     """
 
     __slots__ = (
-        "_announced",
         "_chunked",
-        "_envelope",
         "_exchange",
-        "_expects",
-        "_head",
-        "_headers",
         "_is_head",
-        "_method",
-        "_path",
-        "_protocol",
+        "_line",
+        "_reply_head",
+        "_request",
         "_started",
-        "_target",
         "_transport",
         "body",
         "disconnected",
@@ -51,24 +45,16 @@ class RelayCycle:
         "response_complete",
     )
 
-    def __init__(self, protocol: RelayProtocol, target: bytes, path: str) -> None:
-        parser = protocol.parser
-        self._protocol = protocol
-        self._transport = protocol.transport
-        self._headers: list[Header] = protocol.headers
-        self._announced = protocol.announced
-        self._expects = protocol.expect_100_continue
-        self._method = parser.get_method().decode("ascii")
-        self._is_head = self._method == "HEAD"
-        self._target = target
-        self._path = path
-        self._envelope: Envelope | None = None
+    def __init__(self, line: Line, request: RequestHead) -> None:
+        self._line = line
+        self._transport = line.transport
+        self._request = request
+        self._is_head = request.method == "HEAD"
         self._exchange: Exchange | None = None
         self._started = False
-        self._head = b""
-        # HTTP/1.0 knows no chunks: the end of the connection is the end of the answer.
-        self._chunked = parser.get_http_version() != "1.0"
-        self.keep_alive: bool = self._chunked and parser.should_keep_alive()
+        self._reply_head = b""
+        self._chunked = request.is_http_1_1
+        self.keep_alive: bool = request.keep_alive
         self.body = bytearray()
         self.more_body = True
         self.disconnected = False
@@ -87,42 +73,44 @@ class RelayCycle:
             return
         if not self._started or self._exchange is not None or self.response_complete:
             return
-        if len(self.body) > self.max_body_bytes:
-            self._refuse(too_large(self.max_body_bytes))
+        if len(self.body) > self._line.max_body_bytes:
+            self._refuse(too_large(self._line.max_body_bytes))
         elif self.more_body:
-            self._protocol.flow.resume_reading()
+            self._line.protocol.flow.resume_reading()
         else:
-            self._begin()
+            body = bytes(self.body)
+            self.body = bytearray()
+            self.begin(body)
 
     async def run_asgi(self, _: Any) -> None:
         """Start, after the request before it on the connection was answered; what uvicorn runs as a task."""
         self.start()
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest body that is taken."""
-        return self._protocol.max_body_bytes
-
     def start(self) -> None:
         """Check the key and the announced length, and then wait for the body."""
         self._started = True
+        request, limit = self._request, self._line.max_body_bytes
         try:
-            self._envelope = self._protocol.envelope_of(self._method, self._headers)
-            if self._announced.isdigit() and int(self._announced) > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
+            if request.envelope is None:
+                request.envelope = self._line.relay.envelope(request.method, request.headers)
+            if request.announced.isdigit() and int(request.announced) > limit:
+                raise too_large(limit)
         except GatewayError as error:
             self._refuse(error)
             return
-        if self._expects and self.more_body:
+        if request.expects and self.more_body:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.more_body:
             self.set()
 
-    def _begin(self) -> None:
-        assert self._envelope is not None
-        inbound = Inbound(self._envelope, self._path, self._target, bytes(self.body))
-        self.body = bytearray()
-        exchange = Exchange(self._protocol.relay, inbound, self)
+    def begin(self, body: bytes) -> None:
+        """Relay the request, now that all of it has come."""
+        request, line = self._request, self._line
+        assert request.envelope is not None
+        self._started = True
+        self.more_body = False
+        inbound = Inbound(request.envelope, request.path, request.target, body)
+        exchange = Exchange(line.relay, inbound, self)
         self._exchange = exchange  # before it begins: an answer may come, and the client go, while it does
         exchange.begin()
 
@@ -140,21 +128,21 @@ class RelayCycle:
 
     def head(self, status: int, headers: list[Header]) -> None:
         """Begin the answer; it is written with the first bytes of its body."""
-        sent = (*self._protocol.server_state.default_headers, *headers)
-        head = _STATUS_LINES[status] + b"".join([b"%b: %b\r\n" % header for header in sent])
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        head = _STATUS_LINES[status] + self._line.preamble.current() + lines
         if self._is_head or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
         elif self._chunked:
             head += b"transfer-encoding: chunked\r\n"
         if not self.keep_alive:
             head += b"connection: close\r\n"
-        self._head = head + b"\r\n"
+        self._reply_head = head + b"\r\n"
 
     def data(self, chunk: bytes) -> None:
         """Send bytes of its body."""
         if self._is_head or not chunk:
             return
-        head, self._head = self._head, b""
+        head, self._reply_head = self._reply_head, b""
         if self._chunked:
             self._transport.write(b"%s%x\r\n%s\r\n" % (head, len(chunk), chunk))
         else:
@@ -162,16 +150,16 @@ class RelayCycle:
 
     def end(self) -> None:
         """End it well."""
-        rest = self._head + (b"0\r\n\r\n" if self._chunked else b"")
+        rest = self._reply_head + (b"0\r\n\r\n" if self._chunked else b"")
         if rest:
             self._transport.write(rest)
         self._complete()
         if not self.keep_alive and self.more_body:  # closed at once, the client might not read the answer
-            self._protocol.loop.call_later(_LINGER_S, self._transport.close)
+            self._line.protocol.loop.call_later(_LINGER_S, self._transport.close)
             return
         if not self.keep_alive:
             self._transport.close()
-        self._protocol.on_response_complete()
+        self._line.answered()
 
     def cut(self) -> None:
         """End it badly: the client sees the connection close before the end of the answer."""
@@ -183,8 +171,9 @@ class RelayCycle:
         self._exchange = None  # which holds this reply: what refers to each other waits for the garbage collector
 
     def _refuse(self, error: GatewayError) -> None:
-        self._protocol.relay.metrics.count_refusal()
-        headers, body = error.answer(endpoint_of(self._path), dict(self._headers).get(b"x-request-id", b""))
+        self._line.relay.metrics.count_refusal()
+        request = self._request
+        headers, body = error.answer(endpoint_of(request.path), dict(request.headers).get(b"x-request-id", b""))
         if self.more_body:
             self.keep_alive = False  # rather than read all of what will not be used
         self.head(error.status, headers)

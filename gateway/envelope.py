@@ -9,6 +9,61 @@ from gateway.auth import Client
 from gateway.headers import Header, lines_for_backend
 from gateway.routing import Wish
 
+
+class RequestHead:
+    """The head of a request as a door's parser read it.
+
+    Attributes
+    ----------
+    path, target
+        Without the query and with `%..` decoded; and as it came.
+    headers
+        In their order, names in lower case, without `content-length`.
+    announced
+        The value of `content-length`; empty if there is none.
+    expects
+        Whether it waits for `100 Continue`.
+    is_http_1_1
+        False for HTTP/1.0, which knows no chunks: the end of the connection is the end of the answer.
+    envelope
+        None until the headers were understood.
+    """
+
+    __slots__ = (
+        "announced",
+        "envelope",
+        "expects",
+        "headers",
+        "is_http_1_1",
+        "keep_alive",
+        "method",
+        "path",
+        "target",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: bytes,
+        headers: list[Header],
+        *,
+        announced: bytes,
+        expects: bool,
+        is_http_1_1: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.announced = announced
+        self.expects = expects
+        self.is_http_1_1 = is_http_1_1
+        self.keep_alive = keep_alive
+        self.envelope: Envelope | None = None
+
+
 Identify = Callable[[str, Mapping[bytes, bytes]], Client]
 
 

@@ -7,24 +7,32 @@ relay's answer straight to the transport. All that leans on uvicorn's inner work
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import time
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.cycle import RelayCycle
-from gateway.envelope import Envelope
-from gateway.headers import Header
+from gateway.envelope import RequestHead
+from gateway.line import Line, Preamble
 from gateway.paths import is_own
 from gateway.relay import Relay
 
+_SWEEP_S = 5.0
 _LEANS_ON = {
     "__init__": {"config", "server_state", "app_state"},
     "on_header": {"name", "value"},
     "on_message_begin": set[str](),
     "on_headers_complete": set[str](),
+    "on_message_complete": set[str](),
     "on_response_complete": set[str](),
+    "timeout_keep_alive_handler": set[str](),
+    "connection_made": {"transport"},
+    "data_received": {"data"},
     "pause_writing": set[str](),
     "resume_writing": set[str](),
 }
@@ -71,10 +79,39 @@ class RelayProtocol(HttpToolsProtocol):
     relay: Relay
     max_body_bytes: int
     announced: bytes
-    envelope: Envelope | None = None  # of the last request: most clients send the same headers each time
+    line: Line
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        shared = type(self)
+        if shared.preamble is None:
+            shared.preamble = Preamble(self.server_state)
+        self.line = Line(self, transport, self.relay, shared.preamble, self.max_body_bytes)
+        if shared.sweep is None:
+            shared.sweep = self.loop.call_later(_SWEEP_S, shared.close_idle, self.server_state, self.loop)
+
+    preamble: ClassVar[Preamble | None] = None
+    sweep: ClassVar[asyncio.TimerHandle | None] = None
+
+    @classmethod
+    def close_idle(cls, state: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connections that were idle too long: one timer for all, rather than two moves of one a request."""
+        now_s = time.monotonic()
+        for one in list(state.connections):
+            since_s = one.line.idle_since_s
+            if since_s and now_s - since_s > one.timeout_keep_alive:
+                one.timeout_keep_alive_handler()
+        cls.sweep = loop.call_later(_SWEEP_S, cls.close_idle, state, loop) if state.connections else None
+
+    def data_received(self, data: bytes) -> None:
+        """Relay a request with a head that is known; have any other parsed."""
+        if not self.line.take(data):
+            super().data_received(data)
 
     def on_message_begin(self) -> None:
         """Begin a request; the ASGI scope is made later, if it turns out to be needed."""
+        self.line.parsing()
         self.url = self.announced = b""
         self.expect_100_continue = False
         self.headers = []
@@ -89,13 +126,6 @@ class RelayProtocol(HttpToolsProtocol):
             self.expect_100_continue = True
         self.headers.append((name, value))
 
-    def envelope_of(self, method: str, headers: list[Header]) -> Envelope:
-        """Read the headers of a request of the relay; raises as `Relay.identify` does."""
-        envelope = self.envelope
-        if envelope is None or not envelope.is_of(method, headers):
-            envelope = self.envelope = self.relay.envelope(method, headers)
-        return envelope
-
     def on_headers_complete(self) -> None:
         """Decide whose request it is."""
         url = self.url if self.url.startswith(b"/") else _origin_form(self.url)
@@ -105,15 +135,52 @@ class RelayProtocol(HttpToolsProtocol):
         if is_own(path):
             self._leave_to_asgi()
             return
-        existing = self.cycle
-        cycle = self.cycle = RelayCycle(self, url, path)  # type: ignore[assignment]
+        line, existing = self.line, self.cycle
+        cycle = line.cycle = RelayCycle(line, self._head_of_request(path, url))
+        self.cycle = cycle  # type: ignore[assignment]
         if existing is None or existing.response_complete:
             cycle.start()
-        else:  # pipelined: uvicorn starts it when the one before is answered
+        else:  # pipelined: started when the one before is answered
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
 
+    def _head_of_request(self, path: str, url: bytes) -> RequestHead:
+        parser, line = self.parser, self.line
+        method = parser.get_method().decode("ascii")
+        is_http_1_1 = parser.get_http_version() != "1.0"
+        head = RequestHead(
+            method,
+            path,
+            url,
+            self.headers,
+            announced=self.announced,
+            expects=self.expect_100_continue,
+            is_http_1_1=is_http_1_1,
+            keep_alive=is_http_1_1 and parser.should_keep_alive(),
+        )
+        if (last := line.last) is not None and last.method == method and last.headers == head.headers:
+            head.envelope = last.envelope
+        line.learn(head)
+        return head
+
+    def on_message_complete(self) -> None:
+        """Go on with a request that has come whole."""
+        self.line.parsed()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the next request, or wait for it."""
+        if self.pipeline and not self.transport.is_closing() and isinstance(self.pipeline[-1][0], RelayCycle):
+            self.flow.resume_reading()
+            self.loop.call_soon(self.pipeline.pop()[0].start)
+        elif self.pipeline:
+            super().on_response_complete()
+        else:
+            self.flow.resume_reading()
+            self.line.idle_since_s = time.monotonic()
+
     def _leave_to_asgi(self) -> None:
+        self.line.forget()
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         if self.announced:
             headers.append((b"content-length", self.announced))
@@ -126,6 +193,7 @@ class RelayProtocol(HttpToolsProtocol):
         """Let go of the last request, which refers to this protocol: nobody should have to look for the two."""
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]
+        self.line.close()
 
     def pause_writing(self) -> None:
         """Let the backend wait while the client is slow to read."""
