@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+# Made for each request, as what `policies.decision` has.
+@dataclass(slots=True, init=False)
 class Mark:
     """How far a backend's sums had come when a request was sent there; see `Backlog.since`."""
 
@@ -14,8 +15,14 @@ class Mark:
     context: float
     prompt_tokens: float
 
+    def __init__(self, at_s: float, requests: float, context: float, prompt_tokens: float) -> None:
+        self.at_s = at_s
+        self.requests = requests
+        self.context = context
+        self.prompt_tokens = prompt_tokens
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, init=False)
 class Share:
     """What one request was expected to add to its backend's work.
 
@@ -32,6 +39,11 @@ class Share:
     steps: float
     context_tokens: float
     prompt_tokens: float
+
+    def __init__(self, steps: float, context_tokens: float, prompt_tokens: float) -> None:
+        self.steps = steps
+        self.context_tokens = context_tokens
+        self.prompt_tokens = prompt_tokens
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend]
         run(job.arrives_s)
         backend = pool[choose(job, pool, job.arrives_s)]
         features = job.features
-        per_step = predictor.known[backend.name].acceptance(job.key)[0]
+        per_step = predictor.tokens_per_step(backend.name, job.key)
         prefill_s = backend.cost.per_prompt_token_s * features.prompt_tokens if job.left == 1.0 else 0.0
         steps = max(1.0, job.left * job.output_tokens / per_step)
         backend.put(number, steps, features.prompt_tokens + job.output_tokens / 2, prefill_s)

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,6 +17,7 @@ from policies import steptime
 from policies.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.backlog import Mark
 from policies.cells import Key, key_of
+from policies.chances import draw, mixed, of_least_loaded, of_the_least, told
 from policies.experience import Experience
 from policies.exploration import explore
 from policies.fixed import LoadPolicy, LoadSettings
@@ -26,7 +26,7 @@ from policies.learned_settings import Exploration, GuardrailSettings
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS, LengthModel
 from policies.lookups import LookupBias, LookupSettings
 from policies.objective import Cost, Objective, cost_of
-from policies.policy import Assessment, Considered, Decision, Outcome, Policy, register
+from policies.policy import Assessment, Decision, Outcome, Policy, register
 from policies.predict import Knowledge, Prediction, Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.quarantine import Quarantine
@@ -72,7 +72,7 @@ class LearnedSettings(LoadSettings):
         return name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memo:
     """What was thought of a request when it was sent, to be compared with what came of it.
 
@@ -130,16 +130,18 @@ class Learned(LoadPolicy):
         predictor = self.predictor
         predictions = predictor.predict(request, key, eligible, now_s)
         costs = [self._cost(request, prediction) for prediction in predictions]
-        learned = self._learned_chances(request, key, eligible, costs)
+        if request.explore and len(costs) > 1:
+            learned = explore(self.settings.exploration, costs, [prediction.seen for prediction in predictions])
+        else:
+            learned = of_the_least(costs)
         guardrail = self.guardrail
         control_share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
         chances = control = learned
         if control_share:
-            control = self._control_chances(eligible, predictions)
-            kept = 1.0 - control_share
-            chances = [kept * one + control_share * other for one, other in zip(learned, control, strict=True)]
+            control = of_least_loaded(eligible, predictions)
+            chances = mixed(learned, control, control_share)
         by_control = control_share > 0 and guardrail.draw(self.rng)
-        chosen = _draw(control if by_control else learned, self.rng)
+        chosen = draw(control if by_control else learned, self.rng)
         if by_control:
             reason = "frozen" if guardrail.frozen else "control"
         else:
@@ -153,7 +155,7 @@ class Learned(LoadPolicy):
             self.name,
             reason,
             chances[chosen],
-            self._considered(eligible, predictions, chances) if self.tells_considered else (),
+            told(eligible, predictions, chances) if self.tells_considered else (),
             Memo(key, prediction, mark, by_control),
         )
 
@@ -270,35 +272,6 @@ class Learned(LoadPolicy):
             predictor.prefixes.remember(decision.backend, request)
         return replace(decision, memo=Memo(key, prediction, mark, None))
 
-    def _learned_chances(
-        self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], costs: Sequence[float]
-    ) -> list[float]:
-        if not request.explore or len(costs) == 1:
-            best = min(range(len(costs)), key=costs.__getitem__)
-            return [float(place == best) for place in range(len(costs))]
-        known = self.predictor.known
-        return explore(
-            self.settings.exploration, costs, [known[candidate.name].acceptance(key)[1] for candidate in candidates]
-        )
-
-    def _control_chances(self, candidates: Sequence[Candidate], predictions: Sequence[Prediction]) -> list[float]:
-        """Return the probabilities of `least_loaded`."""
-        scores = [
-            (prediction.requests + 1) / max(candidate.weight, 1e-9)
-            for candidate, prediction in zip(candidates, predictions, strict=True)
-        ]
-        least = min(scores)
-        chance = 1.0 / scores.count(least)
-        return [chance if score == least else 0.0 for score in scores]
-
-    def _considered(
-        self, candidates: Sequence[Candidate], predictions: Sequence[Prediction], chances: Sequence[float]
-    ) -> tuple[Considered, ...]:
-        return tuple(
-            Considered(candidate.name, prediction.own_s, chance, candidate.in_flight)
-            for candidate, prediction, chance in zip(candidates, predictions, chances, strict=True)
-        )
-
     def _observe_length(self, outcome: Outcome, key: Key) -> None:
         log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / outcome.request.n))
         self.experience.add(LENGTH, key, 1.0, log_tokens, log_tokens**2)
@@ -341,18 +314,9 @@ class Learned(LoadPolicy):
                 step_ratio = step_s / expected_s
         per_step = outcome.tokens_per_step
         acceptance_ratio = None
-        if per_step is not None and known.acceptance(memo.key)[1] >= _FEWEST_OBSERVED:
+        if per_step is not None and prediction.seen >= _FEWEST_OBSERVED:
             acceptance_ratio = per_step / prediction.tokens_per_step
         known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s)
-
-
-def _draw(chances: Sequence[float], rng: Random) -> int:
-    drawn = rng.random()
-    for place, chance in enumerate(chances):
-        drawn -= chance
-        if drawn < 0:
-            return place
-    return max(range(len(chances)), key=chances.__getitem__)  # what rounding left over
 
 
 def _is_much_longer(outcome: Outcome, prediction: Prediction) -> bool:

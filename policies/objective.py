@@ -64,7 +64,7 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
 
 def _everybody_s(prediction: Prediction) -> float:
     """Return what the request takes and what it takes from those already there."""
-    return prediction[0] + prediction[1] + prediction[2]
+    return prediction.ttft_s + prediction.decode_s + prediction.others_s
 
 
 def _kept(expected_s: float, bound_s: float) -> float:

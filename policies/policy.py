@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import ClassVar, Self, TypeVar
@@ -13,114 +12,22 @@ from typing import ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from backends.backend import Candidate
-from backends.speculation import Method
+from policies.decision import Assessment, Considered, Decision, Outcome
 from policies.experience import Experience
 from policies.lookups import LookupSettings
 from policies.request import TEXT_FEATURES, RequestFeatures
 
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """One of the candidates that a decision chose among.
-
-    Parameters
-    ----------
-    predicted_s
-        What the policy expects the request to take there, in seconds; None where it expects nothing.
-    propensity
-        Probability with which it was to be chosen, in [0, 1].
-    in_flight
-        Requests of this gateway there, without the one to be placed.
-    """
-
-    backend: str
-    predicted_s: float | None
-    propensity: float
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where a request goes, and why.
-
-    Parameters
-    ----------
-    backend
-        Name of the chosen candidate.
-    reason
-        One of a small fixed set of words for each policy (it becomes a Prometheus label): the rule's name,
-        `fewest_in_flight`, `next_in_turn` and the like. Never a number or anything from the request.
-    propensity
-        Probability with which the policy would choose this backend in this situation, in (0, 1].
-    considered
-        All candidates, for the record; empty where the policy tells only of the chosen one.
-    memo
-        For the policy itself: it finds it again in the outcome.
-    """
-
-    backend: str
-    policy: str
-    reason: str
-    propensity: float = 1.0
-    considered: tuple[Considered, ...] = ()
-    memo: object = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """What a policy thinks of one candidate, for `POST /admin/explain`.
-
-    Parameters
-    ----------
-    score
-        What the policy minimises, in its own unit; None where it does not score this candidate.
-    note
-        For a person: the rule that names it, the term that decides.
-    """
-
-    backend: str
-    score: float | None
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a request that was relayed.
-
-    Parameters
-    ----------
-    status
-        HTTP status the client was given; 499 if the client left first.
-    ttft_s, e2e_s
-        Seconds from the request's arrival to its first content chunk, and to its end; ttft None if none came.
-    tpot_s
-        Seconds per output token after the first; None where fewer than two tokens came.
-    prompt_tokens, output_tokens
-        From the engine's usage where it sent it, else estimated.
-    tokens_per_step
-        Output tokens per engine step (accepted + 1); None if not known.
-    cached_tokens
-        Prompt tokens that the engine found in its prefix cache; None if it did not say.
-    lookups
-        Tokens per step that lookups would have given on the finished text, whoever wrote it, by arm (see
-        `policies.acceptance.arm_of`).
-    """
-
-    request: RequestFeatures
-    decision: Decision
-    method: Method
-    status: int
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float
-    prompt_tokens: int
-    output_tokens: int
-    tokens_per_step: float | None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    cached_tokens: int | None = None
-    lookups: Mapping[str, float] = field(default_factory=dict)
-
+__all__ = [
+    "Assessment",
+    "Considered",
+    "Decision",
+    "Outcome",
+    "Policy",
+    "PolicySettings",
+    "SettingsPath",
+    "policies",
+    "register",
+]
 
 SettingsPath = tuple[str | int, ...]
 """Where in a policy's settings a value stands, as pydantic's `loc`: `("rules", 0, "prefer", 1)`."""

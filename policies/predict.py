@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
 
 from backends.backend import Candidate
 from policies.acceptance import AcceptanceModel, arm_of
@@ -22,7 +21,9 @@ from policies.prior import DEFAULT_CALIBRATION, StepCost, expected_step, known_k
 from policies.request import RequestFeatures
 
 
-class Prediction(NamedTuple):
+# Made for each candidate, as what `policies.decision` has.
+@dataclass(slots=True, init=False)
+class Prediction:
     """What is expected of a request on one backend.
 
     Parameters
@@ -47,6 +48,8 @@ class Prediction(NamedTuple):
         To be computed: those that are not in the backend's prefix cache.
     requests
         That are there now.
+    seen
+        How often requests like this one were seen on the backend's arm.
     """
 
     ttft_s: float
@@ -59,6 +62,33 @@ class Prediction(NamedTuple):
     context_tokens: float
     prompt_tokens: float
     requests: int
+    seen: float
+
+    def __init__(  # noqa: PLR0917 -- a record
+        self,
+        ttft_s: float,
+        decode_s: float,
+        others_s: float,
+        step_s: float,
+        steps: float,
+        tokens_per_step: float,
+        output_tokens: float,
+        context_tokens: float,
+        prompt_tokens: float,
+        requests: int,
+        seen: float = 0.0,
+    ) -> None:
+        self.ttft_s = ttft_s
+        self.decode_s = decode_s
+        self.others_s = others_s
+        self.step_s = step_s
+        self.steps = steps
+        self.tokens_per_step = tokens_per_step
+        self.output_tokens = output_tokens
+        self.context_tokens = context_tokens
+        self.prompt_tokens = prompt_tokens
+        self.requests = requests
+        self.seen = seen
 
     @property
     def own_s(self) -> float:
@@ -71,7 +101,7 @@ class Prediction(NamedTuple):
         return Share(self.steps, self.context_tokens, self.prompt_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Knowledge:
     """Everything that was fitted; replaced whole by the next fit.
 
@@ -107,12 +137,10 @@ class Known:
     knowledge: Knowledge
     backlog: Backlog = field(default_factory=Backlog)
     slowness: float = 1.0
-    _acceptance: dict[Key, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, knowledge: Knowledge) -> None:
         """Take over what was fitted."""
         self.knowledge = knowledge
-        self._acceptance.clear()
 
     @property
     def cost(self) -> StepCost:
@@ -121,13 +149,8 @@ class Known:
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the tokens per step to be expected, and how often requests like this one were seen on its arm."""
-        known = self._acceptance.get(key)
-        if known is None:
-            model = self.knowledge.acceptance
-            known = model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
-            if len(self._acceptance) < _REMEMBERED:
-                self._acceptance[key] = known
-        return known
+        model = self.knowledge.acceptance
+        return model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
 
 
 class Predictor:
@@ -147,6 +170,7 @@ class Predictor:
         self.prefixes = PrefixMemory()
         self.known: dict[str, Known] = {}
         self._knowledge = Knowledge(AcceptanceModel(calibration=calibration))
+        self._alike: dict[Key, dict[str, tuple[float, float]]] = {}  # acceptance of a key, by backend
 
     @property
     def knowledge(self) -> Knowledge:
@@ -156,16 +180,16 @@ class Predictor:
     def learn(self, knowledge: Knowledge) -> None:
         """Take over what was fitted."""
         self._knowledge = knowledge
+        self._alike = {}
         for known in self.known.values():
             known.learn(knowledge)
 
-    def rehearsal(self) -> Self:
+    def rehearsal(self) -> Predictor:
         """Return a copy whose predictions, and what is sent by them, change nothing here."""
-        other = copy.copy(self)
+        other = Predictor(self.meter, self.calibration)
+        other._knowledge = self._knowledge
         other.prefixes = self.prefixes.rehearsal()
-        other.known = {
-            name: replace(known, backlog=copy.copy(known.backlog), _acceptance={}) for name, known in self.known.items()
-        }
+        other.known = {name: replace(known, backlog=copy.copy(known.backlog)) for name, known in self.known.items()}
         return other
 
     def of(self, candidate: Candidate) -> Known:
@@ -177,6 +201,23 @@ class Predictor:
             known = Known(candidate.name, arm_of(candidate), prior, self._knowledge)
             self.known[candidate.name] = known
         return known
+
+    def tokens_per_step(self, backend: str, key: Key) -> float:
+        """Return the tokens per step to be expected of a backend that is known."""
+        alike = self._acceptance_of(key)
+        told = alike.get(backend)
+        if told is None:
+            told = alike[backend] = self.known[backend].acceptance(key)
+        return told[0]
+
+    def _acceptance_of(self, key: Key) -> dict[str, tuple[float, float]]:
+        """Return what was worked out for a key already, by backend."""
+        alike = self._alike.get(key)
+        if alike is None:
+            alike = {}
+            if len(self._alike) < _REMEMBERED:
+                self._alike[key] = alike
+        return alike
 
     def predict(
         self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], now_s: float
@@ -190,14 +231,18 @@ class Predictor:
         sequences = request.n
         tokens = self._knowledge.length.tokens(request, key) / sequences
         context = request.prompt_tokens + tokens / 2
+        alike = self._acceptance_of(key)
         predictions = []
-        for candidate in candidates:
-            known = self.known.get(candidate.name) or self.of(candidate)
+        for candidate, requests in zip(candidates, self.meter.counts(candidates), strict=True):
+            name = candidate.name
+            known = self.known.get(name) or self.of(candidate)
             load, backlog, slow = candidate.load, known.backlog, known.slowness
-            requests = self.meter.requests(candidate) if load.others else candidate.in_flight
             backlog.look(now_s, requests)
             base_s, per_request_s, per_context_s, per_prompt_s = known.cost
-            per_step = known.acceptance(key)[0]
+            acceptance = alike.get(name)
+            if acceptance is None:
+                acceptance = alike[name] = known.acceptance(key)
+            per_step, seen = acceptance
             steps = tokens / per_step if tokens > per_step else 1.0
             mine_s = slow * sequences * (per_request_s + per_context_s * context)
             sent = backlog.sent
@@ -209,7 +254,7 @@ class Predictor:
             shared = requests * steps * left / (steps + left)
             prompt = float(request.prompt_tokens)
             if request.prefix:
-                prompt = max(1.0, prompt - self.prefixes.cached_tokens(known.name, request))
+                prompt = max(1.0, prompt - self.prefixes.cached_tokens(name, request))
             prefill_s = slow * per_prompt_s * prompt
             alone_s = slow * base_s + mine_s
             step_s = alone_s + requests * theirs_s
@@ -229,6 +274,7 @@ class Predictor:
                     context,
                     prompt,
                     requests,
+                    seen,
                 )
             )
         return predictions

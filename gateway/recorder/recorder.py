@@ -56,7 +56,7 @@ class Recorder:
         self._left_bytes = 0
         self._files = TraceFiles(settings)
         self._documents: Documents | None = None
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         self._stopping = threading.Event()
         self._pending: list[bytes] = []
         self._pending_records = self._pending_bytes = 0
@@ -96,15 +96,15 @@ class Recorder:
         """Start the thread."""
         self._documents = Documents(self._settings.text, _hasher(self._settings))
         # No daemon: it ends with the main thread, whatever ends that, after it has written what there is.
-        self._thread = threading.Thread(target=self._run, name="recorder")
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="recorder")
+        self._writer.start()
 
     def stop(self) -> None:
         """Write what is in the queue and end the thread; called when no request is under way any more."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_S)
-            if self._thread.is_alive():
+        if self._writer is not None:
+            self._writer.join(_STOP_S)
+            if self._writer.is_alive():
                 logger.error("recorder: the disk did not take the last records within %g s", _STOP_S)
 
     def count(self, metrics: Metrics) -> None:
