@@ -137,7 +137,7 @@ class _Playing:
         self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
         self._clairvoyant = Clairvoyant(pool, self._fleet) if policy is None else None
         self._policy = policy
-        self._lookups = _Lookups(pool, policy, seed) if policy is not None and policy.lookups is not None else None
+        self._lookups = TextLookups(pool, policy, seed) if policy is not None and policy.lookups is not None else None
         self._now_s = requests[0].arrived_s if requests else 0.0
         if policy is not None:
             policy.set_clock(lambda: self._now_s)
@@ -252,7 +252,7 @@ class _Playing:
             self._next_upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
 
 
-class _Lookups:
+class TextLookups:
     """Tells of each text what lookups would have given, as a gateway finds out beside its requests."""
 
     def __init__(self, pool: Sequence[ReplicaSpec], policy: Policy, seed: int) -> None:
