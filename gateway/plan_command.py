@@ -24,7 +24,7 @@ from backends.speculation import Method, serve_config
 from gateway.config import ConfigError, load_pool
 from gateway.parallel import ParallelError, all_cores, ray_cluster
 from gateway.plan_output import pool_file, replicas, serve_commands
-from gateway.policy_option import PolicyOptionError, policy_reference
+from gateway.policy_option import PolicyOptionError, policy_reference, with_seed
 from gateway.settings import ModelSettings, PolicyReference
 from gateway.slo_option import slo_bounds
 from policies.intervals import Interval
@@ -196,7 +196,7 @@ def _plan(
     present = _present(served, calibration, machine, known)
     if not usable:
         return Planned(calibration, machine, longest, None, tuple(known))
-    game = Game(calibration.name, tuple(known), reference.name, reference.settings, parts)
+    game = Game(calibration.name, tuple(known), reference.name, with_seed(reference.settings, 0), parts)
     with _runner(game, options) as run_all:
         plan = find(
             game,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from backends.faults import faults_of
 from gateway.settings import ModelSettings, PolicyReference
 from gateway.yaml_document import read_yaml
-from policies.policy import Policy, policies
+from policies.policy import Policy, PolicySettings, policies
 
 
 class PolicyOptionError(Exception):
@@ -45,12 +45,15 @@ def named_policies(
         raise PolicyOptionError("--policy: name one, or give --config for the pool's own")
     built: dict[str, Policy] = {}
     for name, reference in references:
-        settings = reference.settings
-        if seed is not None and getattr(settings, "seed", 0) is None:
-            settings = settings.model_copy(update={"seed": seed})
+        settings = reference.settings if seed is None else with_seed(reference.settings, seed)
         number = 1 + sum(other == name or other.startswith(f"{name} (") for other in built)
         built[name if number == 1 else f"{name} ({number})"] = policies()[reference.name](settings)
     return built
+
+
+def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
+    """Return the settings with a seed, where the policy draws at random and has none of its own."""
+    return settings.model_copy(update={"seed": seed}) if getattr(settings, "seed", 0) is None else settings
 
 
 def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:

@@ -158,6 +158,14 @@ def test_all_cores_answer_in_order() -> None:
         assert run_all([7]) == [49]
 
 
+def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
+    """The default policy draws among equals, and has no seed of its own."""
+    out = [tmp_path / name for name in ("first.json", "second.json")]
+    for path in out:
+        run(trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--json", path)
+    assert out[0].read_bytes() == out[1].read_bytes()
+
+
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_a_local_ray_gives_the_same_plan(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="an extra")
