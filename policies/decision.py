@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.speculation import Method
 from policies.request import RequestFeatures
@@ -62,7 +63,7 @@ class Decision:
     reason: str
     propensity: float
     considered: tuple[Considered, ...]
-    memo: object = field(repr=False, compare=False)
+    memo: Any = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Decision:
         reason: str,
         propensity: float = 1.0,
         considered: tuple[Considered, ...] = (),
-        memo: object = None,
+        memo: Any = None,
     ) -> None:
         self.backend = backend
         self.policy = policy
