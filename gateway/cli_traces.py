@@ -193,7 +193,10 @@ def tune(
     model: PoolModel = None,
     rate: Rate = None,
     speed: Speed = 1.0,
-    limit: Limit = 20_000,
+    limit: Limit = None,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Requests to play at most, roughly, before the rest judges.")
+    ] = 6_000_000,
     seed: Annotated[int, typer.Option(help="Of the search, and of what is drawn.")] = 0,
     calibration: CalibrationOfAll = None,
     trace_format: TraceFormat = None,
@@ -219,7 +222,7 @@ def tune(
         strict=strict,
         json_file=json,
     )
-    raise typer.Exit(run_tune(TuneOptions(replayed, out, policy, objective, trials, part)))
+    raise typer.Exit(run_tune(TuneOptions(replayed, out, policy, objective, trials, part, budget)))
 
 
 def plan(

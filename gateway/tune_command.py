@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import yaml
 from rich import box
@@ -16,17 +17,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gateway.config import ConfigError
-from gateway.policy_option import PolicyOptionError, named_policies, policy_reference
+from gateway.parallel import all_cores
+from gateway.policy_option import PolicyOptionError, policy_reference
 from gateway.replay_command import ReplayError, ReplayOptions, pool_of, requests_of, served_model
 from gateway.replay_figures import figures_of
 from gateway.settings import ModelSettings
 from gateway.slo_option import slo_bounds
-from policies.request_table import RequestTable
+from policies.replay import Replayed
 from policies.thresholds import ThresholdSettings
 from policies.trace import TraceError
-from policies.tune import Goal, Judged, Trial, mean_ratio, search
+from policies.tune import Goal, Scoring, mean_ratio
+from policies.tune_search import BUDGET, Found, Ground, Search, Task, Window
 
 _BAD_INPUT = 2
+_FEW = 100_000  # requests that are played before other processes have started
 _WHAT = {
     Goal.MEAN: "mean time to finish, s",
     Goal.P99: "p99 of the time to finish, s",
@@ -44,6 +48,7 @@ class TuneOptions:
     objective: str = Goal.MEAN.value
     trials: int = 100
     part: float = 0.6
+    budget: int = BUDGET
 
 
 def run_tune(options: TuneOptions) -> int:
@@ -59,25 +64,38 @@ def run_tune(options: TuneOptions) -> int:
         goal, slo = _goal(options), slo_bounds(given.slo)
         model, served = served_model(given.config, given.model)
         present = _present(options.policy, served)
-        pool = pool_of(served, given.calibration)
+        pool, scoring = pool_of(served, given.calibration), Scoring(goal, slo)
         with requests_of(given, served) as requests:
-            first, rest = _parts(requests, options.part)
-            tuned = _search(Trial(pool, first, goal, slo, given.seed), present, options)
-            held_out = Trial(pool, rest, goal, slo, given.seed)
-            judged = {
-                "tuned": held_out.rules(tuned),
-                "present": held_out.rules(present),
-                "least_loaded": held_out.policy(named_policies(["least_loaded"], served, given.seed)["least_loaded"]),
-            }
-        better = judged["tuned"].score < judged["present"].score
-        told = _told(options, goal, judged, len(first), len(rest))
-        options.out.write_text(_rules_file(tuned if better else present, told), encoding="utf-8")
+            cut = _cut(len(requests), options.part)
+            rest = Window(cut, len(requests))
+            jobs = 1 if options.trials * cut <= _FEW else None
+            with all_cores(Ground(pool, requests, given.seed), jobs) as play_all:
+                found = _search(Search(play_all, scoring, cut, options.trials, given.seed, options.budget), present)
+                by_load = policy_reference("least_loaded", served).settings
+                judges = {
+                    "tuned": Task("thresholds", found.settings, rest),
+                    "present": Task("thresholds", present, rest),
+                    "least_loaded": Task("least_loaded", by_load, rest),
+                }
+                played = dict(zip(judges, play_all(list(judges.values())), strict=True))
+        scores = {name: scoring([one]) for name, one in played.items()}
+        better = scores["tuned"] < scores["present"]
+        told = [*_played(found, rest), *_told(goal, scores, played, given.seed)]
+        options.out.write_text(_rules_file(found.settings if better else present, told), encoding="utf-8")
         backends = [one.name for one in pool]
         figures = {
-            name: {"score": one.score, **figures_of(one.played, backends, slo, None)} for name, one in judged.items()
+            name: {"score": scores[name], **figures_of(one, backends, slo, None)} for name, one in played.items()
         }
         if given.json_file is not None:
-            document = {"model": model, "objective": goal.value, "kept_present": not better, "held_out": figures}
+            document = {
+                "model": model,
+                "objective": goal.value,
+                "kept_present": not better,
+                "trials": {"asked": found.asked, "on_each_rung": found.trials},
+                "windows": list(map(list, found.schedule.windows)),
+                "verified_requests": found.verified,
+                "held_out": figures,
+            }
             given.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -108,42 +126,51 @@ def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
     return ThresholdSettings()
 
 
-def _parts(requests: RequestTable, part: float) -> tuple[RequestTable, RequestTable]:
-    cut = round(part * len(requests))
-    if not 0 < cut < len(requests):
-        raise ReplayError(
-            f"the trace has {len(requests)} requests; --part {part:g} leaves none to tune on or to judge by"
-        )
-    return requests[:cut], requests[cut:]
+def _cut(requests: int, part: float) -> int:
+    """Return how many of the requests are tuned on: the first."""
+    cut = round(part * requests)
+    if not 0 < cut < requests:
+        raise ReplayError(f"the trace has {requests} requests; --part {part:g} leaves none to tune on or to judge by")
+    return cut
 
 
-def _search(trial: Trial, present: ThresholdSettings, options: TuneOptions) -> ThresholdSettings:
+def _search(search: Search, present: ThresholdSettings) -> Found:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trials, left"),
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=options.trials)
-        return search(
-            trial,
-            present,
-            options.trials,
-            options.replay.seed,
-            lambda best: bar.update(task, advance=1, description=f"best {best:.4g}"),
-        )
+        task = bar.add_task("", total=search.trials)
+        return search.run(present, lambda best: bar.update(task, advance=1, description=f"best {best:.4g}"))
 
 
-def _told(options: TuneOptions, goal: Goal, judged: Mapping[str, Judged], first: int, rest: int) -> list[str]:
-    """Return what came of it, in lines for a person and for the file."""
-    tuned, present, load = (judged[name].score for name in ("tuned", "present", "least_loaded"))
-    lines = [
-        f"{options.trials} trials on the first {first:,} requests, judged on the other {rest:,}.",
-        f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}.",
+def _played(found: Found, rest: Window) -> list[str]:
+    """Return on what it was tuned and judged, in lines for a person and for the file."""
+    schedule = found.schedule
+    judges = f"judged on the other {rest.stop - rest.start:,}."
+    useless = found.asked - found.trials[0]
+    left_out = [f"{useless:,} of them could never hold, or left more requests unserved."] if useless else []
+    if len(schedule.windows) == 1:
+        return [f"{found.asked:,} trials on the first {schedule.requests:,} requests, {judges}", *left_out]
+    each = schedule.windows[0].stop - schedule.windows[0].start
+    counts = np.cumsum([len(places) for places in schedule.rungs]).tolist()
+    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(counts, found.trials, strict=True))
+    verified = "all of these" if found.verified == schedule.requests else f"{found.verified:,} of these"
+    return [
+        f"{found.asked:,} trials on windows of {each:,} requests over the first {schedule.requests:,}: {rungs}.",
+        *left_out,
+        f"The best and the present rules then played {verified}, and were {judges}",
     ]
+
+
+def _told(goal: Goal, scores: Mapping[str, float], played: Mapping[str, Replayed], seed: int) -> list[str]:
+    """Return what came of it, in lines for a person and for the file."""
+    tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
+    lines = [f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
         return [*lines, "No gain: these are the present rules, unchanged."]
     if goal is Goal.MEAN:
-        ratio = mean_ratio(judged["tuned"].played, judged["present"].played, options.replay.seed)
+        ratio = mean_ratio(played["tuned"], played["present"], seed)
         if ratio is None:
             lines.append("Too few requests to say whether the gain is chance.")
         else:

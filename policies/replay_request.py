@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from random import Random
@@ -64,6 +64,12 @@ class ReplayRequest:
                 else Script(self.prompt_tokens, self.output_tokens, steps[0], steps[1], self.prefix_blocks)
             )
         return self._scripts[known]
+
+    def prepare(self, replicas: Iterable[tuple[Method, int, Mapping[str, object]]]) -> None:
+        """Work out the steps on replicas of these methods, k and configs, and forget the text."""
+        for replica in replicas:
+            self.script(*replica)
+        self.text = None
 
     def _steps(self, method: Method, k: int, config: Mapping[str, object]) -> Steps | None:
         if method is Method.BASELINE:

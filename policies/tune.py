@@ -1,9 +1,9 @@
-"""The numbers in rules of `thresholds`, searched by replay on one part of a trace and judged on the rest."""
+"""The numbers in rules of `thresholds` that may be moved, and what they are judged by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,9 +11,7 @@ import numpy as np
 
 from policies.conditions import Bounds
 from policies.intervals import Interval, block_length, block_sums, interval
-from policies.policy import Policy, policies
-from policies.replay import Replayed, ReplicaSpec, replay, slo_kept
-from policies.replay_request import ReplayRequest
+from policies.replay import Replayed, slo_kept
 from policies.thresholds import ThresholdSettings
 
 _SPANS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "overlap": (0.0, 1.0), "code_share": (0.0, 1.0)}
@@ -54,14 +52,6 @@ class Knob:
     least: float
     most: float
     whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What settings came to on one part of a trace; of `score` less is better: seconds, or a share."""
-
-    played: Replayed
-    score: float
 
 
 def knobs(settings: ThresholdSettings) -> list[Knob]:
@@ -126,8 +116,9 @@ def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSetting
 _ENDS = ("low", "high")
 
 
-class Trial:
-    """Plays settings on one part of a trace.
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is to be made less: seconds, or the share of requests that break their SLO.
 
     Parameters
     ----------
@@ -135,112 +126,24 @@ class Trial:
         As `slo_kept` takes it; for `Goal.GOODPUT`.
     """
 
-    def __init__(
-        self,
-        pool: Sequence[ReplicaSpec],
-        requests: Sequence[ReplayRequest],
-        goal: Goal,
-        slo: Mapping[str, float],
-        seed: int,
-    ) -> None:
-        self._pool, self._requests, self._goal, self._slo, self._seed = pool, requests, goal, slo, seed
+    goal: Goal
+    slo: Mapping[str, float]
 
-    def rules(self, settings: ThresholdSettings) -> Judged:
-        """Play with rules."""
-        seeded = settings if settings.seed is not None else settings.model_copy(update={"seed": self._seed})
-        return self.policy(policies()["thresholds"](seeded))
-
-    def policy(self, policy: Policy) -> Judged:
-        """Play with any policy."""
-        played = replay(self._pool, self._requests, policy, seed=self._seed)
-        return Judged(played, self._score(played))
-
-    def _score(self, played: Replayed) -> float:
-        if not len(played.e2e_s):
+    def __call__(self, played: Sequence[Replayed]) -> float:
+        """Score what was played, all pieces together; requests that were not served break the SLO."""
+        e2e_s = np.concatenate([one.e2e_s for one in played])
+        if not len(e2e_s):
             return math.inf
-        if self._goal is Goal.GOODPUT:
-            return 1.0 - float(slo_kept(played, self._slo).sum()) / len(self._requests)
-        return float(played.e2e_s.mean() if self._goal is Goal.MEAN else np.percentile(played.e2e_s, 99))
+        if self.goal is Goal.GOODPUT:
+            kept = sum(float(slo_kept(one, self.slo).sum()) for one in played)
+            return 1.0 - kept / (len(e2e_s) + sum(one.errors for one in played))
+        return float(e2e_s.mean() if self.goal is Goal.MEAN else np.percentile(e2e_s, 99))
 
 
-def search(
-    trial: Trial,
-    present: ThresholdSettings,
-    trials: int,
-    seed: int,
-    progress: Callable[[float], None] | None = None,
-) -> ThresholdSettings:
-    """Search by a tree-structured Parzen estimator, from the present numbers on (Bergstra et al., NeurIPS 2011).
-
-    Parameters
-    ----------
-    trials
-        Settings to play, the present ones not counted.
-    progress
-        Called after each with the best score so far.
-
-    Returns
-    -------
-    ThresholdSettings
-        The best that were played, with each number put back that did not help; the present ones where none were better.
-        Settings that leave more requests unserved
-        than the present ones do not count.
-    """
-    import optuna  # loads for a third of a second, and this module is loaded with every policy
-
-    movable = knobs(present)
-    first = trial.rules(present)
-    best, best_score = present, first.score
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    scales = {
-        knob.name: optuna.distributions.FloatDistribution(knob.least, knob.most, log=knob.whole) for knob in movable
-    }
-    study.add_trial(
-        optuna.trial.create_trial(
-            params={knob.name: knob.present for knob in movable}, distributions=dict(scales), value=first.score
-        )
-    )
-    for _ in range(trials):
-        asked = study.ask(dict(scales))
-        values = {knob.name: _rounded(asked.params[knob.name], knob) for knob in movable}
-        try:
-            settings = with_values(present, values)
-        except ValueError:  # pydantic's too
-            study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-        else:
-            judged = trial.rules(settings)
-            if judged.played.errors > first.played.errors:
-                study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-            else:
-                study.tell(asked, judged.score)
-                if judged.score < best_score:
-                    best, best_score = settings, judged.score
-        if progress is not None:
-            progress(best_score)
-    return _settled(trial, present, best, best_score)
-
-
-def _settled(trial: Trial, present: ThresholdSettings, best: ThresholdSettings, best_score: float) -> ThresholdSettings:
-    """Put back each number that did not help: of what a trace does not tell, a search would move numbers at random."""
-    before = {knob.name: knob.present for knob in knobs(present)}
-    values = {knob.name: knob.present for knob in knobs(best)}
-    for name, value in before.items():
-        if values[name] == value:
-            continue
-        try:
-            settings = with_values(best, {name: value})
-        except ValueError:
-            continue
-        judged = trial.rules(settings)
-        if judged.score <= best_score:
-            best, best_score = settings, judged.score
-    return best
-
-
-def _rounded(value: float, knob: Knob) -> float:
-    rounded = float(f"{value:.{_DIGITS}g}")
-    return float(round(rounded)) if knob.whole else rounded
+def rounded(value: float, knob: Knob) -> float:
+    """Return a number as it is put into rules."""
+    short = float(f"{value:.{_DIGITS}g}")
+    return float(round(short)) if knob.whole else short
 
 
 def mean_ratio(tuned: Replayed, present: Replayed, seed: int) -> Interval | None:

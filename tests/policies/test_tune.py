@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from backends.speculation import Method
-from policies.policy import policies
-from policies.replay import ReplicaSpec
+from policies.fixed import LoadSettings
+from policies.replay import Replayed, ReplicaSpec
 from policies.replay_request import ReplayRequest, replay_request
 from policies.thresholds import ThresholdSettings
 from policies.trace import TraceRecord
-from policies.tune import Goal, Trial, knobs, mean_ratio, search, with_values
+from policies.tune import Goal, Scoring, knobs, mean_ratio, with_values
+from policies.tune_search import BUDGET, Ground, PlayAll, Schedule, Search, Task, Window
 
 CALIBRATION = "llama-3.1-8b-h100"
 POOL = [
@@ -82,40 +87,136 @@ def test_weights_and_slack_of_a_rule_may_be_moved() -> None:
     assert with_values(rules, {}) == rules
 
 
+def play_all(made: Sequence[ReplayRequest], pool: Sequence[ReplicaSpec] = POOL) -> PlayAll:
+    ground = Ground(pool, made, seed=0)
+    return lambda tasks: list(map(ground, tasks))
+
+
+def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replayed:
+    return play_all(made)([Task("thresholds", settings, Window(0, len(made)))])[0]
+
+
+MEAN = Scoring(Goal.MEAN, {})
+
+
 def test_what_helps_is_found_and_the_rest_left_alone() -> None:
-    trial = Trial(POOL, requests(120), Goal.MEAN, {}, 0)
+    made = requests(120)
     scores: list[float] = []
-    tuned = search(trial, RULES, 25, 1, scores.append)
+    found = Search(play_all(made), MEAN, len(made), 25, 1).run(RULES, scores.append)
+    assert (found.asked, found.schedule.windows, found.verified) == (25, (Window(0, 120),), 0)
+    assert found.trials[0] < 25  # some asked for an empty span of top_p
     assert len(scores) == 25
     assert scores == sorted(scores, reverse=True)
-    found = {knob.name: knob.present for knob in knobs(tuned)}
-    assert 0.3 < found["copies.overlap.low"] < 0.7  # the truth is 0.5
+    tuned = {knob.name: knob.present for knob in knobs(found.settings)}
+    assert 0.3 < tuned["copies.overlap.low"] < 0.7  # the truth is 0.5
     present = {knob.name: knob.present for knob in knobs(RULES)}
-    assert found["one.top_p.low"] == present["one.top_p.low"]
-    assert found["few.max_tokens.high"] == present["few.max_tokens.high"]
-    rest = Trial(POOL, requests(120, seed=9), Goal.MEAN, {}, 0)
-    after, before = rest.rules(tuned), rest.rules(RULES)
-    assert after.score < 0.95 * before.score
-    ratio = mean_ratio(after.played, before.played, 0)
+    assert tuned["one.top_p.low"] == present["one.top_p.low"]
+    assert tuned["few.max_tokens.high"] == present["few.max_tokens.high"]
+    rest = requests(120, seed=9)
+    after, before = rules(rest, found.settings), rules(rest, RULES)
+    assert MEAN([after]) < 0.95 * MEAN([before])
+    ratio = mean_ratio(after, before, 0)
     assert ratio is not None
-    assert ratio.value == pytest.approx(after.score / before.score)
+    assert ratio.value == pytest.approx(MEAN([after]) / MEAN([before]))
     assert ratio.high < 1
-    assert search(trial, RULES, 25, 1) == tuned  # the same seed
+    assert Search(play_all(made), MEAN, len(made), 25, 1).run(RULES) == found  # the same seed
 
 
 def test_rules_that_cannot_be_bettered_are_kept() -> None:
-    only = [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
-    assert search(Trial(only, requests(20), Goal.P99, {}, 0), RULES, 5, 0) is RULES
+    made, only = requests(20), [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
+    found = Search(play_all(made, only), Scoring(Goal.P99, {}), len(made), 5, 0).run(RULES)
+    assert found.settings is RULES
 
 
-def test_scores_are_of_the_goal() -> None:
+def test_scores_are_of_the_goal_over_all_that_was_played() -> None:
     made = requests(60)
-    settings = RULES.model_copy(update={"seed": 0})
-    e2e_s = Trial(POOL, made, Goal.MEAN, {}, 0).rules(settings).played.e2e_s
-    assert Trial(POOL, made, Goal.MEAN, {}, 0).rules(settings).score == pytest.approx(e2e_s.mean())
-    assert Trial(POOL, made, Goal.P99, {}, 0).rules(settings).score == pytest.approx(np.percentile(e2e_s, 99))
-    bound = float(np.median(e2e_s))
-    assert Trial(POOL, made, Goal.GOODPUT, {"e2e": bound}, 0).rules(settings).score == pytest.approx(0.5)
-    least_loaded = policies()["least_loaded"]
-    chosen = least_loaded(least_loaded.Settings.model_validate({"seed": 0}))
-    assert Trial(POOL, made, Goal.MEAN, {}, 0).policy(chosen).score != pytest.approx(e2e_s.mean())
+    first, second = (rules(part, RULES) for part in (made[:40], made[40:]))
+    e2e_s = np.concatenate([first.e2e_s, second.e2e_s])
+    assert MEAN([first, second]) == pytest.approx(e2e_s.mean())
+    assert Scoring(Goal.P99, {})([first, second]) == pytest.approx(np.percentile(e2e_s, 99))
+    half = Scoring(Goal.GOODPUT, {"e2e": float(np.median(e2e_s))})
+    assert half([first, second]) == pytest.approx(0.5)
+    unserved = replace(second, errors=20)  # break the SLO as well
+    assert half([first, unserved]) == pytest.approx(1 - 30 / 80)
+    idle = play_all(made)([Task("least_loaded", LoadSettings(seed=0), Window(0, 60))])[0]
+    assert MEAN([idle]) != pytest.approx(e2e_s.mean())
+
+
+def test_windows_lie_evenly_and_each_rung_takes_in_those_before() -> None:
+    schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
+    sizes = {window.stop - window.start for window in schedule.windows}
+    assert len(schedule.windows) == 18
+    assert len(sizes) == 1
+    each = sizes.pop()
+    assert 1000 < each < 100_000 // 18
+    assert schedule.windows[0].start > 0
+    assert 100_000 - schedule.windows[-1].stop == pytest.approx(schedule.windows[0].start, abs=2)
+    gaps = {after.start - before.start for before, after in pairwise(schedule.windows)}
+    assert max(gaps) - min(gaps) <= 1
+    assert [len(places) for places in schedule.rungs] == [2, 4, 12]
+    assert sorted(sum(schedule.rungs, ())) == list(range(18))
+    assert schedule.rungs[0] == (4, 13)
+    # as the budget has it, if a third of them goes on, and a third of that
+    assert 100 * each * (2 + 4 / 3 + 12 / 9) == pytest.approx(1_500_000, rel=0.4)
+    whole = Schedule.of(100_000, 100, 10**9).windows
+    assert all(after.start - before.stop in {0, 1} for before, after in pairwise(whole))
+    assert len(Schedule.of(17_999, 100, 1_500_000).windows) == 1
+
+
+def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
+    """As if the time to finish were least at a bound of 0.3, and windows in `bad` left requests unserved below 0.2."""
+    seen: list[Task] = []
+
+    def play(tasks: Sequence[Task]) -> list[Replayed]:
+        played = []
+        for task in tasks:
+            seen.append(task)
+            assert isinstance(task.settings, ThresholdSettings)
+            low = next(knob.present for knob in knobs(task.settings) if knob.name == "copies.overlap.low")
+            count = task.window.stop - task.window.start - task.window.lead
+            e2e_s = np.full(count, 1.0 + abs(low - 0.3) + 0.01 * (task.window.start % 7))
+            errors = int(low < 0.2 and task.window.start in bad)
+            played.append(Replayed(e2e_s, e2e_s, e2e_s, np.full(count, 9), np.zeros(count, np.int64), errors, 1.0))
+        return played
+
+    return play, seen
+
+
+def test_only_what_does_well_on_little_is_tried_on_more_and_the_best_on_all() -> None:
+    play, seen = made_up()
+    search = Search(play, MEAN, 600_000, 60, 0)
+    found = search.run(RULES)
+    assert found.asked == 60 >= found.trials[0] > found.trials[1] > found.trials[2] >= 3
+    low = {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"]
+    assert low == pytest.approx(0.3, abs=0.05)
+    assert found.verified == 600_000
+    assert [task.window for task in seen[-4:]] == 4 * [Window(0, 600_000)]  # three finalists, and the present rules
+    assert seen[-1].settings == RULES
+    small = [task for task in seen if task.window.stop - task.window.start < 600_000]
+    assert sum(task.window.stop - task.window.start for task in small) < 1.2 * BUDGET / 2  # roughly
+
+
+def test_a_budget_ends_the_search_and_is_kept_in_what_is_verified() -> None:
+    play, seen = made_up()
+    found = Search(play, MEAN, 600_000, 1000, 0, budget=400_000).run(RULES)
+    assert found.trials[0] < 100
+    assert 18_000 <= found.verified < 600_000
+    assert sum(task.window.stop - task.window.start for task in seen) < 600_000
+
+
+def test_what_leaves_requests_unserved_is_not_taken() -> None:
+    play, _ = made_up(bad=range(600_000))
+    worst = RULES.model_copy(deep=True)
+    found = Search(play, MEAN, 600_000, 40, 0).run(worst)
+    assert {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"] >= 0.2
+
+
+def test_texts_are_looked_up_once_for_all_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = list(range(50))
+    record = TraceRecord(prompt_tokens=50, output_tokens=40, prompt_token_ids=text, output_token_ids=text[:40])
+    made = [replay_request(record, 0.5 * n, 0.0) for n in range(5)]
+    ground = Ground(POOL, made, 0)
+    task = Task("thresholds", RULES, Window(0, 5))
+    first = ground(task)
+    monkeypatch.setattr("policies.replay_request.SuffixCache", None)
+    assert ground(task).e2e_s.tolist() == first.e2e_s.tolist()
