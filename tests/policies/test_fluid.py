@@ -1,0 +1,109 @@
+"""The pool in which everything takes what was learned: its time, and what choosing in it notes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.backend import Backend
+from backends.speculation import Method
+from policies.cells import key_of
+from policies.fixed import LeastLoaded, LoadSettings
+from policies.fluid import FluidBackend, Job, fluid_pool, play
+from policies.fluid_choice import FluidChoice, Notes
+from policies.likely_traffic import LikelyTraffic
+from policies.load import LoadMeter
+from policies.objective import Objective, cost_of
+from policies.predict import Knowledge, Predictor
+from policies.prior import DEFAULT_CALIBRATION, StepCost
+from policies.request import Endpoint, RequestFeatures
+
+
+def pool() -> list[Backend]:
+    drafted = {"baseline": 0, "ngram": 5, "suffix": 24, "eagle3": 3}
+    return [
+        Backend(name, "m", Method(name), "http://127.0.0.1:9", num_speculative_tokens=k) for name, k in drafted.items()
+    ]
+
+
+def request(**features: object) -> RequestFeatures:
+    return RequestFeatures("m", Endpoint.CHAT, **features)  # type: ignore[arg-type]
+
+
+def test_time_in_the_fluid_pool_is_that_of_the_steps_it_takes() -> None:
+    cost = StepCost(0.010, 0.001, 1e-6, 1e-4)
+    predictor = Predictor(LoadMeter())
+    (backend,) = fluid_pool(predictor, pool()[:1])
+    backend = FluidBackend(backend.name, backend.method, 0, 1.0, cost)
+    asked = request(prompt_tokens=200)
+    one = Job(asked, key_of(asked), 100.0, 0.0)
+
+    def alone(context: float) -> float:
+        return 0.010 + 0.001 + 1e-6 * context
+
+    took_s = play([one], predictor, [backend], lambda job, backends, now_s: 0, lambda number: None)
+    assert took_s == pytest.approx(200 * 1e-4 + 100 * alone(250))
+    assert backend.in_flight == 0
+
+    # The second comes half-way, computes its prompt while the first waits, shares its last steps, and goes on alone.
+    half_s = 200 * 1e-4 + 50 * alone(250)
+    both = [one, Job(asked, key_of(asked), 100.0, half_s)]
+    (backend,) = [FluidBackend(backend.name, backend.method, 0, 1.0, cost)]
+    ended: list[int] = []
+    took_s = play(both, predictor, [backend], lambda job, backends, now_s: 0, ended.append)
+    shared_s = 200 * 1e-4 + 50 * (0.010 + 2 * 0.001 + 1e-6 * 500)
+    assert took_s == pytest.approx(((half_s + shared_s) + (shared_s + 50 * alone(250))) / 2)
+    assert ended == [0, 1]
+
+
+CHOICE = FluidChoice(Knowledge(), DEFAULT_CALIBRATION, cost_of(Objective.LATENCY, None, None), pool())
+SEEN = {
+    key_of(request(workload=workload, template=template, prompt_tokens=tokens)): count
+    for workload, template, tokens, count in (("code", "", 90, 3.0), ("chat", "0badcafe", 900, 1.0))
+}
+
+
+def test_likely_requests_come_as_often_as_they_were_seen_and_load_the_pool_as_asked() -> None:
+    traffic = LikelyTraffic(CHOICE.predictor(), SEEN, 0)
+    assert sum(features.workload == "code" for _, features in traffic.kinds) == pytest.approx(180, abs=1)
+    assert all(key_of(features) == key for key, features in traffic.kinds)
+    jobs = traffic.jobs(pool(), 16.0)
+    assert [job.arrives_s for job in jobs] == sorted(job.arrives_s for job in jobs)
+    assert sum(job.left < 1 for job in jobs) == 64
+    seen = []
+
+    class Watching(LeastLoaded):
+        def choose(self, request, candidates):  # type: ignore[no-untyped-def]
+            seen.append(sum(one.in_flight for one in candidates) / len(candidates))
+            return super().choose(request, candidates)
+
+    CHOICE.by_policy(jobs, Watching(LoadSettings(seed=0)))
+    assert 8 < np.mean(seen[64:]) < 32
+
+
+def test_a_situation_tells_what_the_prediction_was_at_any_number_of_requests() -> None:
+    notes = Notes()
+    jobs = LikelyTraffic(CHOICE.predictor(), SEEN, 0).jobs(pool(), 4.0)
+    assert CHOICE.by_prediction(jobs, notes) == CHOICE.by_prediction(jobs), "noting changes nothing"
+    situations = notes.situations([1.0] * 4)
+    assert situations.costs_s == pytest.approx(np.array(notes.costs))
+    assert situations.weights @ situations.costs_s.sum(axis=1) == pytest.approx(1.0)
+    predictor = CHOICE.predictor()
+    backends = fluid_pool(predictor, pool())
+    features = jobs[0].features
+    for backend in backends:
+        backend.in_flight = 9
+    costs = [CHOICE.cost(features, one) for one in predictor.predict(features, jobs[0].key, backends, 0.0)]
+    assert situations.idle_s[0] + 9 * situations.each_s[0] == pytest.approx(costs)
+
+
+def test_situations_again_with_nothing_declared() -> None:
+    notes = Notes()
+    CHOICE.by_prediction(LikelyTraffic(CHOICE.predictor(), SEEN, 0).jobs(pool(), 1.0), notes)
+    situations = notes.situations([1.0] * 4)
+    both, count = situations.with_undeclared(0.25), len(situations.keys)
+    assert both.keys[:count] == situations.keys
+    assert {key[:2] for key in both.keys[count:]} == {("", "")}
+    assert [key[2:] for key in both.keys[count:]] == [key[2:] for key in situations.keys]
+    assert both.weights[count:] == pytest.approx(0.25 * situations.weights)
+    assert both.costs_s[count:] == pytest.approx(situations.costs_s)
