@@ -62,8 +62,9 @@ class Situations:
             fields = list(key)
             fields[WORKLOAD] = fields[TEMPLATE] = ""
             bare.append(tuple(fields))
-        twice = (np.vstack([one, one]) for one in (self.requests, self.idle_s, self.each_s))
-        return Situations((*self.keys, *bare), *twice, np.concatenate([self.weights, weight * self.weights]))
+        requests, idle_s, each_s = (np.vstack([one, one]) for one in (self.requests, self.idle_s, self.each_s))
+        weights = np.concatenate([self.weights, weight * self.weights])
+        return Situations((*self.keys, *bare), requests, idle_s, each_s, weights)
 
 
 @dataclass(slots=True)

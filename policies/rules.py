@@ -92,11 +92,6 @@ class Rule(BaseModel):
             raise error_of(type(self).__name__, [fault])
         return self
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The methods and backends that it names."""
-        return self.prefer or tuple(self.weights)
-
     def weight_of(self, candidate: Candidate) -> float | None:
         """Return the weight of a candidate; None where it has none. A backend's own goes before its method's."""
         return self.weights.get(BACKEND + candidate.name) or self.weights.get(candidate.method)
