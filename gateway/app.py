@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -24,6 +24,9 @@ from gateway.siblings import Siblings
 log = logging.getLogger(__name__)
 
 _SWEEP_S = 0.5
+_LEARN_SHARE = 0.02
+"""Most of a core that fitting may take, once it takes more than that of half a second."""
+_LONGEST_PAUSE_S = 30.0
 
 
 class Application:
@@ -173,6 +176,13 @@ async def _learn(model: ServedModel) -> None:
                 await asyncio.to_thread(work)
         except Exception as error:  # noqa: BLE001 -- it goes on with what it knew, and tries again
             model.failsafe.note(model.policy.name, "upkeep", error)
+
+
+def _cpu_s(work: Callable[[], None]) -> float:
+    """Do something, and return the seconds of a core that it took this thread."""
+    began_s = time.thread_time()
+    work()
+    return time.thread_time() - began_s
 
 
 def _refresh(gateway: Gateway) -> None:

@@ -88,7 +88,8 @@ def fit_effects(
     noise
         Standard deviation of single observations around their prediction, before it can be estimated.
     """
-    from sklearn.linear_model import Ridge  # here, for it takes a second to import and only a learning gateway needs it
+    from scipy.sparse import csr_array  # here, for they take a second to import and only a learning gateway needs them
+    from sklearn.linear_model import Ridge
 
     used = [(key, sums) for key, sums in cells.items() if sums[0] > 0]
     if not used:
@@ -97,9 +98,10 @@ def fit_effects(
     residuals = np.array([sums[1] / sums[0] - expected(key) for key, sums in used])
     columns: dict[tuple[int, str], int] = {}
     scales = [mean_spread]
-    places: list[list[int]] = []
+    places: list[int] = []
+    ends = [0]
     for key, _ in used:
-        row = [0]
+        places.append(0)
         for number, factor in enumerate(factors):
             level = factor.level(key)
             if not level:
@@ -107,12 +109,11 @@ def fit_effects(
             column = columns.setdefault((number, level), len(columns) + 1)
             if column == len(scales):
                 scales.append(factor.spread)
-            row.append(column)
-        places.append(row)
+            places.append(column)
+        ends.append(len(places))
     scale = np.array(scales)
-    design = np.zeros((len(used), len(scale)))
-    for row_number, row in enumerate(places):
-        design[row_number, row] = scale[row]
+    # Few of the levels are a cell's: written out whole, it would take twenty times as long.
+    design = csr_array((scale[places], places, ends), shape=(len(used), len(scale)))
     ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="cholesky")
     ridge.fit(design, residuals, sample_weight=counts)
     effects = scale * ridge.coef_

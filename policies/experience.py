@@ -99,13 +99,13 @@ class Experience:
         ValueError
             If there are more or fewer numbers than the table is wide, or one is not finite.
         """
-        if len(sums) != table.width or not all(map(math.isfinite, sums)):
+        if len(sums) != table.width or not (math.isfinite(sum(sums)) or all(map(math.isfinite, sums))):
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
-        epoch = int(self.clock() // table.epoch_s)
-        cells = self._own.get((table.name, epoch))
+        page = table.name, int(self.clock() // table.epoch_s)
+        cells = self._own.get(page)
         if cells is None:
-            cells = self._own[table.name, epoch] = {}
-            self._changed[table.name, epoch] = set()
+            cells = self._own[page] = {}
+            self._changed[page] = set()
             self._forget()
         cell = cells.get(key)
         if cell is None:
@@ -116,7 +116,7 @@ class Experience:
                 cell = cells[key] = [0.0] * table.width
         for place, number in enumerate(sums):
             cell[place] += number
-        self._changed[table.name, epoch].add(key)
+        self._changed[page].add(key)
         self.observations += 1
 
     def own(self) -> Iterator[Row]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -223,6 +224,11 @@ class Learned(LoadPolicy):
             tokens_per_step = self._lookup_bias.corrected(arm, replayed)
             if not (much_longer and self._is_too_good(arm, "", key, tokens_per_step)):
                 self._add_acceptance(arm, "", key, tokens_per_step)
+
+    def prepare(self) -> None:
+        """Load the libraries that fit: a second of work that requests would meet."""
+        for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model"):
+            import_module(library)
 
     def upkeep(self) -> Callable[[], None] | None:
         """Fit again what there are new observations of."""

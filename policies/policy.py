@@ -89,6 +89,9 @@ class Policy(ABC):
     def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
         """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""
 
+    def prepare(self) -> None:  # noqa: B027 -- most policies learn nothing
+        """Load what learning takes, in any thread, before the first request comes or beside it."""
+
     def upkeep(self) -> Callable[[], None] | None:
         """Return work to be done beside the request path, or None if there is none.
 

@@ -63,11 +63,17 @@ def observation(step_s: float, load: Sequence[float], prior: StepCost, expected_
     """
     off = max(step_s, expected_s) / min(step_s, expected_s)
     weight = min(1.0, _OUTLIER / off) / expected_s**2
-    return (
+    _, requests, context, prompts = load
+    of_requests, of_context, of_prompts = weight * requests, weight * context, weight * prompts
+    by_time = weight * step_s
+    return (  # in the order of `_PAIRS`
         1.0,
         math.log(step_s / seconds(prior, load)),
-        *(weight * load[row] * load[column] for row, column in _PAIRS),
-        *(weight * step_s * load[row] for row in range(TERMS)),
+        *(weight, of_requests, of_context, of_prompts),
+        *(of_requests * requests, of_requests * context, of_requests * prompts),
+        *(of_context * context, of_context * prompts),
+        of_prompts * prompts,
+        *(by_time, by_time * requests, by_time * context, by_time * prompts),
     )
 
 
