@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -25,12 +25,14 @@ from gateway.config import ConfigError, load_pool
 from gateway.parallel import ParallelError, all_cores, ray_cluster
 from gateway.plan_output import pool_file, replicas, serve_commands
 from gateway.policy_option import PolicyOptionError, policy_reference, with_seed
+from gateway.replay_pace import paced
 from gateway.settings import ModelSettings, PolicyReference
 from gateway.slo_option import slo_bounds
 from policies.intervals import Interval
-from policies.mix_play import Played, Request, requests_of
 from policies.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
-from policies.plan import Game, Judged, Objective, Plan, RunAll, Slo, Task, find
+from policies.plan import Game, Judged, Objective, Plan, RunAll, Task, find
+from policies.replay import Replayed
+from policies.replay_request import ReplayRequest, replay_request
 from policies.trace import BrokenLines, TraceError, TraceRecord, read_trace
 
 _BAD_INPUT = 2
@@ -91,14 +93,14 @@ def run_plan(options: PlanOptions) -> int:
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
-        objective = Objective(_slo(options.slo))
+        objective = Objective(slo_bounds(options.slo))
         served, model = _served(options.config)
         base = _calibration(options, served)
         reference = policy_reference(options.policy, served)
         records = read_trace(
             list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
         )
-        parts, longest, left_out = _parts(islice(records, options.limit), options, base)
+        parts, longest, left_out = _parts(islice(records, options.limit), options, base, served)
         planned = [
             _plan(options, objective, calibration, machine, served, reference, parts, longest)
             for calibration, machine in _machines(base, options.gpus)
@@ -119,11 +121,6 @@ def run_plan(options: PlanOptions) -> int:
         _print(console, one, objective, options, model, reference)
     _write(options, planned, objective, model, reference)
     return 0 if any(one.plan is not None for one in planned) else _NOTHING_FITS
-
-
-def _slo(text: str | None) -> Slo | None:
-    bounds = slo_bounds(text)
-    return Slo(**{f"{name}_s": bound_s for name, bound_s in bounds.items()}) if bounds else None
 
 
 def _served(config: Path | None) -> tuple[ModelSettings | None, str | None]:
@@ -155,7 +152,9 @@ def _machines(base: Calibration, gpus: Sequence[str]) -> list[tuple[Calibration,
     return found
 
 
-def _parts(records: Any, options: PlanOptions, base: Calibration) -> tuple[tuple[tuple[Request, ...], ...], int, int]:
+def _parts(
+    records: Iterable[TraceRecord], options: PlanOptions, base: Calibration, served: ModelSettings | None
+) -> tuple[tuple[tuple[ReplayRequest, ...], ...], int, int]:
     """Cut the trace into equal parts; return them, the longest request in tokens, and how many are left out."""
     most = base.scheduler.max_model_len
     kept: list[TraceRecord] = []
@@ -171,11 +170,11 @@ def _parts(records: Any, options: PlanOptions, base: Calibration) -> tuple[tuple
     if len(kept) < 2 * count:
         raise PlanError(f"{len(kept)} requests are too few to plan on")
     size = -(-len(kept) // count)
-    parts = tuple(
-        tuple(requests_of(kept[start : start + size], options.rate, options.speed))
-        for start in range(0, len(kept), size)
-    )
-    return parts, longest, left_out
+    temperature = served.default_temperature if served is not None else 1.0
+    requests = [
+        replay_request(record, at_s, temperature) for at_s, record in paced(kept, options.rate, options.speed, seed=0)
+    ]
+    return tuple(tuple(requests[start : start + size]) for start in range(0, len(kept), size)), longest, left_out
 
 
 def _plan(
@@ -185,7 +184,7 @@ def _plan(
     machine: Machine,
     served: ModelSettings | None,
     reference: PolicyReference,
-    parts: tuple[tuple[Request, ...], ...],
+    parts: tuple[tuple[ReplayRequest, ...], ...],
     longest: int,
 ) -> Planned:
     known = kinds(calibration, machine, longest, _wanted(options.methods))
@@ -258,7 +257,7 @@ class _Quiet:
 
     game: Game
 
-    def __call__(self, task: Task) -> Played:
+    def __call__(self, task: Task) -> Replayed:
         logging.getLogger("policies").setLevel(logging.ERROR)
         return self.game(task)
 
@@ -316,7 +315,7 @@ def _print(
 
 def _table(plan: Plan, objective: Objective) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    kept = objective.slo is not None
+    kept = bool(objective.slo)
     headings = ["mix", "", "e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if kept else []), "the plan gains", "better in"]
     for heading in headings:
         words = heading in ("mix", "")
@@ -379,7 +378,7 @@ def _document(planned: Planned, objective: Objective) -> dict[str, Any]:
     document: dict[str, Any] = {
         "calibration": planned.calibration.name,
         "machine": planned.machine.title,
-        "objective": "e2e_s" if objective.slo is None else "slo",
+        "objective": "slo" if objective.slo else "e2e_s",
         "kinds": [{"method": kind.method, "k": kind.k, "draft": kind.draft or None, "fit": kind.fit} for kind in known],
     }
     if plan is not None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.simulator.script import BLOCK_TOKENS
 from policies.intervals import Interval, block_length, block_sums, interval
-from policies.mix_play import Played, Request, play
 from policies.mixes import Kind, Mix, count_mixes, mixes, neighbours
-from policies.policy import PolicySettings
+from policies.policy import PolicySettings, policies
+from policies.replay import Replayed, ReplicaSpec, replay, slo_kept
+from policies.replay_request import ReplayRequest
 
 Floats = npt.NDArray[np.float64]
 Task = tuple[Mix, int, int]
 """A mix, the number of a part of the trace, and a seed."""
 
-RunAll = Callable[[Sequence[Task]], Sequence[Played]]
+RunAll = Callable[[Sequence[Task]], Sequence[Replayed]]
 """Plays tasks, on as many cores as there are, and returns what came of each in the same order."""
 
 _BEST = 3
@@ -26,36 +29,32 @@ _FINALISTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
-    """Bounds in seconds; None for none."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    def kept(self, played: Played) -> Floats:
-        """Return 1 for each request that kept all of them, and 0 for the others; a time that is not there is kept."""
-        kept = np.ones(len(played.e2e_s), bool)
-        for bound, values in ((self.ttft_s, played.ttft_s), (self.tpot_s, played.tpot_s), (self.e2e_s, played.e2e_s)):
-            if bound is not None:
-                kept &= ~(values > bound)
-        return kept.astype(np.float64)
-
-
-@dataclass(frozen=True, slots=True)
 class Objective:
-    """What is sought: the least mean time to finish, or the most requests that keep their SLO."""
+    """What is sought: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
 
-    slo: Slo | None = None
+    Parameters
+    ----------
+    slo
+        As `policies.replay.slo_kept` takes it; none for the mean.
+    """
 
-    def values(self, played: Played) -> Floats:
-        """Return the value of each request: seconds, of which less is better, or kept or not."""
-        return played.e2e_s if self.slo is None else self.slo.kept(played)
+    slo: Mapping[str, float] = field(default_factory=dict)
 
-    def cost(self, played: Sequence[Played]) -> float:
+    def values(self, played: Replayed) -> Floats:
+        """Return the value of each request that was served: seconds, of which less is better, or kept or not."""
+        return slo_kept(played, self.slo).astype(np.float64) if self.slo else played.e2e_s
+
+    def value(self, played: Sequence[Replayed]) -> float:
+        """Return the mean value; a request that was not served keeps no SLO, and never ends."""
+        errors = sum(one.errors for one in played)
+        values = np.concatenate([self.values(one) for one in played])
+        if self.slo:
+            return float(values.sum() / (len(values) + errors))
+        return math.inf if errors else float(values.mean())
+
+    def cost(self, played: Sequence[Replayed]) -> float:
         """Return what is minimised."""
-        mean = float(np.concatenate([self.values(one) for one in played]).mean())
-        return mean if self.slo is None else -mean
+        return -self.value(played) if self.slo else self.value(played)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,8 @@ class Judged:
         Mean seconds to finish, or share of requests that kept their SLO.
     gain
         What the chosen mix gains over this one: share of the time it saves, or of kept requests it adds, with its 95%
-        interval; None for the chosen mix itself, and where too little was played to tell.
+        interval; None for the chosen mix itself, where too little was played to tell, and where requests were not
+        served.
     better_in
         Share of parts and seeds in which the chosen mix did better.
     """
@@ -115,12 +115,18 @@ class Game:
     kinds: tuple[Kind, ...]
     policy: str
     settings: PolicySettings
-    parts: tuple[tuple[Request, ...], ...]
+    parts: tuple[Sequence[ReplayRequest], ...]
 
-    def __call__(self, task: Task) -> Played:
-        """Play one task."""
+    def __call__(self, task: Task) -> Replayed:
+        """Play one task; the same seed gives the same luck to every mix."""
         mix, part, seed = task
-        return play(self.calibration, self.kinds, mix, self.policy, self.settings, self.parts[part], seed)
+        pool = [self._replica(f"{self.kinds[place].method}-{number}", place) for number, place in enumerate(mix)]
+        return replay(pool, self.parts[part], policies()[self.policy](self.settings), seed=seed)
+
+    def _replica(self, name: str, place: int) -> ReplicaSpec:
+        kind = self.kinds[place]
+        blocks = max(1, kind.fit.tokens // BLOCK_TOKENS)
+        return ReplicaSpec(name, kind.method, kind.config, self.calibration, kv_blocks=blocks)
 
 
 def find(
@@ -155,7 +161,7 @@ def find(
     Raises
     ------
     ValueError
-        If there are fewer than two parts, or no kind to use.
+        If there are fewer than two parts, no kind to use, or no mix that serves all requests.
     """
     if len(game.parts) < 2:
         raise ValueError("one half of the trace is searched and the other judged: it takes two parts at least")
@@ -173,6 +179,8 @@ def find(
         _climb(cost, costs, usable, replicas, budget)
     tried = len(costs)
     ranked = sorted(costs, key=lambda mix: (costs[mix], mix))
+    if math.isinf(costs[ranked[0]]):
+        raise ValueError("no mix that was tried serves all requests: those with min_p or logit_bias need a baseline")
     singles = [mix for mix in ranked if len(set(mix)) == 1]
     compared = list(dict.fromkeys([*ranked[:_FINALISTS], singles[0], *([present] if present else [])]))
     judged = _judge(compared, ranked[0], held_out, range(1, seeds + 1), run_all, objective)
@@ -231,20 +239,26 @@ def _judge(
     runs = [(part, seed) for part in parts for seed in seeds]
     played = run_all([(mix, *run) for mix in compared for run in runs])
     by_mix = {mix: played[number * len(runs) : (number + 1) * len(runs)] for number, mix in enumerate(compared)}
-    own = [objective.values(one) for one in by_mix[chosen]]
+    own = by_mix[chosen]
     judged = []
     for mix in compared:
-        values = [objective.values(one) for one in by_mix[mix]]
-        sign = 1.0 if objective.slo is None else -1.0
-        better = [sign * float(other.mean() - mine.mean()) > 0 for mine, other in zip(own, values, strict=True)]
-        means = [
-            float(np.nanmean(np.concatenate([getattr(one, metric) for one in by_mix[mix]])))
-            for metric in ("e2e_s", "ttft_s", "tpot_s")
-        ]
-        gain = None if mix == chosen else _gain(own, values, len(seeds), objective)
+        other = by_mix[mix]
+        better = [objective.cost([one]) > objective.cost([mine]) for mine, one in zip(own, other, strict=True)]
+        means = [_mean_of([getattr(one, metric) for one in other]) for metric in ("e2e_s", "ttft_s", "tpot_s")]
+        gain = None
+        if mix != chosen and not any(one.errors for one in (*own, *other)):
+            mine, theirs = ([objective.values(one) for one in each] for each in (own, other))
+            gain = _gain(mine, theirs, len(seeds), objective)
         share = 0.0 if mix == chosen else float(np.mean(better))
-        judged.append(Judged(mix, means[0], means[1], means[2], float(np.concatenate(values).mean()), gain, share))
+        judged.append(Judged(mix, means[0], means[1], means[2], objective.value(other), gain, share))
     return judged
+
+
+def _mean_of(values: Sequence[Floats]) -> float:
+    """Return the mean of all that is not NaN; NaN of nothing."""
+    known = np.concatenate(values)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _gain(own: Sequence[Floats], other: Sequence[Floats], seeds: int, objective: Objective) -> Interval | None:
@@ -264,6 +278,6 @@ def _gain(own: Sequence[Floats], other: Sequence[Floats], seeds: int, objective:
         ratio = interval([up], [down])
     except ValueError:  # too few blocks
         return None
-    if objective.slo is None:
+    if not objective.slo:
         return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
     return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)

@@ -42,7 +42,13 @@ _QPS_WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """One simulated replica of the pool."""
+    """One simulated replica of the pool.
+
+    Parameters
+    ----------
+    max_model_len, kv_blocks
+        In place of the calibration's: the longest request in tokens, and the blocks of its KV cache.
+    """
 
     name: str
     method: Method
@@ -50,6 +56,7 @@ class ReplicaSpec:
     calibration: str
     weight: float = 1.0
     max_model_len: int | None = None
+    kv_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,8 @@ class _Playing:
         for one in pool:
             known = load_calibration(one.calibration)
             parameters = EngineParameters.of(known, one.method, one.config, max_model_len=one.max_model_len)
+            if one.kv_blocks is not None:
+                parameters = replace(parameters, kv_blocks=one.kv_blocks)
             self._replicas.append(
                 Replica(one.name, known, one.method, one.config, parameters=parameters, weight=one.weight)
             )

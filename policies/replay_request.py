@@ -51,11 +51,11 @@ class ReplayRequest:
     acceptance: Mapping[str, Sequence[int] | float]
     text: Text | None
     prefix_blocks: tuple[int, ...]
-    _scripts: dict[tuple[str, int], Script | None] = field(default_factory=dict)
+    _scripts: dict[tuple[object, ...], Script | None] = field(default_factory=dict)
 
     def script(self, method: Method, k: int, config: Mapping[str, object]) -> Script | None:
         """Return what the steps of a replica emit; None where neither trace nor text tells: they must be drawn."""
-        known = (method.value, k)
+        known = (method.value, k, _bounds(method, config))
         if known not in self._scripts:
             steps = self._steps(method, k, config)
             self._scripts[known] = (
@@ -88,6 +88,15 @@ class ReplayRequest:
         else:
             steps = SuffixCache.of(dict(config), 1 << 30).replay(text.prompt, output)
         return _padded(steps, self.output_tokens)
+
+
+def _bounds(method: Method, config: Mapping[str, object]) -> tuple[object, ...]:
+    """Return what else than k a lookup on a text depends on."""
+    if method is Method.NGRAM:
+        return lookup_bounds(config)
+    if method is Method.SUFFIX:
+        return tuple(sorted((key, value) for key, value in config.items() if key.startswith("suffix_")))
+    return ()
 
 
 def replay_request(record: TraceRecord, arrived_s: float, default_temperature: float) -> ReplayRequest:

@@ -11,9 +11,7 @@ import pytest
 from backends.memory import Machine
 from backends.memory_catalogue import gpu
 from backends.simulator.calibration import load_calibration
-from backends.simulator.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
-from policies.mix_play import Played, Request, play, requests_of
 from policies.mixes import (
     Kind,
     calibration_on,
@@ -25,9 +23,10 @@ from policies.mixes import (
     neighbours,
     title,
 )
-from policies.plan import Game, Objective, Slo, Task, find
+from policies.plan import Game, Objective, Task, find
 from policies.policy import PolicySettings, policies
-from policies.request import Endpoint, RequestFeatures
+from policies.replay import Replayed
+from policies.replay_request import ReplayRequest, replay_request
 from policies.trace import TraceRecord
 
 CALIBRATION = "llama-3.1-8b-h100"
@@ -38,20 +37,25 @@ def _kinds(max_model_len: int = 8192) -> list[Kind]:
     return kinds(H100, machine_of(H100), max_model_len)
 
 
-def _requests(count: int, gap_s: float, *, workloads: Sequence[str] = ("chat",), seed: int = 0) -> tuple[Request, ...]:
+def _requests(
+    count: int, gap_s: float, *, workloads: Sequence[str] = ("chat",), seed: int = 0, **told: object
+) -> tuple[ReplayRequest, ...]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(gap_s, count))
-    return tuple(
-        Request(
-            float(at_s),
-            RequestFeatures(
-                "m", Endpoint.CHAT, prompt_tokens=int(rng.integers(50, 800)), temperature=0.0,
-                workload=workloads[number % len(workloads)],
-            ),
-            int(rng.integers(20, 300)),
-        )
-        for number, at_s in enumerate(times)
-    )  # fmt: skip
+    made = []
+    for number, at_s in enumerate(times):
+        record = TraceRecord(
+            prompt_tokens=int(rng.integers(50, 800)), temperature=0.0, workload=workloads[number % len(workloads)],
+            output_tokens=int(rng.integers(20, 300)),
+            **told,  # type: ignore[arg-type]
+        )  # fmt: skip
+        made.append(replay_request(record, float(at_s), 0.0))
+    return tuple(made)
+
+
+def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndarray | None = None) -> Replayed:
+    ttft_s, tpot_s = (0.1 * times if ttft_s is None else ttft_s), (0.01 * times if tpot_s is None else tpot_s)
+    return Replayed(times, ttft_s, tpot_s, np.full(len(times), 9), np.zeros(len(times), np.int64), 0, 1.0)
 
 
 def _game(known: Sequence[Kind], parts: int = 4, **given: object) -> Game:
@@ -113,28 +117,32 @@ def test_a_replica_of_the_present_pool_is_a_kind() -> None:
     assert (kind.k, kind.config, kind.fit.fits) == (4, config, True)
 
 
-def test_a_part_is_played_as_the_fleet_plays_it() -> None:
-    from backends.simulator.fleet import Fleet, Replica
-
+def test_a_replica_has_the_room_for_its_kv_cache_that_fits() -> None:
     known = _kinds()
-    part = _requests(80, 0.1)
+    part = tuple(replace(one, arrived_s=0.0) for one in _requests(120, 0.1))
     entry = policies()["round_robin"]
-    played = play(CALIBRATION, known, (0, 6), "round_robin", entry.Settings(), part, 3)
-    fleet = Fleet(
-        [Replica(str(n), H100, known[place].method, known[place].config) for n, place in enumerate((0, 6))], seed=3
-    )
-    arrivals = [
-        Arrival(one.arrived_s, one.features.prompt_tokens, one.output_tokens, "chat", one.features.temperature)
-        for one in part
-    ]
-    turn = iter(range(len(part)))
-    timeline = run_fleet(fleet, arrivals, lambda _: next(turn) % 2)
-    assert played.e2e_s.tolist() == timeline.e2e_s.tolist()
-    assert played.ttft_s.tolist() == timeline.ttft_s.tolist()
+
+    def e2e_s(tokens: int) -> float:
+        small = [replace(kind, fit=replace(kind.fit, tokens=tokens)) for kind in known]
+        return float(
+            Game(CALIBRATION, tuple(small), "round_robin", entry.Settings(), (part,))(((0, 6), 0, 3)).e2e_s.mean()
+        )
+
+    assert e2e_s(4_000) > 2 * e2e_s(known[0].fit.tokens)  # a handful at a time instead of all at once
+
+
+def test_recorded_acceptance_goes_before_the_calibration() -> None:
+    known = _kinds()
+    entry = policies()["round_robin"]
+    parts = tuple(_requests(40, 1.0, acceptance=told) for told in ({}, {"eagle3": 4.0}, {"eagle3": 40 * [1]}))
+    game = Game(CALIBRATION, tuple(known), "round_robin", entry.Settings(), parts)
+    eagle3 = [kind.title for kind in known].index("eagle3 k=3")
+    drawn, best, worst = (float(game(((eagle3,), part, 0)).e2e_s.mean()) for part in range(3))
+    assert best < 0.8 * drawn
+    assert worst > 1.3 * drawn
 
 
 def test_a_learning_policy_learns_while_it_is_played() -> None:
-    known = _kinds()
     entry = policies()["learned"]
     seen: list[int] = []
 
@@ -143,29 +151,35 @@ def test_a_learning_policy_learns_while_it_is_played() -> None:
             super().observe(outcome)
             seen.append(self.experience.observations)
 
-    policies()  # registered
     from policies import policy as contract
 
     contract._REGISTRY["watched"] = Watched
     try:
-        play(CALIBRATION, known, (3, 6), "watched", entry.Settings.model_validate({"seed": 1}), _requests(40, 0.3), 0)
+        settings = entry.Settings.model_validate({"seed": 1})
+        Game(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(((3, 6), 0, 0))
     finally:
         del contract._REGISTRY["watched"]
     assert seen[-1] > 40
 
 
-def test_requests_come_when_the_trace_says_or_at_a_rate() -> None:
-    records = [
-        TraceRecord(arrived_at=100.0 + 2 * n, prompt_tokens=600, output_tokens=5, prefix_blocks=(7, 9))
-        for n in range(3)
-    ]
-    assert [one.arrived_s for one in requests_of(records, None, 4.0)] == [0.0, 0.5, 1.0]
-    assert [one.arrived_s for one in requests_of(records, 10.0, 1.0)] == [0.0, 0.1, 0.2]
-    blocks = requests_of(records, 1.0, 1.0)[0].prefix_blocks
-    assert len(blocks) == 600 // 16
-    assert blocks[31:33] == (7 * 32 + 31, 9 * 32)
-    with pytest.raises(ValueError, match="give a rate"):
-        requests_of([replace(records[0], arrived_at=None)], None, 1.0)
+def test_what_only_a_baseline_serves_asks_for_one() -> None:
+    known = _kinds()
+    parts = tuple(
+        (*_requests(30, 0.5, seed=n), *_requests(1, 40.0, seed=n, baseline_only=("min_p",))) for n in range(2)
+    )
+    parts = tuple(tuple(sorted(part, key=lambda one: one.arrived_s)) for part in parts)
+    entry = policies()["least_loaded"]
+    game = Game(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
+
+    def run_all(tasks: Sequence[Task]) -> list[Replayed]:
+        return list(map(game, tasks))
+
+    plan = find(game, [0, 6], 2, run_all, objective=Objective(), present=(6, 6))
+    assert plan.chosen == (0, 6)  # two heads would be faster
+    present = next(one for one in plan.judged if one.mix == (6, 6))
+    assert (present.gain, present.better_in, present.value) == (None, 1.0, np.inf)
+    with pytest.raises(ValueError, match="need a baseline"):
+        find(game, [6], 2, run_all, objective=Objective())
 
 
 def test_all_mixes_are_tried_where_they_are_few_and_the_best_is_right() -> None:
@@ -187,13 +201,13 @@ def test_all_mixes_are_tried_where_they_are_few_and_the_best_is_right() -> None:
     assert len(set(plan.one_kind)) == 1
 
 
-def _made_up(task: Task) -> Played:
+def _made_up(task: Task) -> Replayed:
     """As if each replica of kind 2 or 3 saved time, and one of each most of all."""
     mix, part, seed = task
     rng = np.random.default_rng((part, seed))
     mean = 10 - 1.5 * min(mix.count(2), 3) - 1.6 * min(mix.count(3), 3) + 0.1 * len(set(mix))
     times = mean * rng.lognormal(0, 0.2, 400)
-    return Played(0.1 * times, 0.01 * times, times)
+    return _played(times)
 
 
 def test_the_search_finds_the_best_of_more_than_it_may_try() -> None:
@@ -205,15 +219,16 @@ def test_the_search_finds_the_best_of_more_than_it_may_try() -> None:
 
 
 def test_the_mix_that_keeps_most_within_the_slo() -> None:
-    slo = Slo(ttft_s=0.5, tpot_s=0.01)
-    played = Played(np.array([0.4, 0.6, 0.4]), np.array([0.009, 0.009, np.nan]), np.array([1.0, 1.0, 99.0]))
-    assert slo.kept(played).tolist() == [1.0, 0.0, 1.0]
+    objective = Objective({"ttft": 0.5, "tpot": 0.01})
+    played = _played(np.array([1.0, 1.0, 99.0]), np.array([0.4, 0.6, 0.4]), np.array([0.009, 0.009, np.nan]))
+    assert objective.values(played).tolist() == [1.0, 0.0, 1.0]
+    assert objective.value([played, replace(played, errors=2)]) == pytest.approx(4 / 8)  # unserved is not kept
     game = _game(_kinds(), parts=4)
 
-    def run(tasks: Sequence[Task]) -> list[Played]:
+    def run(tasks: Sequence[Task]) -> list[Replayed]:
         return list(map(_made_up, tasks))
 
-    plan = find(game, range(4), 4, run, objective=Objective(Slo(e2e_s=5.0)), present=(0, 0, 0, 0))
+    plan = find(game, range(4), 4, run, objective=Objective({"e2e": 5.0}), present=(0, 0, 0, 0))
     assert plan.chosen in {(2, 2, 3, 3), (2, 3, 3, 3)}
     present = next(one for one in plan.judged if one.mix == (0, 0, 0, 0))
     assert present.value < plan.judged[0].value <= 1.0
