@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from backends.backend import Backend, EngineLoad
 from gateway.routing import Routed
@@ -12,8 +12,8 @@ from gateway.usage import Usage
 from policies.policy import Decision, Outcome
 
 
-# Not frozen, as nothing that is made for each request.
-@dataclass(slots=True)
+# Made for each request, as what `policies.decision` has.
+@dataclass(slots=True, init=False)
 class Take:
     """The notes on one request.
 
@@ -31,8 +31,14 @@ class Take:
 
     answer: list[bytes] | None
     room: int
-    candidates: list[tuple[Backend, int, EngineLoad]] = field(default_factory=list)
-    chunks: array[float] = field(default_factory=lambda: array("d"))
+    candidates: list[tuple[Backend, int, EngineLoad]]
+    chunks: array[float]
+
+    def __init__(self, answer: list[bytes] | None, room: int) -> None:
+        self.answer = answer
+        self.room = room
+        self.candidates = []
+        self.chunks = array("d")
 
     def choose(self, candidates: Sequence[Backend]) -> None:
         """Note the candidates of a decision, before the request is sent."""
@@ -49,7 +55,7 @@ class Take:
             self.answer.append(data)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Taken:
     """A request that has ended, as it waits in the queue.
 
@@ -87,4 +93,38 @@ class Taken:
     usage: Usage | None
     arrived_s: float
     ended_s: float
-    size_bytes: int = 0
+    size_bytes: int
+
+    def __init__(  # noqa: PLR0917 -- a record
+        self,
+        take: Take,
+        request_id: bytes,
+        key: str,
+        routed: Routed,
+        body: bytes,
+        decision: Decision | None,
+        backend: Backend | None,
+        retried_from: str,
+        status: int,
+        word: str,
+        outcome: Outcome | None,
+        usage: Usage | None,
+        arrived_s: float,
+        ended_s: float,
+        size_bytes: int = 0,
+    ) -> None:
+        self.take = take
+        self.request_id = request_id
+        self.key = key
+        self.routed = routed
+        self.body = body
+        self.decision = decision
+        self.backend = backend
+        self.retried_from = retried_from
+        self.status = status
+        self.word = word
+        self.outcome = outcome
+        self.usage = usage
+        self.arrived_s = arrived_s
+        self.ended_s = ended_s
+        self.size_bytes = size_bytes

@@ -147,7 +147,9 @@ def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    recorder.add(taken(recorder, 1, request_id=None))
+    broken = taken(recorder, 1)
+    broken.take.candidates[0] = ()  # type: ignore[call-overload]
+    recorder.add(broken)
     recorder.add(taken(recorder, 2))
     recorder.stop()
     assert [one.id for one in records(tmp_path)] == ["2"]
