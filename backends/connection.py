@@ -161,6 +161,7 @@ class Connection:
         if self._fresh and call.whole is not None:
             known = self._client.known
             if known is not None and (begins := known.body_begins(data)) >= 0 and len(data) - begins == known.length:
+                self._client.unknown = 0
                 self._free(call)
                 call.whole.on_whole(self._client.known_head, data[begins:])
                 return
@@ -399,7 +400,7 @@ class UpstreamClient:
         self._closing = False
         self.known: HeadPattern | None = None
         self.known_head = AnswerHead(0, [])
-        self._unknown = 0
+        self.unknown = 0  # heads in a row that were not known
 
     def send(
         self,
@@ -441,9 +442,11 @@ class UpstreamClient:
 
         Where all heads differ, as with an id of the request in them, one in 64 is kept, in case that changes.
         """
-        self._unknown += 1
-        if self._unknown < 64 or self._unknown % 64 == 0:
-            self.known, self.known_head = pattern_of(data), head
+        self.unknown += 1
+        if self.unknown > 64 and self.unknown % 64:
+            return
+        if (pattern := pattern_of(data)) is not None:
+            self.known, self.known_head = pattern, head
 
     def keep(self, connection: Connection) -> None:
         """Take back a connection that is free again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})(?=\r\n)", re.IGNORECASE)
 _MOST_BYTES = 4096  # a longer head is parsed each time: few have one, and it would be kept for each connection
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from gateway.metrics import Metrics
 from gateway.routing import Routed
-from gateway.served import Upstream
+from gateway.served import ServedModel, Upstream
 from gateway.sse import EventStream
 from gateway.usage import Usage
-from policies.policy import Decision, Outcome
+from policies.policy import Decision, Outcome, Policy
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Timing:
     """When things happened, on the clock of `time.perf_counter`; 0.0 for what did not.
 
@@ -27,8 +27,20 @@ class Timing:
     last_s: float
     ended_s: float
 
+    def __init__(
+        self,
+        arrived_s: float,
+        first_s: float,
+        last_s: float,
+        ended_s: float,
+    ) -> None:
+        self.arrived_s = arrived_s
+        self.first_s = first_s
+        self.last_s = last_s
+        self.ended_s = ended_s
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Ended:
     """An exchange that has ended, with everything that is known of it.
 
@@ -48,6 +60,24 @@ class Ended:
     usage: Usage | None
     stream: EventStream | None
 
+    def __init__(
+        self,
+        routed: Routed,
+        decision: Decision,
+        upstream: Upstream,
+        status: int,
+        timing: Timing,
+        usage: Usage | None,
+        stream: EventStream | None,
+    ) -> None:
+        self.routed = routed
+        self.decision = decision
+        self.upstream = upstream
+        self.status = status
+        self.timing = timing
+        self.usage = usage
+        self.stream = stream
+
 
 def account(ended: Ended, metrics: Metrics) -> Outcome:
     """Work out the outcome, count it, and let the policy observe it."""
@@ -59,6 +89,33 @@ def account(ended: Ended, metrics: Metrics) -> Outcome:
     except Exception as error:  # noqa: BLE001 -- the request has been served, whatever the policy makes of it
         model.failsafe.note(model.policy.name, "observe", error)
     return outcome
+
+
+def is_plain(usage: Usage | None, model: ServedModel) -> bool:
+    """Tell whether all that is to be counted of an answer in one piece is how long it took, and its tokens.
+
+    So it is for a policy that learns nothing, where the engine told nothing of its own times and acceptance.
+    """
+    return (
+        usage is not None
+        and usage.prompt_tokens is not None
+        and usage.output_tokens is not None
+        and usage.accepted_tokens is None
+        and usage.drafted_tokens is None
+        and usage.queue_s is None
+        and usage.generation_s is None
+        and type(model.policy).observe is Policy.observe
+    )
+
+
+def count_plain(upstream: Upstream, usage: Usage, e2e_s: float) -> int:
+    """Count a plain answer, as `account` would; return its prompt and output tokens."""
+    bound = upstream.metrics
+    prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
+    bound.e2e.observe(e2e_s)
+    bound.prompt_tokens.inc(prompt_tokens)
+    bound.output_tokens.inc(output_tokens)
+    return prompt_tokens + output_tokens
 
 
 def outcome_of(ended: Ended) -> Outcome:

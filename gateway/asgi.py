@@ -36,8 +36,9 @@ class AsgiReply:
         self._waiting_bytes = 0
         self._paused = False
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def head(self, status: int, lines: bytes) -> None:
         """Begin the answer."""
+        headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n") if line]
         self._put({"type": "http.response.start", "status": status, "headers": headers})
 
     def data(self, chunk: bytes) -> None:
@@ -51,6 +52,12 @@ class AsgiReply:
     def end(self) -> None:
         """End it well."""
         self._put({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send all of it."""
+        self.head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
+        self.data(body)
+        self.end()
 
     def cut(self) -> None:
         """End it badly: the server closes the connection of an answer that was not completed."""

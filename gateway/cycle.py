@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.envelope import RequestHead
 from gateway.exchange import Exchange
-from gateway.headers import Header
+from gateway.headers import lines_of
 from gateway.openai import GatewayError, endpoint_of, too_large
 from gateway.relay import Inbound
 
@@ -126,9 +126,8 @@ class RelayCycle:
 
     # The reply.
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def head(self, status: int, lines: bytes) -> None:
         """Begin the answer; it is written with the first bytes of its body."""
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         head = _STATUS_LINES[status] + self._line.preamble.current() + lines
         if self._is_head or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
@@ -153,6 +152,18 @@ class RelayCycle:
         rest = self._reply_head + (b"0\r\n\r\n" if self._chunked else b"")
         if rest:
             self._transport.write(rest)
+        self._end()
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send all of an answer to a request that may have a body in its answer, in one piece."""
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        preamble = self._line.preamble.current()
+        self._transport.write(
+            b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], preamble, lines, close, len(body), body)
+        )
+        self._end()
+
+    def _end(self) -> None:
         self._complete()
         if not self.keep_alive and self.more_body:  # closed at once, the client might not read the answer
             self._line.protocol.loop.call_later(_LINGER_S, self._transport.close)
@@ -176,6 +187,6 @@ class RelayCycle:
         headers, body = error.answer(endpoint_of(request.path), dict(request.headers).get(b"x-request-id", b""))
         if self.more_body:
             self.keep_alive = False  # rather than read all of what will not be used
-        self.head(error.status, headers)
+        self.head(error.status, lines_of(headers))
         self.data(body)
         self.end()

@@ -12,9 +12,9 @@ import time
 import orjson
 
 from backends.backend import Backend, State
-from backends.connection import Call, HeaderList, UpstreamError
-from gateway.accounting import Ended, Timing, account
-from gateway.headers import Header, downstream_headers, gateway_headers, upstream_head
+from backends.connection import AnswerHead, Call, HeaderList, UpstreamError
+from gateway.accounting import Ended, Timing, account, count_plain, is_plain
+from gateway.headers import lines_for_client, lines_of, upstream_head
 from gateway.lookups import Kept
 from gateway.openai import GatewayError, endpoint_of
 from gateway.recorder import Take, Taken
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _WHOLE_ANSWER_BYTES = 1 << 20
 _RETRYABLE = frozenset({500, 502, 503, 504})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # which have one even where it is empty
+_ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 _DOWN_PATIENCE_S = 5.0  # for a stream whose backend fails its health checks
 
 
@@ -183,7 +184,7 @@ class Exchange:
         else:
             relay.metrics.overhead.labels(routed.model.name).observe(self._heard_s - inbound.arrived_s)
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD")
+        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self)
 
     def _release(self) -> None:
         """Let go of the backend, whatever became of the call."""
@@ -236,6 +237,31 @@ class Exchange:
             self._fail_or_elsewhere("timeout", f"sent nothing for {limit_s:g} s")
 
     # From the backend.
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        """Pass an answer on that came in one piece."""
+        upstream, call = self._upstream, self._call
+        assert upstream is not None
+        lines = upstream.lines_of_answer(head)
+        if upstream.answers_json and self.endpoint is not Endpoint.OTHER:
+            try:
+                usage = read_usage(orjson.loads(body))
+            except orjson.JSONDecodeError:
+                pass  # goes the way of any other answer, to its end there
+            else:
+                self._status = head.status
+                self._keep_whole(body)
+                self._passed_head = True
+                lines = b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._own_lines())
+                self._reply.whole(head.status, lines, body)
+                self._succeed(usage)
+                return
+        headers = [one for one in head.headers if one[0] != b"content-length"]
+        self.on_head(head.status, [*headers, (b"content-length", b"%d" % len(body))])
+        if self._call is call and body:
+            self.on_data(body)
+        if self._call is call:
+            self.on_end()
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Take the head of the answer, and decide how much of it must be seen before it is passed on."""
@@ -319,11 +345,7 @@ class Exchange:
                 except orjson.JSONDecodeError:
                     self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
                     return
-            self._note_home(body)
-            if self._kept is not None:
-                self._kept.keep(body)
-            if self._take is not None:
-                self._take.keep(body)
+            self._keep_whole(body)
             self._pass_head()
             if body:
                 self._reply.data(body)
@@ -341,6 +363,13 @@ class Exchange:
             self._pass_head()
         self._reply.end()
         self._succeed(usage)
+
+    def _keep_whole(self, body: bytes) -> None:
+        self._note_home(body)
+        if self._kept is not None:
+            self._kept.keep(body)
+        if self._take is not None:
+            self._take.keep(body)
 
     def _note_home(self, beginning: bytes) -> None:
         if self.endpoint is Endpoint.RESPONSES and self._upstream is not None:
@@ -394,27 +423,20 @@ class Exchange:
 
     def _answer(self, error: GatewayError) -> None:
         headers, body = error.answer(self.endpoint, self._request_id)
-        self._reply.head(error.status, [*headers, *self._own_headers()])
+        self._reply.head(error.status, lines_of(headers) + self._own_lines())
         self._reply.data(b"" if self._envelope.method == "HEAD" else body)
         self._reply.end()
 
     def _pass_head(self) -> None:
         self._passed_head = True
-        headers = downstream_headers(self._headers, request_id=self._request_id, ours=self._own_headers())
-        self._reply.head(self._status, headers)
+        lines = lines_for_client(self._headers)
+        self._reply.head(self._status, b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._own_lines()))
 
-    def _own_headers(self) -> tuple[Header, ...]:
+    def _own_lines(self) -> bytes:
         decision, upstream = self._decision, self._upstream
         if decision is None or upstream is None:
-            return ()
-        return gateway_headers(
-            decision.backend,
-            upstream.backend.method,
-            decision.policy,
-            decision.reason,
-            simulated=upstream.backend.simulated,
-            retried_from=self._tried[0] if self._tried else "",
-        )
+            return b""
+        return upstream.lines_of_choice(decision, self._tried[0] if self._tried else "")
 
     def _succeed(self, usage: Usage | None) -> None:
         assert self._upstream is not None
@@ -425,7 +447,8 @@ class Exchange:
             if self._retried is not None and self._retried[1] == "status":
                 # What another backend could serve was not the request's fault.
                 pool.report_failure(self._retried[0], "status", "answered 5xx to what another backend could serve")
-        self._finish(status, "ok" if status < 400 else "client_error" if status < 500 else "engine_error", usage)
+        outcome = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
+        self._finish(status, outcome, usage)
 
     def _finish(self, status: int, outcome: str, usage: Usage | None = None) -> None:
         """Count the exchange and tell whom it concerns what came of it."""
@@ -439,7 +462,11 @@ class Exchange:
             relay.metrics.requests.labels(routed.model.name, "", "", outcome).inc()
         else:
             self._upstream.metrics.outcomes[outcome].inc()
-            if self.endpoint is not Endpoint.OTHER and outcome in {"ok", "cancelled", "interrupted"}:
+            if self.endpoint is Endpoint.OTHER or outcome not in _ANSWERED:
+                pass
+            elif usage is not None and self._nobody_asks() and is_plain(usage, routed.model):
+                tokens = count_plain(self._upstream, usage, time.perf_counter() - self._inbound.arrived_s)
+            else:
                 timing = Timing(self._inbound.arrived_s, self._first_s, self._last_s, time.perf_counter())
                 ended = Ended(routed, self._decision, self._upstream, status, timing, usage, self._stream)
                 result = account(ended, relay.metrics)
@@ -454,6 +481,10 @@ class Exchange:
             relay.metrics.keys.labels(client.name).inc(tokens)
         if self._take is not None:
             self._record(self._take, routed, status, outcome, result, usage)
+
+    def _nobody_asks(self) -> bool:
+        """Tell whether nobody but the metrics is to be told of this answer, which came in one piece."""
+        return self._stream is None and self._take is None and self._kept is None and not self._relay.listeners
 
     def _replay_lookups(self, kept: Kept, routed: Routed, result: Outcome) -> None:
         lookups = routed.model.lookups

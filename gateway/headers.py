@@ -79,19 +79,19 @@ def upstream_head(
     )
 
 
-def downstream_headers(headers: Iterable[Header], *, request_id: bytes, ours: Iterable[Header]) -> list[Header]:
-    """Return the headers for the client: the backend's own, less those of its connection, and the gateway's."""
-    sent = [header for header in headers if header[0] not in _NOT_SENT_BACK and not header[0].startswith(_OURS)]
-    sent.append((b"x-request-id", request_id))
-    sent.extend(ours)
-    return sent
+def lines_of(headers: Iterable[Header]) -> bytes:
+    """Write headers as HTTP/1.1 has them."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def lines_for_client(headers: Iterable[Header]) -> bytes:
+    """Write a backend's headers as they go on to the client, less those of its connection."""
+    return lines_of(one for one in headers if one[0] not in _NOT_SENT_BACK and not one[0].startswith(_OURS))
 
 
 @lru_cache(maxsize=4096)
-def gateway_headers(
-    backend: str, method: str, policy: str, reason: str, *, simulated: bool, retried_from: str
-) -> tuple[Header, ...]:
-    """Return the headers that say what became of a request; there are few kinds of them, and they are kept."""
+def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:
+    """Write the headers that say what became of a request; there are few kinds of them, and they are kept."""
     headers = [
         (b"x-gateway-backend", backend.encode()),
         (b"x-gateway-method", method.encode()),
@@ -102,4 +102,4 @@ def gateway_headers(
         headers.append((b"x-gateway-simulated", b"true"))
     if retried_from:
         headers.append((b"x-gateway-retried-from", retried_from.encode()))
-    return tuple(headers)
+    return lines_of(headers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
@@ -30,8 +30,8 @@ from policies.policy import Outcome
 class Reply(Protocol):
     """The client's side of an exchange, as a door offers it."""
 
-    def head(self, status: int, headers: list[Header]) -> None:
-        """Begin the answer."""
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer, with its headers as lines."""
 
     def data(self, chunk: bytes) -> None:
         """Send bytes of its body, now."""
@@ -39,11 +39,13 @@ class Reply(Protocol):
     def end(self) -> None:
         """End it well."""
 
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send all of an answer; its length is not among the lines."""
+
     def cut(self) -> None:
         """Break the connection off: what was sent is not whole, and the client must notice."""
 
 
-@dataclass(slots=True)
 class Inbound:
     """A request as a door read it.
 
@@ -53,15 +55,21 @@ class Inbound:
         What its headers tell.
     target
         Path and query as they came.
+
+    Attributes
+    ----------
     arrived_s
         When its last byte came, on the clock of `time.perf_counter`.
     """
 
-    envelope: Envelope
-    path: str
-    target: bytes
-    body: bytes
-    arrived_s: float = field(default_factory=time.perf_counter)
+    __slots__ = ("arrived_s", "body", "envelope", "path", "target")
+
+    def __init__(self, envelope: Envelope, path: str, target: bytes, body: bytes) -> None:
+        self.envelope = envelope
+        self.path = path
+        self.target = target
+        self.body = body
+        self.arrived_s = time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gateway.auth import Client
 from gateway.openai import GatewayError, endpoint_of
 from gateway.served import ServedModel
 from policies.policy import Decision, Policy
-from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
+from policies.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 
 _UP = State.UP  # a member of an enum is looked up anew each time, for each backend and request
 
@@ -94,7 +94,30 @@ _ANY_WISH = frozenset(_WISHES)
 _NO_WISH = Wish()
 
 
-@dataclass(slots=True)
+class Undescribed:
+    """A request whose features nobody has asked for yet, and the load when it arrived."""
+
+    __slots__ = ("_body", "_endpoint", "_in_flight", "_qps")
+
+    def __init__(self, endpoint: Endpoint, body: bytes, qps: float, in_flight: int) -> None:
+        self._endpoint = endpoint
+        self._body = body
+        self._qps = qps
+        self._in_flight = in_flight
+
+    def described(self, model: ServedModel) -> RequestFeatures:
+        """Return what `describe` finds without a look at the text."""
+        return describe(
+            self._endpoint,
+            _parse(self._body, required=False),
+            model=model.name,
+            default_temperature=model.default_temperature,
+            qps=self._qps,
+            in_flight=self._in_flight,
+            text_features=(),
+        )
+
+
 class Routed:
     """A request that is understood: which model it wants and what it looks like.
 
@@ -102,11 +125,35 @@ class Routed:
     ----------
     home
         The one backend that can answer it, where it refers to a response stored there.
+    baseline_only
+        As in the features, which may be described later.
     """
 
-    model: ServedModel
-    features: RequestFeatures
-    home: str | None = None
+    __slots__ = ("_features", "_undescribed", "baseline_only", "home", "model")
+
+    def __init__(
+        self,
+        model: ServedModel,
+        features: RequestFeatures | None,
+        home: str | None = None,
+        *,
+        undescribed: Undescribed | None = None,
+        baseline_only: tuple[str, ...] = (),
+    ) -> None:
+        self.model = model
+        self.home = home
+        self.baseline_only = baseline_only if features is None else features.baseline_only
+        self._features = features
+        self._undescribed = undescribed
+
+    @property
+    def features(self) -> RequestFeatures:
+        """What the request looks like."""
+        if self._features is None:
+            assert self._undescribed is not None
+            self._features = self._undescribed.described(self.model)
+            self._undescribed = None
+        return self._features
 
 
 class Router:
@@ -144,22 +191,26 @@ class Router:
         endpoint = endpoint_of(path)
         document = _parse(body, required=endpoint is not Endpoint.OTHER and method == "POST")
         model = self._find(document.get("model") or wish.model or None, client, path)
+        policy, traffic, home = model.policy, model.traffic, self.homes.home_of(path, document)
+        if not (whole or policy.reads_requests) and wish is _NO_WISH and client.slo_ttft_s is client.slo_tpot_s is None:
+            later = Undescribed(endpoint, body, traffic.qps(now_s), traffic.in_flight)
+            return Routed(model, None, home, undescribed=later, baseline_only=baseline_only(document))
         features = describe(
             endpoint,
             document,
             model=model.name,
             default_temperature=model.default_temperature,
-            qps=model.traffic.qps(now_s),
-            in_flight=model.traffic.in_flight,
+            qps=traffic.qps(now_s),
+            in_flight=traffic.in_flight,
             workload=wish.workload,
-            text_features=TEXT_FEATURES if whole else model.policy.text_features,
+            text_features=TEXT_FEATURES if whole else policy.text_features,
         )
         features = wish.applied(features)
         if features.slo_ttft_s is None:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        return Routed(model, features, self.homes.home_of(path, document))
+        return Routed(model, features, home)
 
     def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.
@@ -175,7 +226,7 @@ class Router:
             members = _granted(members, client, wish, name)
         elif routed.home is not None:
             members = [one for one in members if one.name == routed.home] or members
-        elif routed.features.baseline_only:
+        elif routed.baseline_only:
             # Without a baseline in the pool any engine will do: it answers with an error that says what it lacks.
             members = [one for one in members if one.method is Method.BASELINE] or members
         ready = [one for one in members if one.state is _UP]
@@ -192,13 +243,14 @@ class Router:
         """
         model = routed.model
         policy = policy or model.policy
+        features = routed.features if policy.reads_requests else ANY_REQUEST
         try:
-            decision = policy.choose(routed.features, candidates)
+            decision = policy.choose(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is no backend of {model.name}")  # noqa: TRY301 -- as any other
         except Exception as error:  # noqa: BLE001 -- anybody's code: no defect of it shall turn requests away
             model.failsafe.note(policy.name, "choose", error)
-            decision = model.failsafe.choose(routed.features, candidates)
+            decision = model.failsafe.choose(ANY_REQUEST, candidates)
         if routed.home == decision.backend:
             return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
         if wish.backend or wish.method:
@@ -243,9 +295,7 @@ class Router:
             f"{one.name} failed this request" if one.name in tried else f"{one.name} is {one.state}: {one.state_reason}"
             for one in members
         )
-        needs = (
-            f" that can serve {' and '.join(routed.features.baseline_only)}" if routed.features.baseline_only else ""
-        )
+        needs = f" that can serve {' and '.join(routed.baseline_only)}" if routed.baseline_only else ""
         return GatewayError(
             503,
             f"No backend of {routed.model.name}{needs} is up ({why}). Try again shortly.",

@@ -5,23 +5,59 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from backends.backend import Backend
-from backends.connection import UpstreamClient
+from backends.connection import AnswerHead, UpstreamClient
 from gateway.failsafe import Failsafe
+from gateway.headers import gateway_lines, lines_for_client
 from gateway.lookups import LookupReplay
 from gateway.metrics import BackendMetrics
 from gateway.traffic import Traffic
-from policies.policy import Policy
+from policies.policy import Decision, Policy
 
 _FIRST_GUESS_BYTES = 4.0  # of English text in a token of a vocabulary of 128k
 
 
-@dataclass(slots=True)
 class Upstream:
-    """A backend with what the relay needs at hand to use it."""
+    """A backend with what the relay needs at hand to use it.
 
-    backend: Backend
-    client: UpstreamClient
-    metrics: BackendMetrics
+    Attributes
+    ----------
+    answers_json
+        Whether the answer whose head was last given to `lines_of_answer` is JSON as it stands, not compressed.
+    """
+
+    __slots__ = ("_answer", "_answer_lines", "_choice", "_choice_lines", "answers_json", "backend", "client", "metrics")
+
+    def __init__(self, backend: Backend, client: UpstreamClient, metrics: BackendMetrics) -> None:
+        self.backend = backend
+        self.client = client
+        self.metrics = metrics
+        self.answers_json = False
+        self._answer: AnswerHead | None = None
+        self._answer_lines = b""
+        self._choice: Decision | None = None
+        self._choice_lines = b""
+
+    def lines_of_answer(self, head: AnswerHead) -> bytes:
+        """Write the headers of an answer as they go on to the client, less its length; written once for all alike."""
+        if head is not self._answer:
+            named = dict(head.headers)
+            self._answer = head
+            self._answer_lines = lines_for_client([one for one in head.headers if one[0] != b"content-length"])
+            kind = named.get(b"content-type", b"")
+            self.answers_json = kind.startswith(b"application/json") and b"content-encoding" not in named
+        return self._answer_lines
+
+    def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:
+        """Write the headers that say why a request came here."""
+        if decision is self._choice and not retried_from:
+            return self._choice_lines
+        backend = self.backend
+        lines = gateway_lines(
+            backend.name, backend.method, decision.policy, decision.reason, backend.simulated, retried_from
+        )
+        if not retried_from:
+            self._choice, self._choice_lines = decision, lines
+        return lines
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 _NOTHING: dict[str, Any] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Usage:
     """The engine's own account of a request; None where it gave none.
 
@@ -20,15 +20,37 @@ class Usage:
         Steps that drafted anything.
     """
 
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    drafting_steps: int = 0
-    ttft_s: float | None = None
-    queue_s: float | None = None
-    generation_s: float | None = None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    drafted_tokens: int | None
+    accepted_tokens: int | None
+    drafting_steps: int
+    ttft_s: float | None
+    queue_s: float | None
+    generation_s: float | None
+
+    def __init__(  # noqa: PLR0917 -- a record
+        self,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        drafted_tokens: int | None = None,
+        accepted_tokens: int | None = None,
+        drafting_steps: int = 0,
+        ttft_s: float | None = None,
+        queue_s: float | None = None,
+        generation_s: float | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
+        self.drafted_tokens = drafted_tokens
+        self.accepted_tokens = accepted_tokens
+        self.drafting_steps = drafting_steps
+        self.ttft_s = ttft_s
+        self.queue_s = queue_s
+        self.generation_s = generation_s
 
     @property
     def tokens_per_step(self) -> float | None:

@@ -52,6 +52,7 @@ class LeastLoaded(LoadPolicy):
     """Sends each request to the backend with the fewest requests for its weight."""
 
     name = "least_loaded"
+    reads_requests = False
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the least loaded candidate."""
@@ -69,6 +70,7 @@ class PowerOfTwo(LoadPolicy):
     """
 
     name = "power_of_two"
+    reads_requests = False
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the less loaded of two candidates drawn at random."""
@@ -110,6 +112,7 @@ class Static(LoadPolicy):
     """Sends everything to one backend, or to the backends of one method; to the least loaded other if none can."""
 
     name = "static"
+    reads_requests = False
     Settings = StaticSettings
     settings: StaticSettings
 
@@ -143,20 +146,30 @@ class RoundRobin(Policy):
 
     name = "round_robin"
     text_features = frozenset[str]()
+    reads_requests = False
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._credit: dict[str, float] = {}
+        self._decisions: dict[str, Decision] = {}
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate whose turn it is."""
+        if len(candidates) == 1:
+            return self._decision(candidates[0].name)
         weights = _weights(candidates)
         credit = self._after_gain(candidates, weights)
         chosen = max(range(len(candidates)), key=credit.__getitem__)
         credit[chosen] -= sum(weights)
         for candidate, left in zip(candidates, credit, strict=True):
             self._credit[candidate.name] = left
-        return Decision(candidates[chosen].name, self.name, "next_in_turn")
+        return self._decision(candidates[chosen].name)
+
+    def _decision(self, backend: str) -> Decision:
+        found = self._decisions.get(backend)
+        if found is None:
+            found = self._decisions[backend] = Decision(backend, self.name, "next_in_turn")
+        return found
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Score each candidate by its credit, the highest of which is next: the score is its negative."""
@@ -184,6 +197,7 @@ class RandomChoice(Policy):
     name = "random"
     Settings = RandomSettings
     text_features = frozenset[str]()
+    reads_requests = False
 
     def __init__(self, settings: RandomSettings) -> None:
         super().__init__(settings)

@@ -54,6 +54,8 @@ class Policy(ABC):
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
     text_features: frozenset[str] = TEXT_FEATURES
     """Those of `policies.request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
+    reads_requests: bool = True
+    """Whether it looks at requests: if not, it sees `policies.request.ANY_REQUEST`, and none is described for it."""
     tells_considered: bool = False
     """Whether decisions are to tell of all candidates; set by whoever records them."""
     experience: Experience | None = None

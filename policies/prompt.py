@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -24,7 +24,7 @@ SHORTEST_BEGINNING_TOKENS = 32
 """A shorter beginning saves nothing worth telling."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Prompt:
     """What a request asks with.
 
@@ -46,13 +46,31 @@ class Prompt:
         Independent prompts in the request.
     """
 
-    pieces: list[str] = field(default_factory=list)
-    system: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    size_bytes: int = 0
-    id_count: int = 0
-    turns: int = 1
-    batch: int = 1
+    pieces: list[str]
+    system: list[str]
+    ids: list[int]
+    size_bytes: int
+    id_count: int
+    turns: int
+    batch: int
+
+    def __init__(
+        self,
+        pieces: list[str] | None = None,
+        system: list[str] | None = None,
+        ids: list[int] | None = None,
+        size_bytes: int = 0,
+        id_count: int = 0,
+        turns: int = 1,
+        batch: int = 1,
+    ) -> None:
+        self.pieces = [] if pieces is None else pieces
+        self.system = [] if system is None else system
+        self.ids = [] if ids is None else ids
+        self.size_bytes = size_bytes
+        self.id_count = id_count
+        self.turns = turns
+        self.batch = batch
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.connection import Address, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.connection import Address, AnswerHead, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.head_pattern import pattern_of
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 REQUEST = request_head(b"GET", b"/x", [(b"host", b"h")])
@@ -264,3 +265,96 @@ def test_addresses() -> None:
     for wrong in ("h:80", "ftp://h", "unix:relative", "http://"):
         with pytest.raises(ValueError, match=r"expected|absolute"):
             Address.parse(wrong)
+
+
+class Whole(Recorder):
+    """One that takes answers in one piece."""
+
+    came_whole = 0
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        self.came_whole += 1
+        self.on_head(head.status, head.headers)
+        self.on_data(body)
+        self.on_end()
+
+
+def of(body: bytes, extra: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\nX-A: 1\r\n\r\n%b" % (extra, len(body), body)
+
+
+async def ask_for_whole(client: UpstreamClient) -> Whole:
+    recorder = Whole()
+    client.send(REQUEST, b"", recorder, whole=recorder)
+    async with asyncio.timeout(5):
+        await recorder.done.wait()
+    return recorder
+
+
+async def test_answers_like_the_one_before_come_whole() -> None:
+    bodies = [b"first", b"second", b"", b"x" * 50_000, b"fifth"]
+    async with serving(answering(*map(of, bodies))) as client:
+        got = [await ask_for_whole(client) for _ in bodies]
+        assert [one.body for one in got] == bodies
+        assert [one.came_whole for one in got] == [0, 1, 1, 1, 1]
+        assert {one.status for one in got} == {200}
+
+
+async def test_answers_unlike_the_one_before_are_parsed() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    failed = b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\nx-a: 1\r\n\r\nno"
+    last = of(b"last", b"connection: close\r\n")
+    answers = [of(b"a"), chunked, of(b"b"), failed, of(b"c", b"date: now\r\n"), of(b"d"), last]
+    async with serving(answering(*answers, close=True)) as client:
+        got = [await ask_for_whole(client) for _ in answers]
+        assert [one.body for one in got] == [b"a", b"ab", b"b", b"no", b"c", b"d", b"last"]
+        assert [one.status for one in got] == [200, 200, 200, 500, 200, 200, 200]
+        assert [one.came_whole for one in got] == [0, 0, 1, 0, 0, 0, 0]
+
+
+async def test_a_known_answer_in_pieces_is_put_together() -> None:
+    whole = of(b"0123456789")
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for cut in (None, 5, len(whole) - 12, len(whole) - 9, len(whole) - 1):
+            await reader.readuntil(b"\r\n\r\n")
+            for part in (whole[:cut], whole[cut:] if cut else b""):
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(whole[:-3])
+        writer.close()
+
+    async with serving(handler) as client:
+        got = [await ask_for_whole(client) for _ in range(6)]
+        assert [one.body for one in got[:5]] == [b"0123456789"] * 5
+        assert not any(one.came_whole for one in got)
+        assert got[5].error is not None
+        assert got[5].error.kind == "broken"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx-content-length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1234567890\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"x" * 5000 + b"\r\ncontent-length: 2\r\n\r\n",
+    ],
+)
+def test_heads_that_have_no_pattern(head: bytes) -> None:
+    assert pattern_of(head + b"ok") is None
+
+
+@pytest.mark.parametrize("length", [b"", b"x", b"1x", b"-1", b" 12", b"1234567890123"])
+def test_a_pattern_takes_digits_alone(length: bytes) -> None:
+    pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\nx: y\r\n\r\n")
+    assert pattern is not None
+    assert pattern.body_begins(b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\nx: y\r\n\r\n" % length) == -1
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 345\r\nx: y\r\n\r\n"
+    assert pattern.body_begins(head + b"abc") == len(head)
+    assert pattern.length == 345
+    assert pattern.body_begins(head[:-1]) == -1
