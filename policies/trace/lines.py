@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 Compression = Literal["none", "gzip", "zstd"]
 
@@ -112,12 +112,52 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
             with gzip.open(file) as unpacked:
                 yield cast(IO[bytes], unpacked)
         elif packed == "zstd":
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as frames:
-                yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, frames), _CHUNK_BYTES))
+            yield cast(IO[bytes], io.BufferedReader(_Frames(file), _CHUNK_BYTES))
         else:
             yield file
+
+
+def damages() -> tuple[type[Exception], ...]:
+    """Return what is raised while a damaged file is read."""
+    import zstandard
+
+    return OSError, EOFError, zlib.error, zstandard.ZstdError
+
+
+class _Frames(io.RawIOBase):
+    """Unpacks zstd frames that stand one behind the other.
+
+    zstandard's own reader takes a file that ends within a frame for one that ends there, and says nothing.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._frame: Any = None  # what unpacks the frame under way
+        self._packed = b""
+        self._unpacked = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        import zstandard
+
+        while not self._unpacked:
+            self._packed = self._packed or self._file.read(_CHUNK_BYTES)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("it was cut off within a zstd frame")
+                return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._unpacked = memoryview(self._frame.decompress(self._packed))
+            self._packed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        count = min(len(buffer), len(self._unpacked))
+        buffer[:count], self._unpacked = self._unpacked[:count], self._unpacked[count:]
+        return count
 
 
 def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
@@ -131,14 +171,12 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
     TraceError
         If the file cannot be opened.
     """
-    import zstandard
-
     number = 0
     with open_unpacked(path) as file:
         while True:
             try:
                 line = file.readline(MOST_LINE_BYTES)
-            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            except damages() as error:
                 report(BrokenLine(path, number + 1, f"the file is damaged from here on: {error}"))
                 return
             if not line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ import orjson
 
 from policies.trace.conversations import read_sharegpt
 from policies.trace.decode import CountTokens, decode, estimate_tokens, read_time
-from policies.trace.lines import BrokenLine, BrokenLines, Report, TraceError, numbered_lines, open_unpacked, refuse
+from policies.trace.lines import (
+    BrokenLine,
+    BrokenLines,
+    Report,
+    TraceError,
+    damages,
+    numbered_lines,
+    open_unpacked,
+    refuse,
+)
 from policies.trace.order import in_arrival_order, lateness
 from policies.trace.record import BLOCK_TOKENS, TraceRecord
 from policies.trace.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
@@ -111,11 +121,14 @@ def detect_format(path: Path) -> str:
     TraceError
         If it is in none, or cannot be read.
     """
-    with open_unpacked(path) as file:
+    with suppress(*damages()), open_unpacked(path) as file:
         if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
             return "sharegpt"
-    ignored = BrokenLines(lambda _: None)
-    for _, line in islice(numbered_lines(path, ignored), _LOOKED_AT):
+    damage = BrokenLines(lambda _: None)
+    lines = list(islice(numbered_lines(path, damage), _LOOKED_AT))
+    if not lines and damage.count:
+        return "gateway"  # cut off before its first line was whole: a recorder's whose process was killed
+    for _, line in lines:
         columns = columns_of(line[:4096])
         if is_table(columns, AZURE):
             return "azure"

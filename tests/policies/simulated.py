@@ -12,7 +12,8 @@ from backends.simulator.calibration import load_calibration
 from backends.simulator.fleet import Completion, Fleet, Replica
 from backends.simulator.virtual_time import Arrival, Timeline, run_fleet
 from backends.speculation import Method
-from policies.policy import Decision, Outcome, Policy
+from policies.policy import Decision, Policy
+from policies.replay import outcome_of
 from policies.request import Endpoint, RequestFeatures
 
 CALIBRATION = "llama-3.1-8b-h100"
@@ -95,7 +96,8 @@ def play(
         return places[sent[-1][1].backend]
 
     def observe(completion: Completion) -> None:
-        policy.observe(outcome(*sent[completion.request_id], pool[completion.replica].method, completion))
+        features, decision = sent[completion.request_id]
+        policy.observe(outcome_of(features, decision, completion, pool[completion.replica].method))
 
     timeline = run_fleet(fleet, _arrivals(requests), choose, observe)
     return timeline, [decision for _, decision in sent]
@@ -106,26 +108,6 @@ def fit(policy: Policy) -> None:
     work: Callable[[], None] | None = policy.upkeep()
     if work is not None:
         work()
-
-
-def outcome(features: RequestFeatures, decision: Decision, method: Method, completion: Completion) -> Outcome:
-    """Return what a gateway would tell of a completion."""
-    later = completion.output_tokens - 1
-    return Outcome(
-        features,
-        decision,
-        method,
-        200,
-        completion.ttft_s,
-        (completion.e2e_s - completion.ttft_s) / later if later else None,
-        completion.e2e_s,
-        completion.prompt_tokens,
-        completion.output_tokens,
-        completion.tokens_per_step,
-        completion.drafted,
-        completion.accepted,
-        completion.cached_tokens,
-    )
 
 
 def _arrivals(requests: list[Call]) -> Iterator[Arrival]:

@@ -154,3 +154,26 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
     assert int(count) == 15_000
     assert path.stat().st_size > 140 * 2**20
     assert float(grown_mib) < 130  # most of it is DuckDB itself
+
+
+def test_a_file_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_frame(tmp_path: Path) -> None:
+    records = [TraceRecord(id=str(number), arrived_at=float(number), prompt_tokens=5) for number in range(9)]
+    frames = [
+        zstandard.ZstdCompressor(write_checksum=True).compress(b"".join(map(encode, records[start : start + 3])))
+        for start in (0, 3, 6)
+    ]
+    whole = b"".join(frames)
+    ends = {sum(map(len, frames[: count + 1])): 3 * (count + 1) for count in range(3)}
+    path = tmp_path / "requests.jsonl.zst"
+    for length in range(5, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        told: list[BrokenLine] = []
+        read = list(read_trace(path, report=told.append))
+        assert read == records[: len(read)]
+        assert len(read) >= max((count for end, count in ends.items() if end <= length), default=0)
+        if length in ends:
+            assert (len(read), told) == (ends[length], [])
+        else:
+            assert [str(one) for one in told] == [
+                f"{path}:{len(read) + 1}: the file is damaged from here on: it was cut off within a zstd frame"
+            ]
