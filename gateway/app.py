@@ -65,6 +65,8 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
             recorder.start()
         await gateway.state.start()  # before the first request, so that it meets what was learned
         await gateway.pool.start()
+        for model in gateway.models.values():
+            await asyncio.to_thread(model.policy.prepare)
         beside = [asyncio.create_task(_tick(gateway, siblings))]
         beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
         try:
@@ -168,12 +170,17 @@ async def _tick(gateway: Gateway, siblings: Siblings) -> None:
 
 
 async def _learn(model: ServedModel) -> None:
-    """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before."""
+    """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before.
+
+    The more there is to fit the longer it takes, and the less one more request changes: so it is done less often.
+    """
+    pause_s = _SWEEP_S
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(pause_s)
         try:
             if (work := model.policy.upkeep()) is not None:
-                await asyncio.to_thread(work)
+                cpu_s = await asyncio.to_thread(_cpu_s, work)
+                pause_s = max(_SWEEP_S, min(_LONGEST_PAUSE_S, cpu_s / _LEARN_SHARE))
         except Exception as error:  # noqa: BLE001 -- it goes on with what it knew, and tries again
             model.failsafe.note(model.policy.name, "upkeep", error)
 
