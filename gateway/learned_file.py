@@ -11,7 +11,7 @@ from policies.experience import Row
 
 
 class LearnedFileError(Exception):
-    """A file that `gateway replay --state` has not written."""
+    """A file that cannot be read, or that `gateway replay --state` has not written."""
 
 
 def read_learned(path: Path) -> dict[str, list[Row]]:
@@ -20,9 +20,7 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
     Raises
     ------
     LearnedFileError
-        If it holds something else.
-    OSError
-        If it cannot be read.
+        If it cannot be read, or holds something else.
     """
     try:
         document = orjson.loads(path.read_bytes())
@@ -30,6 +28,8 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
             policy: [Row(table, 0, tuple(key), tuple(sums)) for table, key, sums in rows]
             for policy, rows in document["learned"].items()
         }
+    except OSError as error:
+        raise LearnedFileError(f"--state {path}: cannot read it: {error.strerror}") from None
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
         raise LearnedFileError(f"--state {path}: this is no file that `gateway replay --state` has written") from None
 

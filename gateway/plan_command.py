@@ -19,7 +19,7 @@ from rich.table import Table
 
 from backends.memory import Machine
 from backends.memory_catalogue import gpu
-from backends.simulator.calibration import Calibration, load_calibration
+from backends.simulator.calibration import Calibration, calibration_names, load_calibration
 from backends.speculation import Method, serve_config
 from gateway.config import ConfigError, load_pool
 from gateway.parallel import ParallelError, all_cores, ray_cluster
@@ -138,7 +138,9 @@ def _calibration(options: PlanOptions, served: ModelSettings | None) -> Calibrat
         return load_calibration(options.calibration)
     simulated = [one.simulate.calibration for one in served.backends.values() if one.simulate] if served else []
     if not simulated:
-        raise PlanError("--calibration: say which model on which GPU it is for; `gateway plan --help` names them")
+        raise PlanError(
+            f"--calibration: say which model on which GPU it is for; there are {', '.join(calibration_names())}"
+        )
     return load_calibration(simulated[0])
 
 

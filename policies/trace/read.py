@@ -126,8 +126,8 @@ def detect_format(path: Path) -> str:
             return "sharegpt"
     damage = BrokenLines(lambda _: None)
     lines = list(islice(numbered_lines(path, damage), _LOOKED_AT))
-    if not lines and damage.count:
-        return "gateway"  # cut off before its first line was whole: a recorder's whose process was killed
+    if not lines:
+        return "gateway"  # empty, or cut off before its first line was whole: a recorder's whose process was killed
     for _, line in lines:
         columns = columns_of(line[:4096])
         if is_table(columns, AZURE):

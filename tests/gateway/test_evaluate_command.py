@@ -139,7 +139,7 @@ def test_a_state_that_tells_nothing_of_the_policy(log: Path, tmp_path: Path, wri
     code, printed, error = run(log, "--policy", "learned", "--state", state)
     assert (code, printed) == (2, "")
     told = {
-        None: "No such file",
+        None: "cannot read it: No such file",
         "{}": "this is no file that `gateway replay --state` has written",
         '{"learned": {"mine": []}}': "nothing in it was learned by learned; known here: mine",
     }

@@ -204,6 +204,15 @@ def test_broken_lines_are_told_and_skipped_or_refused(pool: Path, tmp_path: Path
     assert "trace.jsonl:8: not JSON" in error
 
 
+def test_a_file_that_was_begun_and_never_written_does_not_hide_the_others(pool: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    (folder / "requests-1.jsonl").touch()
+    assert run(folder, "--config", pool) == (2, "", "gateway replay: the trace has no requests\n")
+    write_trace(folder / "requests-2.jsonl", [TraceRecord(arrived_at=float(n), prompt_tokens=9) for n in range(3)])
+    assert figures(tmp_path, folder, "--config", pool)["requests"] == 3
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

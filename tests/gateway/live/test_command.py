@@ -246,7 +246,7 @@ def test_wrong_input_is_told_and_exits_2(options: list[object], told: str) -> No
 def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    code, _, error = command(empty, "--live", "http://127.0.0.1:9", "--format", "gateway")
+    code, _, error = command(empty, "--live", "http://127.0.0.1:9")
     assert (code, error) == (2, "gateway replay: the trace has no requests\n")
     code, _, error = command(tmp_path / "nowhere.jsonl", "--live", "http://127.0.0.1:9")
     assert code == 2
