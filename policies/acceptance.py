@@ -87,6 +87,11 @@ class AcceptanceModel:
         """Return how often requests of the same template and workload were seen on an arm."""
         return math.inf if arm == _BASELINE else self._seen.get(_alike(arm, request), 0.0)
 
+    def spread(self, arm: str) -> float:
+        """Return the standard deviation of log tokens per step around what is expected of a request on an arm."""
+        effects = self.arms.get(arm)
+        return NOISE if effects is None else effects.noise
+
     def expected(self, key: Key) -> float:
         """Return the logarithm of tokens per step that the calibration has for a key."""
         known = (key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE])

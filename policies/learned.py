@@ -231,7 +231,10 @@ class Learned(LoadPolicy):
             import_module(library)
 
     def upkeep(self) -> Callable[[], None] | None:
-        """Fit again what there are new observations of."""
+        """Let slowness fade that nothing has confirmed, and fit again what there are new observations of."""
+        now_s = self.clock()
+        for name, known in self.predictor.known.items():
+            known.slowness = self.quarantine.slowness(name, now_s)
         seen = self.experience.observations, len(self.predictor.known)
         if seen == self._fitted:
             return None
@@ -322,7 +325,8 @@ class Learned(LoadPolicy):
         acceptance_ratio = None
         if per_step is not None and prediction.seen >= _FEWEST_OBSERVED:
             acceptance_ratio = per_step / prediction.tokens_per_step
-        known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s)
+        spread = self.predictor.knowledge.acceptance.spread(known.arm)
+        known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s, spread)
 
 
 def _is_much_longer(outcome: Outcome, prediction: Prediction) -> bool:

@@ -234,6 +234,21 @@ def test_a_failure_teaches_nothing_but_leaves_the_backlog() -> None:
     assert not [*policy.experience.own()]
 
 
+def test_mild_slowness_is_forgotten_where_no_request_confirms_it() -> None:
+    policy, pool, now_s = _policy(exploration={"share": 0}, guardrail={"share": 0}), _pool(), 1_000_000.0
+    policy.set_clock(lambda: now_s)
+    policy.choose(REQUEST, pool)
+    known = policy.predictor.known["e"]
+    for _ in range(5):
+        known.slowness = policy.quarantine.observe("e", 2.0, None, now_s)
+    assert known.slowness == pytest.approx(2.0)
+    policy.upkeep()
+    assert known.slowness == pytest.approx(2.0)
+    now_s += 30.0
+    policy.upkeep()
+    assert 1.0 < known.slowness < 1.2
+
+
 def test_lookups_on_a_finished_text_teach_of_backends_that_did_not_write_it() -> None:
     policy = _policy()
     for _ in range(40):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
-from policies.quarantine import FIRST_S, LONGEST_S, Quarantine
+from policies.quarantine import FADES_S, FIRST_S, LONGEST_S, Quarantine
 
 POOL = [Backend(name, "m", Method.EAGLE3, "http://x", num_speculative_tokens=3) for name in ("a", "b")]
 
@@ -95,3 +98,40 @@ def test_slowness_is_told_before_it_takes_a_backend_out() -> None:
     assert _feed(quarantine, 10, 1.1, 1.0) == 1.0
     assert _feed(quarantine, 20, 2.0, 1.0) == pytest.approx(2.0, rel=0.05)
     assert _names(quarantine, 0.0) == ["a", "b"]
+
+
+def test_slowness_that_nothing_confirms_fades() -> None:
+    quarantine = Quarantine()
+    slow = _feed(quarantine, 20, 2.0, 1.0)
+    told = [quarantine.slowness("a", after_s) for after_s in (0.0, FADES_S, 2 * FADES_S, 100 * FADES_S)]
+    assert told == pytest.approx([slow, 1 + (slow - 1) / 2, 1 + (slow - 1) / 4, 1.0])
+    assert _feed(quarantine, 1, 2.0, 1.0, 50 * FADES_S) == pytest.approx(slow, rel=0.01)  # confirmed
+    assert quarantine.slowness("never seen", 0.0) == 1.0
+
+
+def _answers(rng: np.random.Generator, share: float, count: int, spread: float) -> list[float]:
+    """Draw tokens per step over those expected, 2.5: skewed, never under one token, a few brilliant."""
+    logs = rng.gamma(2.0, spread / 2**0.5, count) - spread * 2**0.5  # mean 0, this spread, a long right tail
+    expected = 2.5
+    return [max(1.0, 1.0 + share * (expected * math.exp(log) - 1.0)) / expected for log in logs]
+
+
+@pytest.mark.parametrize("spread", [0.15, 0.35, 0.55])
+def test_however_much_acceptance_varies_the_healthy_stay_and_the_faulty_go(spread: float) -> None:
+    rng = np.random.default_rng(5)
+    quarantine = Quarantine()
+    for ratio in _answers(rng, 1.0, 20_000, spread):
+        quarantine.observe("a", float(rng.lognormal(0.0, 0.05)), ratio, 0.0, spread)
+    assert quarantine.reasons == {}
+    delays = []
+    for _ in range(20):
+        quarantine = Quarantine()
+        for ratio in _answers(rng, 1.0, 50, spread):
+            quarantine.observe("a", 1.0, ratio, 0.0, spread)
+        for number, ratio in enumerate(_answers(rng, 0.0, 200, spread), 1):
+            quarantine.observe("a", 1.0, ratio, 0.0, spread)
+            if quarantine.reasons:
+                delays.append(number)
+                break
+    assert len(delays) == 20
+    assert max(delays) <= 40
