@@ -64,13 +64,15 @@ def tell(count: int) -> None:
 
 
 def _watched(answers: Any, done: Any, progress: Callable[[int], None] | None) -> Any:
-    """Wait for all answers."""
-    told = 0
-    while progress is not None and not answers.ready():
+    """Wait for all answers, and tell meanwhile what was done."""
+    while progress is not None:
+        finished = answers.ready()  # before the count is taken: then that of the last task is in it
+        with done.get_lock():
+            count, done.value = done.value, 0
+        progress(count)
+        if finished:
+            break
         answers.wait(_TOLD_EVERY_S)
-        now = done.value
-        progress(now - told)
-        told = now
     return answers.get()
 
 

@@ -14,7 +14,7 @@ from backends.memory import Machine
 from backends.memory_catalogue import gpu
 from gateway.cli import app
 from gateway.config import load_pool
-from gateway.parallel import ParallelError, all_cores, ray_cluster
+from gateway.parallel import ParallelError, all_cores, ray_cluster, tell
 from policies.trace import TraceRecord, write_trace
 
 POOL = """\
@@ -149,13 +149,18 @@ def test_wrong_input_is_told_and_exits_2(trace: Path, options: list[str], told: 
 
 
 def _square(number: int) -> int:
+    tell(number)
     return number * number
 
 
-def test_all_cores_answer_in_order() -> None:
-    with all_cores(_square, 2) as run_all:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_all_cores_answer_in_order_and_tell_what_is_done(jobs: int) -> None:
+    told: list[int] = []
+    with all_cores(_square, jobs, told.append) as run_all:
         assert run_all(range(20)) == [number * number for number in range(20)]
+        assert sum(told) == sum(range(20))
         assert run_all([7]) == [49]
+    assert sum(told) == sum(range(20)) + 7
 
 
 def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_same_seed_same_figures(pool: Path, tmp_path: Path) -> None:
     assert first["policies"] != other["policies"]
 
 
+def test_policies_that_are_played_side_by_side_give_the_same_figures(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned", "--warmup", 3)
+    alone = figures(tmp_path, *given, "--state", tmp_path / "alone")
+    monkeypatch.setattr("gateway.replay_play._FEW", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert figures(tmp_path, *given, "--state", tmp_path / "together") == alone
+    assert (tmp_path / "together").read_bytes() == (tmp_path / "alone").read_bytes()
+
+
 def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
     given = (AZURE, "--config", pool, "--policy", "least_loaded")
     own = figures(tmp_path, *given)["policies"]["least_loaded"]

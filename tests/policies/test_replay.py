@@ -131,6 +131,20 @@ def test_lookups_run_on_the_text_where_it_is_there() -> None:
     assert steps(told, Method.NGRAM, 5)[0] == 40 * [1]  # what was recorded goes before the text
 
 
+def test_lookups_that_look_in_other_ways_are_told_apart() -> None:
+    prompt = [1, 2, 3, 9, 9, 3, 4, 5]
+    text = {"prompt_token_ids": prompt, "output_token_ids": [3, 4, 5, 3, 4, 5]}
+    request = replay_request(record(prompt_tokens=8, output_tokens=6, **text), 0.0, 0.0)
+    ways = [{"prompt_lookup_min": shortest, "prompt_lookup_max": 3} for shortest in (1, 3)]
+    emitted = []
+    for way in ways:
+        script = request.script(Method.NGRAM, 2, way)
+        assert script is not None
+        emitted.append(script.emitted.tolist())
+        assert emitted[-1] == ngram_replay(prompt, [3, 4, 5, 3, 4, 5], 2, *lookup_bounds(way))[0].tolist()
+    assert emitted[0] != emitted[1]
+
+
 def replace_acceptance(request: ReplayRequest, acceptance: dict[str, float]) -> ReplayRequest:
     return replace(request, acceptance=acceptance, _scripts={})
 
