@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,12 +29,17 @@ def writable(path: Path | None) -> Path | None:
     Raises
     ------
     typer.BadParameter
-        If its folder is not there, or it is a folder.
+        If its folder is not there, it is a folder, or its permissions are against it.
     """
-    if path is not None and not path.absolute().parent.is_dir():
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise typer.BadParameter(f"{path}: its folder does not exist")
-    if path is not None and path.is_dir():
+    if path.is_dir():
         raise typer.BadParameter(f"{path}: is a folder; give a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"{path}: may not be written")
     return path
 
 

@@ -122,7 +122,8 @@ def replay(
         for option, given in (("--config", config), ("--calibration", calibration), ("--state", state)):
             if given is not None:
                 raise typer.BadParameter("is for simulated replicas; leave it out with --live", param_hint=option)
-        from gateway.live.command import LiveOptions, run_live
+        from gateway.live.command import run_live
+        from gateway.live.session import LiveOptions
 
         raise typer.Exit(
             run_live(
