@@ -96,7 +96,7 @@ class _Serving:
 
     async def _serve_here(self, opened: Any) -> int:
         gateway = assemble(self._settings, self._replicas.backends, self._admin_key)
-        server = Server(gateway, self._siblings)
+        server = Server(gateway, self._siblings, has_process=True)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)

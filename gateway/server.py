@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import resource
@@ -33,10 +34,14 @@ class Server(uvicorn.Server):
     ----------
     fast
         Whether the relay's requests are taken before ASGI (`gateway.fast`), where uvicorn allows that.
+    has_process
+        Whether nothing else goes on in this process: then what lives when it has started is kept from the garbage
+        collector, which would go through all of it again and again.
     """
 
-    def __init__(self, gateway: Gateway, siblings: Siblings, *, fast: bool = True) -> None:
+    def __init__(self, gateway: Gateway, siblings: Siblings, *, fast: bool = True, has_process: bool = False) -> None:
         self._gateway = gateway
+        self._has_process = has_process
         if fast and not is_supported():
             logger.warning("uvicorn %s is not built as expected: served by ASGI alone, slower", uvicorn.__version__)
             fast = False
@@ -57,6 +62,13 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        if self._has_process:
+            gc.collect()
+            gc.freeze()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

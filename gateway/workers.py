@@ -200,7 +200,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     gateway = assemble(settings, assignment.backends, assignment.admin_key)
     siblings = Siblings(assignment.number, pipe.send)
     gateway.relay.router.homes.on_new = siblings.share_response
-    server = Server(gateway, siblings)
+    server = Server(gateway, siblings, has_process=True)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
