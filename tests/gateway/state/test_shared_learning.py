@@ -1,0 +1,92 @@
+"""Three gateways that share what they observe know what one with all of their traffic knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pytest
+
+from backends.simulator.fleet import Completion, Fleet, Replica
+from gateway.state.ledger import Ledger
+from gateway.state.store import Store
+from policies.cells import key_of
+from policies.learned import Learned, LearnedSettings
+from policies.predict import Knowledge
+from policies.replay import outcome_of
+from tests.gateway.state.conftest import Place
+from tests.gateway.state.member import Clock
+from tests.policies.simulated import Call, calls, replicas
+
+GATEWAYS = 3
+
+
+@dataclass
+class Gateway:
+    """What of a gateway learns and shares."""
+
+    policy: Learned
+    ledger: Ledger
+    store: Store
+
+    @classmethod
+    def made(cls, store: Store, clock: Clock, seed: int) -> Gateway:
+        policy = Learned(LearnedSettings(seed=seed))
+        policy.set_clock(clock)
+        return cls(policy, Ledger("m", policy.experience, uuid4().hex), store)
+
+    def serve(self, call: Call, replica: Replica, ended: Completion) -> None:
+        """Send a request where it was sent, and observe what came of it there."""
+        decision = self.policy.choose(call.features, [replica])
+        self.policy.observe(outcome_of(call.features, decision, ended, replica.method))
+
+    def sync(self) -> None:
+        self.ledger.stage()
+        self.ledger.exchange(self.store)
+        self.ledger.settle()
+
+
+def _played(requests: Sequence[Call], pool: list[Replica]) -> list[Completion]:
+    """Return how requests ended that replicas served in turn, in order of arrival."""
+    fleet = Fleet(pool, 0)
+    ended = []
+    for number, call in enumerate(requests):
+        ended += fleet.advance(call.arrived_s)
+        kind = call.features.workload
+        fleet.submit(number % len(pool), call.features.prompt_tokens, call.output_tokens, call.arrived_s, kind=kind)
+    return sorted([*ended, *fleet.advance(math.inf)], key=lambda one: one.request_id)
+
+
+def _told(knowledge: Knowledge, requests: Sequence[Call]) -> list[float]:
+    """Return what is expected of requests, and of the replicas that it was learned from."""
+    told = [cost for name in sorted(knowledge.steps) for cost in knowledge.steps[name]]
+    told += [knowledge.observed[name] for name in sorted(knowledge.observed)]
+    for call in requests:
+        key = key_of(call.features)
+        told.append(knowledge.length.tokens(call.features, key))
+        told += [knowledge.acceptance.tokens_per_step(arm, "", key) for arm in ("ngram:5", "suffix:24", "eagle3:3")]
+    return told
+
+
+def test_three_gateways_know_what_one_with_all_of_their_traffic_knows(place: Place) -> None:
+    clock, requests, pool = Clock(), calls(300, 10.0, 1), replicas()
+    one, *three = [Gateway.made(place.store(), clock, seed) for seed in range(1 + GATEWAYS)]
+    alone = Gateway.made(place.store(), clock, 9)
+    for number, (call, ended) in enumerate(zip(requests, _played(requests, pool), strict=True)):
+        replica = pool[ended.replica]
+        one.serve(call, replica, ended)
+        three[number % GATEWAYS].serve(call, replica, ended)
+        if number % GATEWAYS == 0:
+            alone.serve(call, replica, ended)
+        if number % 25 == 24:
+            three[number // 25 % GATEWAYS].sync()  # in no order that matters
+    for _ in range(3):
+        for gateway in three:
+            gateway.sync()
+    priors = {name: known.prior for name, known in one.policy.predictor.known.items()}
+    expected = _told(one.policy.fitted(priors), requests[:40])
+    for gateway in three:
+        assert _told(gateway.policy.fitted(priors), requests[:40]) == pytest.approx(expected, rel=1e-6)
+    assert _told(alone.policy.fitted(priors), requests[:40]) != pytest.approx(expected, rel=1e-2)
