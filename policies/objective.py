@@ -28,7 +28,7 @@ _TIE_BREAK = 0.05
 _BROKEN_S = 30.0
 """What a broken promise costs, in seconds of everybody's time."""
 
-_SOFTNESS = 0.15
+_SOFTNESS = 0.2
 """Standard error of a prediction, relative: near its bound a promise is half kept."""
 
 
@@ -53,11 +53,16 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
         ttft_s = request.slo_ttft_s or slo_ttft_s
         tpot_s = request.slo_tpot_s or slo_tpot_s
         kept = 1.0
+        broken = 0.0
         if ttft_s:
-            kept *= _kept(prediction.ttft_s, ttft_s)
+            kept = _kept(prediction.ttft_s, ttft_s)
         if tpot_s:
-            kept *= _kept(prediction.step_s / prediction.tokens_per_step, tpot_s)
-        return _BROKEN_S * (1.0 - kept) + _everybody_s(prediction)
+            step_s, per_step = prediction.step_s, prediction.tokens_per_step
+            own = _kept(step_s / per_step, tpot_s)
+            kept *= own
+            # The others' steps become longer too. Theirs are taken to be like this one, in bound and in acceptance.
+            broken = prediction.requests * (_kept((step_s - prediction.added_s) / per_step, tpot_s) - own)
+        return _BROKEN_S * (1.0 - kept + broken) + _everybody_s(prediction)
 
     return goodput
 
