@@ -1,9 +1,9 @@
 """The search for better numbers in rules: on pieces of a trace first, and only what does well there on more of it.
 
 A piece is a window of requests that follow each other, so that it has the rate and the bursts of the trace; the windows
-lie evenly over the part that is tuned on. Every setting plays two of them, the best third goes on to six, and the best
-third of those to all eighteen: successive halving (Jamieson and Talwalkar, AISTATS 2016), asynchronous (Li et al.,
-MLSys 2020). What came out best at last plays the whole part, or as much of it as the budget allows.
+lie evenly over the part that is tuned on. Of nine settings that are proposed together each plays two of them, the best
+three go on to six, and the best of those to all eighteen: successive halving (Jamieson and Talwalkar, AISTATS 2016).
+What came out best at last plays the whole part, or as much of it as the budget allows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEWEST_IN_WINDOW = 1000
 FINALISTS = 3
 _GO_ON = 3  # one of so many
 _LEAD = 0.1  # of a window: played, so that the pool is not idle, but not counted
-_AT_ONCE = 4  # settings that are asked for together, however many cores there are
+_AT_ONCE, _AT_ONCE_WHOLE = 9, 4  # settings that are proposed together, however many cores there are
 _KEPT_BYTES = 2**29
 
 
@@ -198,7 +198,8 @@ class Search:
         self.trials, self._budget = trials, budget // 2
         self.schedule = Schedule.of(requests, trials, self._budget)
         self._left = self._budget
-        self._rungs: list[list[float]] = [[] for _ in self.schedule.rungs]
+        self._counts = [0] * len(self.schedule.rungs)
+        self._at_once = _AT_ONCE if len(self.schedule.windows) > 1 else _AT_ONCE_WHOLE
 
     def run(self, present: ThresholdSettings, progress: Callable[[float], None] | None = None) -> Found:
         """Search.
@@ -225,7 +226,7 @@ class Search:
         whole = [self._present]
         asked = 0
         while asked < self.trials and self._left > 0:
-            trials = [study.ask(dict(scales)) for _ in range(min(_AT_ONCE, self.trials - asked))]
+            trials = [study.ask(dict(scales)) for _ in range(min(self._at_once, self.trials - asked))]
             asked += len(trials)
             tried = [_settings(present, trial.params, movable) for trial in trials]
             self._climb([one for one in tried if one is not None])
@@ -239,7 +240,7 @@ class Search:
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 if progress is not None:
                     progress(min(other.scores[-1] for other in whole))
-        counts = tuple(map(len, self._rungs))
+        counts = tuple(self._counts)
         best = self._settled(min(whole, key=lambda one: one.scores[-1]))
         if len(self.schedule.windows) == 1:
             return Found(best.settings, asked, counts, self.schedule, 0)
@@ -249,22 +250,20 @@ class Search:
         return Found(settings, asked, counts, self.schedule, verified)
 
     def _climb(self, tried: Sequence[_Tried], *, everywhere: bool = False) -> None:
-        """Play settings on one rung after the other, as long as they are among the best that came as far."""
+        """Play settings on one rung after the other, of which the best third goes on to the next."""
         left = list(tried)
         for rung, places in enumerate(self.schedule.rungs):
             self._play(left, places)
-            going_on = []
             for one in left:
                 one.scores.append(self._scoring(one.played))
-                if everywhere:
-                    going_on.append(one)
-                elif one.errors <= self._present.errors_on(len(one.played)):
-                    scores = self._rungs[rung]
-                    scores.append(one.scores[-1])
-                    one.whole = rung == len(self.schedule.rungs) - 1
-                    if sum(score < one.scores[-1] for score in scores) < math.ceil(len(scores) / _GO_ON):
-                        going_on.append(one)
-            left = going_on
+            if everywhere:
+                continue
+            left = [one for one in left if one.errors <= self._present.errors_on(len(one.played))]
+            self._counts[rung] += len(left)
+            if rung == len(self.schedule.rungs) - 1:
+                for one in left:
+                    one.whole = True
+            left = sorted(left, key=lambda one: one.scores[-1])[: math.ceil(len(left) / _GO_ON)]
 
     def _play(self, tried: Sequence[_Tried], places: Sequence[int]) -> None:
         windows = [self.schedule.windows[place] for place in places]
@@ -329,7 +328,12 @@ class _Tried:
 
 def _settings(present: ThresholdSettings, params: dict[str, float], movable: Sequence[Knob]) -> _Tried | None:
     """Return the present rules with other numbers; None if a condition could never hold then."""
+    values = {knob.name: rounded(params[knob.name], knob) for knob in movable}
+    for name, low in values.items():
+        high = values.get(other := name.removesuffix(".low") + ".high")
+        if name.endswith(".low") and high is not None and low > high:  # an empty span would be a trial for nothing
+            values |= {name: high, other: low}
     try:
-        return _Tried(with_values(present, {knob.name: rounded(params[knob.name], knob) for knob in movable}))
+        return _Tried(with_values(present, values))
     except ValueError:  # pydantic's too
         return None

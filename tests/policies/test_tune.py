@@ -103,8 +103,7 @@ def test_what_helps_is_found_and_the_rest_left_alone() -> None:
     made = requests(120)
     scores: list[float] = []
     found = Search(play_all(made), MEAN, len(made), 25, 1).run(RULES, scores.append)
-    assert (found.asked, found.schedule.windows, found.verified) == (25, (Window(0, 120),), 0)
-    assert found.trials[0] < 25  # some asked for an empty span of top_p
+    assert (found.asked, found.trials, found.schedule.windows, found.verified) == (25, (25,), (Window(0, 120),), 0)
     assert len(scores) == 25
     assert scores == sorted(scores, reverse=True)
     tuned = {knob.name: knob.present for knob in knobs(found.settings)}
@@ -186,14 +185,15 @@ def test_only_what_does_well_on_little_is_tried_on_more_and_the_best_on_all() ->
     play, seen = made_up()
     search = Search(play, MEAN, 600_000, 60, 0)
     found = search.run(RULES)
-    assert found.asked == 60 >= found.trials[0] > found.trials[1] > found.trials[2] >= 3
+    assert found.asked == 60 >= found.trials[0]
+    assert found.trials[1:] == (20, 7)  # of each nine 3 and 1, of the last six 2 and 1
     low = {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"]
     assert low == pytest.approx(0.3, abs=0.05)
     assert found.verified == 600_000
     assert [task.window for task in seen[-4:]] == 4 * [Window(0, 600_000)]  # three finalists, and the present rules
     assert seen[-1].settings == RULES
     small = [task for task in seen if task.window.stop - task.window.start < 600_000]
-    assert sum(task.window.stop - task.window.start for task in small) < 1.2 * BUDGET / 2  # roughly
+    assert sum(task.window.stop - task.window.start for task in small) < BUDGET / 2
 
 
 def test_a_budget_ends_the_search_and_is_kept_in_what_is_verified() -> None:
