@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from backends.connection import Call, HeaderList, UpstreamClient, UpstreamError, request_head
-from gateway.bench.record import AnswerReader, Record
+from gateway.bench.record import AnswerReader, Record, error_message
 
 _EARLY_S = 0.0005  # the loop's timers have a resolution of a millisecond
 _TICK_S = 0.02
@@ -112,7 +112,7 @@ class Flight:
         if self._status == 200:
             self._reader.close()
         else:
-            self.record.fail(f"http {self._status}", self._error_body.decode(errors="replace"))
+            self.record.fail(f"http {self._status}", error_message(self._error_body))
         self._end()
 
     def on_error(self, error: UpstreamError) -> None:

@@ -12,6 +12,7 @@ import httpx
 
 from backends.metrics import EngineMetrics, read_metrics
 from gateway.bench.prompts import Form, Prompt, TokenScale, every_word
+from gateway.bench.record import error_message
 from gateway.bench.settings import BenchError
 from gateway.bench.targets import Base, Target
 
@@ -31,15 +32,6 @@ class Sight:
     model: str
     context_tokens: int | None
     scale: TokenScale
-
-
-def _said(answer: httpx.Response) -> str:
-    """Return the message of an error, or the beginning of what came instead."""
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = answer.text
-    return " ".join(str(message).split())[:300]
 
 
 class Look:
@@ -130,7 +122,8 @@ class Look:
         body["stream"] = False
         answer = await self._client.post(form.path, json=body)
         if answer.status_code != 200:
-            raise self._wrong(f"a first request was answered {answer.status_code}: {_said(answer)}")
+            text = " ".join(error_message(answer.content).split())[:300]
+            raise self._wrong(f"a first request was answered {answer.status_code}: {text}")
         try:
             usage = answer.json().get("usage")
         except (ValueError, AttributeError):

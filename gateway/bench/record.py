@@ -152,6 +152,14 @@ class AnswerReader:
             self._record.drafting = read_drafting(document)
 
 
+def error_message(body: bytes) -> str:
+    """Return what an error in OpenAI's form says, or what came instead."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")
+
+
 def read_drafting(document: Mapping[str, Any]) -> Drafting | None:
     """Read `metrics.speculative_decoding` of an answer or its last chunk; None if it has none, or not of this form."""
     metrics = document.get("metrics")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.bench.record import AnswerReader, Drafting, Record, read_drafting
+from gateway.bench.record import AnswerReader, Drafting, Record, error_message, read_drafting
 
 SPECULATION = {
     "num_spec_steps": 6,
@@ -112,3 +112,17 @@ def test_positions_may_be_missing() -> None:
     assert read_drafting(
         {"metrics": {"speculative_decoding": {**SPECULATION, "acceptance_histogram": None}}}
     ) == Drafting(6, 20, 9, ())
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', "too long"),
+        (b'{"error": "plain"}', '{"error": "plain"}'),
+        (b"<html>bad gateway", "<html>bad gateway"),
+        (b"[]", "[]"),
+        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_what_an_error_says(body: bytes, told: str) -> None:
+    assert error_message(body) == told
