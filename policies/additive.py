@@ -114,7 +114,9 @@ def fit_effects(
     scale = np.array(scales)
     # Few of the levels are a cell's: written out whole, it would take twenty times as long.
     design = csr_array((scale[places], places, ends), shape=(len(used), len(scale)))
-    ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="cholesky")
+    # Conjugate gradients never fill the matrix: with 4,000 templates they take 0.04 s, a factorisation 2.5 s, during
+    # most of which no other thread runs, that of the event loop neither.
+    ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="sparse_cg", tol=_PRECISION)
     ridge.fit(design, residuals, sample_weight=counts)
     effects = scale * ridge.coef_
     by_level: list[dict[str, float]] = [{} for _ in factors]
@@ -129,5 +131,8 @@ def fit_effects(
     )
     return Effects(factors, float(effects[0]), by_level, seen, total)
 
+
+_PRECISION = 1e-8
+"""Of the solution, relative: more than the observations have."""
 
 _NOISE_WEIGHT = 20.0
