@@ -135,7 +135,7 @@ async def test_requests_leave_at_their_time_whatever_the_answers_do(tmp_path: Pa
 
 
 async def test_an_endpoint_that_dies_is_told_and_what_it_answered_is_kept(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+    trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
     streams = 0
 
@@ -149,11 +149,12 @@ async def test_an_endpoint_that_dies_is_told_and_what_it_answered_is_kept(tmp_pa
         await streamed(wire)
 
     async with Upstream("a", "m", eighth_is_the_last) as server:
-        status, printed, _ = await ended(await start(trace, "--live", f"mine={server.url}", "--seed", 1))
+        status, printed, _ = await ended(await start(trace, "--live", f"mine={server.url}", "--report", page))
     assert status == 0
     row = next(line.split() for line in printed.splitlines() if line.startswith("mine"))
     assert row[:3] == ["mine", "8", "12"]
     assert "failed, connect: refused the connection" in printed
+    assert " failed: connect</li>" in page.read_text()
 
 
 async def test_ctrl_c_shows_what_has_finished(tmp_path: Path) -> None:
