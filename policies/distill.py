@@ -35,7 +35,7 @@ LEVELS = (1.0, 4.0, 12.0, 32.0)
 
 MOST_LEAVES = 12
 
-_UNDECLARED = 0.3
+_UNDECLARED = 0.5
 """Weight of requests that declare nothing, beside those that were seen."""
 
 _SLACKS = (1.0, 0.7, 0.5, 1.4)
@@ -74,7 +74,7 @@ def distill(
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
     plays = [traffic.jobs(candidates, level) for level in levels]
-    notes = Notes()
+    notes = Notes(traffic.kinds)
     for jobs in plays:
         choice.by_prediction(jobs, notes)
     situations = notes.situations([one.weight for one in candidates])

@@ -16,11 +16,16 @@ from policies.load import LoadMeter
 from policies.objective import Cost
 from policies.policy import Policy
 from policies.predict import Knowledge, Predictor
+from policies.request import RequestFeatures
 
 Floats = npt.NDArray[np.float64]
 
+Kind = tuple[Key, RequestFeatures]
+
 _MORE = 4
 """Requests more on a backend, for what each of them adds to its cost."""
+
+_AT_A_TIME = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,35 @@ class Situations:
 
 @dataclass(slots=True)
 class Notes:
-    """Situations while they come."""
+    """Situations while they come: at each arrival in a filled pool, what some requests would meet there.
 
+    Parameters
+    ----------
+    kinds
+        Requests of which the next `_AT_A_TIME` are noted each time, in turn, so that all are noted equally often.
+    """
+
+    kinds: Sequence[Kind]
     keys: list[Key] = field(default_factory=list)
     requests: list[list[float]] = field(default_factory=list)
     costs: list[list[float]] = field(default_factory=list)
     with_more: list[list[float]] = field(default_factory=list)
     _runs: list[int] = field(default_factory=list)
+    _next: int = 0
+
+    def add(self, backends: Sequence[FluidBackend], costs: Callable[[Kind], list[float]]) -> None:
+        """Note what the next requests would meet."""
+        for _ in range(_AT_A_TIME):
+            kind = self.kinds[self._next % len(self.kinds)]
+            self._next += 1
+            self.keys.append(kind[0])
+            self.requests.append([one.in_flight for one in backends])
+            self.costs.append(costs(kind))
+            for one in backends:
+                one.in_flight += _MORE
+            self.with_more.append(costs(kind))
+            for one in backends:
+                one.in_flight -= _MORE
 
     def end_run(self) -> None:
         """Note that what comes from here on belongs to another run."""
@@ -134,18 +161,11 @@ class FluidChoice:
         pool = fluid_pool(predictor := self.predictor(), self.candidates)
         shares = []
 
-        def costs_of(job: Job, backends: Sequence[FluidBackend], now_s: float) -> list[float]:
-            return [self.cost(job.features, one) for one in predictor.predict(job.features, job.key, backends, now_s)]
-
         def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
-            with_more = _with_more(backends, lambda: costs_of(job, backends, now_s)) if notes is not None else []
+            if notes is not None and job.left == 1.0:
+                notes.add(backends, lambda kind: self._costs(predictor, kind, backends, now_s))
             predictions = predictor.predict(job.features, job.key, backends, now_s)
             costs = [self.cost(job.features, one) for one in predictions]
-            if notes is not None:
-                notes.keys.append(job.key)
-                notes.requests.append([one.in_flight for one in backends])
-                notes.costs.append(costs)
-                notes.with_more.append(with_more)
             chosen = min(range(len(costs)), key=costs.__getitem__)
             name, share = backends[chosen].name, predictions[chosen].share
             shares.append((name, share))
@@ -161,12 +181,6 @@ class FluidChoice:
             notes.end_run()
         return took_s
 
-
-def _with_more(backends: Sequence[FluidBackend], costs: Callable[[], list[float]]) -> list[float]:
-    """Return what costs would be with `_MORE` requests more on each backend."""
-    for backend in backends:
-        backend.in_flight += _MORE
-    more = costs()
-    for backend in backends:
-        backend.in_flight -= _MORE
-    return more
+    def _costs(self, predictor: Predictor, kind: Kind, backends: Sequence[FluidBackend], now_s: float) -> list[float]:
+        key, features = kind
+        return [self.cost(features, one) for one in predictor.predict(features, key, backends, now_s)]

@@ -29,10 +29,12 @@ from policies.length import NOISE
 from policies.predict import Predictor
 from policies.request import Endpoint, RequestFeatures
 
-KINDS = 240
+KINDS = 960
 """Requests drawn from the cells; those of a run are drawn from these."""
 
 _LEAST_JOBS = 240
+_OF_RATE = 4
+"""Every so manieth kind is asked what it takes, for the rate at which requests arrive."""
 
 
 class LikelyTraffic:
@@ -85,13 +87,13 @@ class LikelyTraffic:
             work_s = 0.0
             backend.in_flight = round(level)
             cost = backend.cost
-            for key, features in self.kinds:
+            for key, features in self.kinds[::_OF_RATE]:
                 one = self._predictor.predict(features, key, [backend], 0.0)[0]
                 each_s = cost.per_request_s + cost.per_context_token_s * one.context_tokens
                 work_s += (
                     one.steps * (cost.base_s + level * each_s) + level * cost.per_prompt_token_s * one.prompt_tokens
                 )
-            rate += level * len(self.kinds) / work_s
+            rate += level * len(self.kinds[::_OF_RATE]) / work_s
         return rate
 
 

@@ -24,8 +24,8 @@ from policies.cells import (
 )
 from policies.request import WORKLOAD as WORKLOAD_NAME
 
-LEAST_SHARE = 0.01
-"""Of the requests: what is rarer gets no rule of its own."""
+_LEAST_SHARE = 0.01
+"""Of the requests: a word that is rarer is not asked for."""
 
 _MOST_WORDS = 12
 
@@ -69,7 +69,7 @@ def columns_of(keys: Sequence[Key]) -> list[Column]:
         for key in keys:
             seen[key[place]] += 1
         for word, count in seen.most_common(_MOST_WORDS):
-            if WORKLOAD_NAME.fullmatch(word) and count >= LEAST_SHARE * len(keys):
+            if WORKLOAD_NAME.fullmatch(word) and count >= _LEAST_SHARE * len(keys):
                 short = word.replace(".", "-") if place == WORKLOAD else f"template-{word}"
                 columns.append(Column(feature, (word,), (short,)))
     return columns

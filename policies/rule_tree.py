@@ -10,12 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.fluid_choice import Floats, Situations
-from policies.rule_columns import LEAST_SHARE, Column
+from policies.rule_columns import Column
 
 Places = npt.NDArray[np.int64]
 
 _RICHER = 8
 """Times as many leaves as are allowed are grown, and then joined."""
+
+_LEAST_SHARE = 0.003
+"""Of the situations' weight, in a leaf: a few long answers may be worth a rule of their own."""
 
 _USUAL_REQUESTS = 12.0
 """On a backend: how much the cost of those there counts beside that of an idle backend, where the tree splits."""
@@ -55,7 +58,7 @@ def grow(columns: Sequence[Column], rows: Floats, situations: Situations, most: 
     from sklearn.tree import DecisionTreeRegressor  # here, for it takes a second to import
 
     means = situations.idle_s.mean(axis=1)
-    tree = DecisionTreeRegressor(max_leaf_nodes=_RICHER * most, min_weight_fraction_leaf=LEAST_SHARE, random_state=0)
+    tree = DecisionTreeRegressor(max_leaf_nodes=_RICHER * most, min_weight_fraction_leaf=_LEAST_SHARE, random_state=0)
     # A relative cost with the mean's weight: the mean over a leaf is then that of seconds, without long answers
     # deciding alone where to split.
     profile = np.hstack([situations.idle_s, _USUAL_REQUESTS * situations.each_s]) / means[:, None]
@@ -105,9 +108,9 @@ def _cost(situations: Situations, places: Places) -> float:
 
 
 def _worth_having(situations: Situations, cost: float) -> float:
-    """Return the saving from which on a condition is worth reading: a hundredth of what there is to save."""
+    """Return the saving from which on a condition is worth reading: a thousandth of what there is to save."""
     least = float((situations.weights * situations.costs_s.min(axis=1)).sum())
-    return 0.01 * max(0.0, cost - least)
+    return 0.001 * max(0.0, cost - least)
 
 
 def _prune(root: _Node, most: int, least_saving: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from backends.speculation import Method
 from policies.cells import key_of
 from policies.fixed import LeastLoaded, LoadSettings
 from policies.fluid import FluidBackend, Job, fluid_pool, play
-from policies.fluid_choice import FluidChoice, Notes
+from policies.fluid_choice import FluidChoice, Kind, Notes
 from policies.likely_traffic import LikelyTraffic
 from policies.load import LoadMeter
 from policies.objective import Objective, cost_of
@@ -65,7 +67,8 @@ SEEN = {
 
 def test_likely_requests_come_as_often_as_they_were_seen_and_load_the_pool_as_asked() -> None:
     traffic = LikelyTraffic(CHOICE.predictor(), SEEN, 0)
-    assert sum(features.workload == "code" for _, features in traffic.kinds) == pytest.approx(180, abs=1)
+    code = sum(features.workload == "code" for _, features in traffic.kinds)
+    assert code / len(traffic.kinds) == pytest.approx(0.75, abs=0.01)
     assert all(key_of(features) == key for key, features in traffic.kinds)
     jobs = traffic.jobs(pool(), 16.0)
     assert [job.arrives_s for job in jobs] == sorted(job.arrives_s for job in jobs)
@@ -81,25 +84,49 @@ def test_likely_requests_come_as_often_as_they_were_seen_and_load_the_pool_as_as
     assert 8 < np.mean(seen[64:]) < 32
 
 
-def test_a_situation_tells_what_the_prediction_was_at_any_number_of_requests() -> None:
-    notes = Notes()
-    jobs = LikelyTraffic(CHOICE.predictor(), SEEN, 0).jobs(pool(), 4.0)
-    assert CHOICE.by_prediction(jobs, notes) == CHOICE.by_prediction(jobs), "noting changes nothing"
-    situations = notes.situations([1.0] * 4)
-    assert situations.costs_s == pytest.approx(np.array(notes.costs))
-    assert situations.weights @ situations.costs_s.sum(axis=1) == pytest.approx(1.0)
+def test_a_situation_tells_what_is_predicted_at_any_number_of_requests() -> None:
     predictor = CHOICE.predictor()
     backends = fluid_pool(predictor, pool())
-    features = jobs[0].features
+    kind = key_of(request(prompt_tokens=90)), request(prompt_tokens=90)
+
+    def costs(kind: Kind) -> list[float]:
+        return [CHOICE.cost(kind[1], one) for one in predictor.predict(kind[1], kind[0], backends, 0.0)]
+
+    for backend, one in zip(backends, predictor.predict(kind[1], kind[0], backends, 0.0), strict=True):
+        backend.in_flight = 3
+        predictor.known[backend.name].backlog.send(one.share, 0.0)
+    notes = Notes([kind])
+    notes.add(backends, costs)
+    notes.end_run()
+    situations = notes.situations([1.0, 1.0, 1.0, 2.0])
+    assert [backend.in_flight for backend in backends] == [3, 3, 3, 3]
+    assert set(situations.keys) == {kind[0]}
+    assert situations.requests[0] == pytest.approx([3.0, 3.0, 3.0, 1.5])
+    assert situations.costs_s[0] == pytest.approx(costs(kind))
     for backend in backends:
-        backend.in_flight = 9
-    costs = [CHOICE.cost(features, one) for one in predictor.predict(features, jobs[0].key, backends, 0.0)]
-    assert situations.idle_s[0] + 9 * situations.each_s[0] == pytest.approx(costs)
+        backend.in_flight = 20
+    at_20 = situations.idle_s[0] + situations.each_s[0] * [20.0, 20.0, 20.0, 10.0]
+    assert at_20 == pytest.approx(costs(kind))
+
+
+def test_every_kind_is_noted_equally_often_and_each_run_weighs_the_same() -> None:
+    traffic = LikelyTraffic(CHOICE.predictor(), SEEN, 0)
+    notes = Notes(traffic.kinds)
+    for level in (1.0, 4.0):
+        jobs = traffic.jobs(pool(), level)
+        assert CHOICE.by_prediction(jobs, notes) == CHOICE.by_prediction(jobs), "noting changes nothing"
+    situations = notes.situations([1.0] * 4)
+    assert Counter(situations.keys)[next(iter(SEEN))] / len(situations.keys) == pytest.approx(0.75, abs=0.01)
+    half = len(situations.keys) // 2  # both runs are as long
+    weighed = situations.weights * situations.costs_s.sum(axis=1)
+    assert (weighed[:half].sum(), weighed[half:].sum()) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert situations.requests[half:].mean() > 2 * situations.requests[:half].mean()
 
 
 def test_situations_again_with_nothing_declared() -> None:
-    notes = Notes()
-    CHOICE.by_prediction(LikelyTraffic(CHOICE.predictor(), SEEN, 0).jobs(pool(), 1.0), notes)
+    traffic = LikelyTraffic(CHOICE.predictor(), SEEN, 0)
+    notes = Notes(traffic.kinds)
+    CHOICE.by_prediction(traffic.jobs(pool(), 1.0), notes)
     situations = notes.situations([1.0] * 4)
     both, count = situations.with_undeclared(0.25), len(situations.keys)
     assert both.keys[:count] == situations.keys
