@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from backends.speculation import Method
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.take import Taken
+from gateway.recorder.take import Take, Taken
 from gateway.transcript import read_answer
 from policies.policy import Decision, Outcome
 from policies.prompt import read_prompt
@@ -57,6 +58,7 @@ class Documents:
     def __init__(self, text: str, hasher: TextHasher | None) -> None:
         self._text = text
         self._hasher = hasher
+        self._who: dict[tuple[str, Method], dict[str, Any]] = {}  # what is told of each backend alike
 
     def line(self, taken: Taken, wall_offset_s: float) -> bytes:
         """Return the line of one request; see `draft`."""
@@ -96,7 +98,7 @@ class Documents:
             if taken.retried_from:
                 document["retried_from"] = taken.retried_from
             if taken.take.candidates:
-                document["candidates"] = self._candidates(taken, decision)
+                document["candidates"] = self._candidates(taken.take, decision)
         if taken.outcome is not None:
             _add_outcome(document, taken, taken.outcome)
         if self._text == "none" or features.n != 1:
@@ -127,14 +129,17 @@ class Documents:
             return prompt_ids, output_ids
         return "\n".join(prompt.pieces), answer.text
 
-    def _candidates(self, taken: Taken, decision: Decision) -> list[dict[str, Any]]:
+    def _candidates(self, take: Take, decision: Decision) -> list[dict[str, Any]]:
         """Return what the policy thought of each candidate; where it does not say, what follows from its choice."""
         considered = {one.backend: one for one in decision.considered}
         certain = decision.propensity >= 1.0
         told = []
-        for backend, in_flight, load in taken.take.candidates:
+        for backend, in_flight, load in zip(take.candidates, take.in_flight, take.loads, strict=True):
             name = backend.name
-            one: dict[str, Any] = {"backend": name, "method": backend.method.value}
+            who = self._who.get((name, backend.method))
+            if who is None:
+                who = self._who[name, backend.method] = {"backend": name, "method": backend.method.value}
+            one = who.copy()
             thought = considered.get(name)
             if thought is not None:
                 if thought.predicted_s is not None:
@@ -142,7 +147,7 @@ class Documents:
                 one["propensity"] = thought.propensity
             elif name == decision.backend:
                 one["propensity"] = decision.propensity
-            elif certain or len(taken.take.candidates) == 2:
+            elif certain or len(take.candidates) == 2:
                 one["propensity"] = _micro(1.0 - decision.propensity)
             one["in_flight"] = in_flight
             if load.at_s:

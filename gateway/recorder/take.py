@@ -19,8 +19,8 @@ class Take:
 
     Attributes
     ----------
-    candidates
-        Those of its last decision, with the requests in flight and the load that each had then.
+    candidates, in_flight, loads
+        Those of its last decision, and the requests in flight and the load that each had then.
     chunks
         When each chunk of the stream came, on the clock of `time.perf_counter`.
     answer
@@ -31,18 +31,24 @@ class Take:
 
     answer: list[bytes] | None
     room: int
-    candidates: list[tuple[Backend, int, EngineLoad]]
+    candidates: Sequence[Backend]
+    in_flight: list[int]
+    loads: list[EngineLoad]
     chunks: array[float]
 
     def __init__(self, answer: list[bytes] | None, room: int) -> None:
         self.answer = answer
         self.room = room
-        self.candidates = []
+        self.candidates = ()
+        self.in_flight = []
+        self.loads = []
         self.chunks = array("d")
 
     def choose(self, candidates: Sequence[Backend]) -> None:
         """Note the candidates of a decision, before the request is sent."""
-        self.candidates = [(one, one.in_flight, one.load) for one in candidates]
+        self.candidates = candidates
+        self.in_flight = [one.in_flight for one in candidates]
+        self.loads = [one.load for one in candidates]
 
     def keep(self, data: bytes) -> None:
         """Keep a part of the answer, or all of it; where answers are not kept, nothing."""

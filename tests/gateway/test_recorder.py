@@ -103,7 +103,7 @@ def test_a_policy_that_does_not_tell_of_others_is_certain_or_not(
     for propensity in (1.0, 0.75):
         recorder.add(taken(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
     third = taken(recorder, decision=Decision("b", "random", "drawn", 0.5))
-    third.take.candidates.append((Backend("c", "m", Method.SUFFIX, ""), 0, EngineLoad()))
+    third.take.choose([*third.take.candidates, Backend("c", "m", Method.SUFFIX, "")])
     recorder.add(third)
     recorder.stop()
     certain, one_other, two_others = records(tmp_path)
@@ -148,7 +148,7 @@ def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     broken = taken(recorder, 1)
-    broken.take.candidates[0] = ()  # type: ignore[call-overload]
+    broken.take.loads.clear()
     recorder.add(broken)
     recorder.add(taken(recorder, 2))
     recorder.stop()
