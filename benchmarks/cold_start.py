@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 
-from benchmarks.routing import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
 from policies.fixed import LeastLoaded, LoadSettings
 from policies.learned import Learned, LearnedSettings
 from policies.lookups import LookupSettings

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from backends.simulator.fleet import Replica
-from benchmarks.routing import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, makers, pool_of, timed
+from benchmarks.routing import makers
+from benchmarks.routing_ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
 from policies.lookups import steps_of
 from policies.policy import Decision, Outcome, Policy, PolicySettings
 from policies.prior import expected_step

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from benchmarks.routing import Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing_ground import Ground, Task, drawn, ground_of, pool_of, timed
 from policies.learned import Learned, LearnedSettings
 from policies.policy import Outcome
 from policies.quarantine import Quarantine

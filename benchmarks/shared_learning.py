@@ -32,7 +32,7 @@ from backends.simulator.calibration import load_calibration
 from backends.simulator.fleet import Fleet, Replica
 from backends.simulator.parameters import EngineParameters
 from backends.speculation import Method
-from benchmarks.routing import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
+from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
 from gateway.state.ledger import Ledger
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore

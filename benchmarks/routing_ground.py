@@ -1,0 +1,195 @@
+"""The pools, mixes and loads that routing is measured on, and the recorded requests that make them up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from backends.speculation import Method
+from policies.distill import distill
+from policies.experience import Row
+from policies.learned import Learned, LearnedSettings
+from policies.logged import LoggedCandidate
+from policies.replay import ReplicaSpec, learned_rows, replay
+from policies.replay_request import ReplayRequest, replay_request
+from policies.thresholds import ThresholdSettings
+from policies.trace import TraceRecord
+
+WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
+LONGEST_TOKENS = 1024
+WARMUP = 500
+COUNTED = 1500
+
+_B = (Method.BASELINE, {})
+_N: tuple[Method, dict[str, Any]] = (
+    Method.NGRAM,
+    {"num_speculative_tokens": 5, "prompt_lookup_min": 3, "prompt_lookup_max": 7},
+)
+_S = (Method.SUFFIX, {"num_speculative_tokens": 24})
+
+
+def _e(k: int) -> tuple[Method, dict[str, Any]]:
+    return Method.EAGLE3, {"num_speculative_tokens": k}
+
+
+_H100 = "llama-3.1-8b-h100"
+POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
+    "b/n/s/e": (_H100, (_B, _N, _S, _e(3))),
+    "2s/2e": (_H100, (_S, _S, _e(3), _e(3))),
+    "8 mixed": (_H100, (_B, _N, _N, _S, _S, _e(2), _e(3), _e(5))),
+    "70B": ("llama-3.1-70b-4xh100", (_B, _N, _S, _e(3))),
+    "mixture of experts": ("qwen3-30b-a3b", (_B, _N, _S, _e(3))),
+}
+MIXES = ("even", "code", "chat", "drifting", "templates")
+LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
+"""Shares of what the pool carries with full batches (`capacity`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run of arrivals, played with every policy."""
+
+    pool: str
+    mix: str
+    load: float
+    arrivals: str
+    seed: int
+
+
+@dataclass(slots=True)
+class Ground:
+    """What every task needs; one a process.
+
+    Attributes
+    ----------
+    warm
+        By pool: what learned had learned on the requests to develop on.
+    rates
+        By pool and mix: requests a second that it carries.
+    """
+
+    requests: dict[str, list[ReplayRequest]]
+    others: dict[str, list[ReplayRequest]]
+    gaps_s: np.ndarray[Any, Any] | None
+    warm: dict[str, list[Row]] = field(default_factory=dict)
+    rules: dict[str, ThresholdSettings] = field(default_factory=dict)
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def read(folder: Path, place: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
+    """Return every second request by workload."""
+    found: dict[str, list[ReplayRequest]] = {}
+    for dataset, workload in WORKLOADS.items():
+        with gzip.open(folder / f"combined_{dataset}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines][place::2]
+        for row in rows:
+            output = row["generated_token_ids"]
+            accepted = row["acc_eagle"]["acc_len"]
+            tokens = min(len(output), len(accepted), longest_tokens)
+            if tokens < 2:
+                continue
+            record = TraceRecord(
+                model="target",
+                workload=workload,
+                temperature=0.0,
+                max_tokens=longest_tokens,
+                prompt_tokens=len(row["prompt_token_ids"]),
+                output_tokens=tokens,
+                prompt_token_ids=row["prompt_token_ids"],
+                output_token_ids=output[:tokens],
+                acceptance={"eagle3": accepted[:tokens]},
+            )
+            found.setdefault(workload, []).append(replay_request(record, 0.0, 0.0))
+    return found
+
+
+def pool_of(name: str) -> list[ReplicaSpec]:
+    """Return the replicas of a pool."""
+    calibration, members = POOLS[name]
+    return [
+        ReplicaSpec(f"{method.value}-{number}", method, config, calibration)
+        for number, (method, config) in enumerate(members)
+    ]
+
+
+def drawn(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, count: int, rng: Random) -> list[ReplayRequest]:
+    """Return requests of a mix: declared workloads; or, for `templates`, none declared but a template per client."""
+    names = list(WORKLOADS.values())
+    found = []
+    for number in range(count):
+        weights = {"code": (1, 6, 1, 1), "chat": (6, 1, 1, 1)}.get(mix, (1, 1, 1, 1))
+        if mix == "drifting":
+            weights = (1, 8, 1, 1) if number > WARMUP + COUNTED // 2 else (8, 1, 1, 1)
+        workload = rng.choices(names, weights)[0]
+        request = rng.choice(requests[workload])
+        if mix == "templates":
+            client = f"{workload}-{rng.randrange(5)}"  # twenty clients
+            request = replace(request, features=replace(request.features, workload="", template=client))
+        found.append(request)
+    return found
+
+
+def capacity(ground: Ground, pool: str, mix: str) -> float:
+    """Return the requests a second that a pool carries: 1,500 that come at once, over the time until all are done."""
+    known = ground.rates.get((pool, mix))
+    if known is None:
+        requests = drawn(ground.requests, mix, WARMUP + COUNTED, Random(0))[-COUNTED:]
+        played = replay(pool_of(pool), requests, None)
+        # The last few run alone: what counts is how long nine in ten of the tokens took.
+        order = np.argsort(played.e2e_s)
+        done = np.cumsum(played.output_tokens[order]) / played.output_tokens.sum()
+        at_s = float(played.e2e_s[order][np.searchsorted(done, 0.9)])
+        known = ground.rates[pool, mix] = 0.9 * COUNTED / at_s
+    return known
+
+
+def timed(ground: Ground, task: Task, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
+    """Give requests their times of arrival: Poisson, or the gaps of Azure's trace, scaled to the load."""
+    rate = task.load * capacity(ground, task.pool, task.mix)
+    rng = np.random.default_rng(task.seed)
+    if task.arrivals == "azure" and ground.gaps_s is not None:
+        start = int(rng.integers(len(ground.gaps_s) - len(requests)))
+        gaps_s = ground.gaps_s[start : start + len(requests)]
+        gaps_s = gaps_s / gaps_s.mean() / rate
+    else:
+        gaps_s = rng.exponential(1.0 / rate, len(requests))
+    return [replace(request, arrived_s=float(at_s)) for request, at_s in zip(requests, np.cumsum(gaps_s), strict=True)]
+
+
+def prepare(ground: Ground, pool: str) -> None:
+    """Have learned learn on the requests to develop on, at a middling load, and distil its rules."""
+    if pool in ground.warm:
+        return
+    requests = drawn(ground.others, "even", WARMUP + COUNTED, Random(99))
+    task = Task(pool, "even", 0.5, "poisson", 99)
+    policy = Learned(LearnedSettings(seed=99))
+    specs = pool_of(pool)
+    replay(specs, timed(ground, task, requests), policy)
+    ground.warm[pool] = learned_rows(policy)
+    ground.rules[pool] = distilled_rules(policy, specs)
+
+
+def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdSettings:
+    """Return the rules that a learned policy comes down to."""
+    candidates = [LoggedCandidate(one.name, one.method, one.config.get("num_speculative_tokens", 0)) for one in specs]
+    return distill(policy, candidates).settings
+
+
+def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int = LONGEST_TOKENS) -> Ground:
+    """Read everything."""
+    gaps_s = None
+    if azure is not None:
+        from policies.trace import read_trace
+
+        times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
+        gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
+    reported, others = (read(folder, place, longest_tokens) for place in ((0, 1) if tune else (1, 0)))
+    return Ground(reported, others, gaps_s)

@@ -1,0 +1,76 @@
+"""Policies that routing is held against and nobody should serve with: the trap, and another router's way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from backends.backend import Candidate
+from policies.learned import Learned, LearnedSettings
+from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.request import RequestFeatures
+
+
+class Greedy(Learned):
+    """Learned, but each request goes where it alone is fastest: the trap."""
+
+    name = "greedy"
+
+    def __init__(self, settings: LearnedSettings) -> None:
+        super().__init__(settings)
+        self._cost = lambda request, prediction: prediction.own_s
+
+
+class LatencyRegression(Policy):
+    """One linear regression of time to first token and per token on queue, KV use and prompt, for all backends.
+
+    After llm-d's predicted-latency scorer, which has gradient-boosted trees on the same features; like it, it does not
+    know that backends differ in more than their load.
+    """
+
+    name = "latency_regression"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings)
+        self._met: dict[int, np.ndarray[Any, Any]] = {}
+        self._x: list[np.ndarray[Any, Any]] = []
+        self._y: list[tuple[float, float]] = []
+        self._weights = np.zeros((6, 2))
+        self._rng = Random(0)
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose the candidate of the least predicted latency."""
+        x = np.array(
+            [
+                (
+                    1.0,
+                    one.in_flight,
+                    one.load.running,
+                    one.load.waiting,
+                    one.load.kv_usage,
+                    request.prompt_tokens * 1e-3,
+                )
+                for one in candidates
+            ]
+        )
+        predicted = x @ self._weights
+        tokens = min(request.max_tokens or 200, 200)
+        order = (
+            predicted[:, 0] + tokens * predicted[:, 1] if self._y else np.array([one.in_flight for one in candidates])
+        )
+        best = np.flatnonzero(order <= order.min() + 1e-12)
+        place = int(best[self._rng.randrange(len(best))])
+        return Decision(candidates[place].name, self.name, "least_predicted", memo=x[place])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Note what came of it; fit again every 50 requests, on the last 2,000."""
+        if outcome.ttft_s is None or outcome.tpot_s is None or not isinstance(outcome.decision.memo, np.ndarray):
+            return
+        self._x.append(outcome.decision.memo)
+        self._y.append((outcome.ttft_s, outcome.tpot_s))
+        if len(self._y) % 50 == 0:
+            x, y = np.array(self._x[-2000:]), np.array(self._y[-2000:])
+            self._weights = np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ y)

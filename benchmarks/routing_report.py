@@ -1,0 +1,94 @@
+"""What a comparison of policies came to, as Markdown: geometric means over cells, and the cells that are lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import fmean, stdev
+
+from scipy.stats import t as student
+
+from benchmarks.routing_ground import LOADS, POOLS, Task
+
+Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
+"""Figures by run of arrivals, policy and name."""
+
+
+def report(results: Results) -> None:
+    """Print a table for each pool, with intervals over seeds."""
+    for pool in POOLS:
+        mine = {task: figures for task, figures in results.items() if task.pool == pool}
+        if not mine:
+            continue
+        first, *others = (f"{load:.0%}" for load in LOADS)
+        by_load = " | ".join([f"mean at {first}", *others])
+        print(f"\n**{pool}**\n\n| policy | mean | 99th percentile | TTFT | TPOT | SLO kept | {by_load} |")
+        print("|---" * (6 + len(LOADS)) + "|")
+        for name in next(iter(mine.values())):
+            cells = [_over(mine, name, "mean", lambda task, load=load: task.load == load)[0] for load in LOADS]  # type: ignore[misc]
+            shares = " | ".join("" if math.isnan(cell) else f"{cell:.3f}" for cell in cells)
+            kept = fmean(figures[name]["kept"] for figures in mine.values())
+            print(
+                f"| {name} | {_with_interval(mine, name, 'mean')} | {_with_interval(mine, name, 'p99')} "
+                f"| {_over(mine, name, 'ttft')[0]:.3f} | {_over(mine, name, 'tpot')[0]:.3f} | {kept:.1%} | {shares} |"
+            )
+        print("\n" + " ".join([*_lost(mine), *_shifted(mine)]))
+
+
+def _with_interval(results: Results, name: str, figure: str) -> str:
+    ratio, half = _over(results, name, figure)
+    return f"{ratio:.3f} ±{half:.3f}"
+
+
+def _over(
+    results: Results, name: str, figure: str, wanted: Callable[[Task], bool] = lambda task: True
+) -> tuple[float, float]:
+    """Return the geometric mean of ratios to least_loaded, and half the width of its 95% interval over seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for task, figures in results.items():
+        if wanted(task):
+            ratio = figures[name][figure] / figures["least_loaded"][figure]
+            by_seed.setdefault(task.seed, []).append(math.log(ratio))
+    if not by_seed:
+        return math.nan, math.nan
+    means = [fmean(logs) for logs in by_seed.values()]
+    count = len(means)
+    half = student.ppf(0.975, count - 1) * stdev(means) / math.sqrt(count) if count > 1 else math.nan
+    return math.exp(fmean(means)), math.exp(fmean(means)) * half
+
+
+def _lost(results: Results) -> list[str]:
+    """Tell in which cells the best fixed policy beats learned, and how far the clairvoyant choice is."""
+    cells: dict[tuple[str, float], list[Task]] = {}
+    for task in results:
+        cells.setdefault((task.mix, task.load), []).append(task)
+    worst = []
+    for (mix, load), tasks in cells.items():
+        means = {name: fmean(results[task][name]["mean"] for task in tasks) for name in results[tasks[0]]}
+        fixed = {name: mean for name, mean in means.items() if name.startswith("all to") or name in _FIXED}
+        best = min(fixed, key=fixed.__getitem__)
+        worst.append((means["learned"] / fixed[best] - 1.0, mix, load, best))
+    worst.sort(reverse=True)
+    lost = [one for one in worst if one[0] > 0.02]
+    nearest = "; ".join(f"{mix} load {load:g}: {ratio:+.1%} of {best}" for ratio, mix, load, best in worst[:2])
+    told = [
+        f"`learned` is more than 2% behind the best fixed policy in {len(lost)} of {len(worst)} cells; "
+        f"the nearest: {nearest}."
+    ]
+    for name in ("learned", "learned warm", "distilled"):
+        logs = [math.log(figures[name]["mean"] / figures["clairvoyant"]["mean"]) for figures in results.values()]
+        told.append(f"{name.capitalize()} over clairvoyant: {math.exp(fmean(logs)) - 1:+.1%}.")
+    gain = {name: -math.log(_over(results, name, "mean")[0]) for name in ("learned warm", "distilled")}
+    told.append(f"Distilled rules keep {gain['distilled'] / gain['learned warm']:.0%} of what learned warm gains.")
+    return told
+
+
+def _shifted(results: Results) -> list[str]:
+    drifting = [figures for task, figures in results.items() if task.mix == "drifting"]
+    if not drifting:
+        return []
+    logs = [math.log(figures["learned"]["after_shift"] / figures["clairvoyant"]["after_shift"]) for figures in drifting]
+    return [f"300 requests after the shift, learned over clairvoyant: {math.exp(fmean(logs)) - 1:+.1%}."]
+
+
+_FIXED = ("least_loaded", "round_robin")
