@@ -35,7 +35,13 @@ class Sight:
 
 
 class Look:
-    """The unhurried requests to a target, beside those that are measured."""
+    """The unhurried requests to a target, beside those that are measured.
+
+    Attributes
+    ----------
+    backend
+        Which replica answered the last of the first requests, if a gateway said so in `x-gateway-backend`.
+    """
 
     def __init__(self, target: Target, base: Base, headers: list[tuple[str, str]]) -> None:
         self._target = target
@@ -45,6 +51,7 @@ class Look:
             headers=headers,
             timeout=_TIMEOUT_S,
         )
+        self.backend = ""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -124,6 +131,7 @@ class Look:
         if answer.status_code != 200:
             text = " ".join(error_message(answer.content).split())[:300]
             raise self._wrong(f"a first request was answered {answer.status_code}: {text}")
+        self.backend = answer.headers.get("x-gateway-backend", "")
         try:
             usage = answer.json().get("usage")
         except (ValueError, AttributeError):

@@ -25,6 +25,8 @@ class LiveEndpoint:
     ----------
     headers
         Sent with every request, the key among them.
+    asks
+        Whether they ask for a backend or a method.
     model
         What to ask for; None asks for a request's own model, or else for the first that it lists.
     """
@@ -33,6 +35,7 @@ class LiveEndpoint:
     url: str
     base: Base
     headers: list[tuple[str, str]]
+    asks: bool
     model: str | None
 
 
@@ -84,7 +87,7 @@ def live_endpoints(
                     f"--live {given}: {title} is given twice; name them: --live first=URL --live second=URL"
                 )
             key = [("authorization", f"Bearer {api_key}")] if api_key else []
-            rows.append(LiveEndpoint(title, url, base, [*headers, *key], model))
+            rows.append(LiveEndpoint(title, url, base, [*headers, *key], bool(headers), model))
     return rows
 
 
@@ -112,6 +115,8 @@ async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen
     ------
     BenchError
         If it cannot be reached, does not have the model, or does not answer as it should.
+    LiveError
+        If it is asked for a backend and is no gateway that heeds it.
     """
     looking = Look(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
     try:
@@ -120,4 +125,8 @@ async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen
         models = () if endpoint.model is not None else tuple(await looking.models())
     finally:
         await looking.close()
+    if endpoint.asks and not looking.backend:
+        raise LiveError(
+            f"{endpoint.url}: heeds no --policy: its answers do not say which backend they are from, so it is no gateway"
+        )
     return Seen(models, first.model, {api: sight.scale for api, sight in seen.items()})

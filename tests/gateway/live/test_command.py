@@ -256,6 +256,16 @@ def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
     assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
 
 
+async def test_what_is_no_gateway_is_asked_for_no_backend() -> None:
+    async with Upstream("a", "m", streamed) as server:
+        status, printed, told = await ended(
+            await start(AZURE, "--live", server.url, "--policy", "{name: static, backend: head}")
+        )
+    assert (status, printed) == (2, "")
+    assert "heeds no --policy" in told
+    assert not any(seen.json["stream"] for seen in server.seen)
+
+
 def test_an_endpoint_without_an_answer_exits_1(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=0.0, prompt_tokens=9, output_tokens=2)])
