@@ -127,6 +127,6 @@ async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen
         await looking.close()
     if endpoint.asks and not looking.backend:
         raise LiveError(
-            f"{endpoint.url}: heeds no --policy: its answers do not say which backend they are from, so it is no gateway"
+            f"{endpoint.url}: heeds no --policy: its answers do not say which backend gave them, so it is no gateway"
         )
     return Seen(models, first.model, {api: sight.scale for api, sight in seen.items()})
