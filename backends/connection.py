@@ -12,7 +12,7 @@ import errno
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -135,7 +135,7 @@ class Connection:
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._call: Call | None = None
         self._headers: HeaderList = []
         self._status = 0
@@ -186,11 +186,12 @@ class Connection:
         self.closed = True
         self._client.forget(self)
         if self._call is None:
-            return
-        if self._until_close and exc is None and self._told_head:
+            pass
+        elif self._until_close and exc is None and self._told_head:
             self._complete()
         else:
             self._fail("broken", f"closed the connection before its answer was complete{f' ({exc})' if exc else ''}")
+        self._parser = self._transport = None  # which refer to this: nobody should have to look for the three
 
     def pause_writing(self) -> None:
         """Do nothing: a request is written whole, and its size was bounded when it was read."""

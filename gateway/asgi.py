@@ -141,6 +141,7 @@ class RelayDoor:
             raise
         finally:
             watch.cancel()
+            reply.exchange = None  # each holds the other
 
     async def _read(self, headers: list[Header], receive: Receive) -> bytes | None:
         """Read the body; None if the client left before its end."""

@@ -68,8 +68,9 @@ class RelayCycle:
     def set(self) -> None:
         """Go on with the request: more of its body came, or its end, or the client left."""
         if self.disconnected:
-            if self._exchange is not None and not self.response_complete:
-                self._exchange.client_gone()
+            exchange, self._exchange = self._exchange, None  # each holds the other
+            if exchange is not None and not self.response_complete:
+                exchange.client_gone()
             return
         if not self._started or self._exchange is not None or self.response_complete:
             return

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from operator import is_
 from typing import Annotated, Any
 
 from pydantic import (
@@ -223,11 +221,6 @@ class When(BaseModel):
     def __str__(self) -> str:
         parts = (f"{name} {_told(condition)}" for name, condition in self.conditions().items())
         return ", ".join(parts) or "always"
-
-
-def test_of(condition: Bounds | Words | bool) -> Callable[[Any], bool]:
-    """Return what tells whether a condition holds for the value of its feature."""
-    return partial(is_, condition) if isinstance(condition, bool) else condition.holds
 
 
 def _key_faults(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Fault]:

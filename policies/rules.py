@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Self
@@ -125,15 +125,6 @@ def _flow(value: object) -> str:
 def is_meant(target: str, candidate: Candidate) -> bool:
     """Tell whether an entry of `prefer` means this candidate."""
     return candidate.method == target or BACKEND + candidate.name == target
-
-
-def by_target(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
-    """Return the candidates that each entry of a `prefer` would mean."""
-    meant: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        meant.setdefault(candidate.method, []).append(candidate)
-        meant[BACKEND + candidate.name] = [candidate]
-    return meant
 
 
 @cache

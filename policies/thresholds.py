@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.backend import Candidate
 from backends.faults import Fault, error_of
-from policies.conditions import test_of
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.load import draw_least, per_weight
 from policies.policy import Assessment, Decision, SettingsPath, register
 from policies.request import TEXT_FEATURES, RequestFeatures
-from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, by_target, default_rules, is_meant
+from policies.rule_choice import RuleTests, first_preferred, first_that_holds, least_per_weight
+from policies.rules import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_meant
 
 
 class Spill(BaseModel):
@@ -98,16 +98,13 @@ class Thresholds(LoadPolicy):
 
     def __init__(self, settings: ThresholdSettings) -> None:
         super().__init__(settings)
-        self._rules = [
-            (rule, [(feature, test_of(condition)) for feature, condition in rule.when.conditions().items()])
-            for rule in settings.rules
-        ]
-        self.text_features = TEXT_FEATURES & {feature for _, tests in self._rules for feature, _ in tests}
+        self._rules = [RuleTests(rule) for rule in settings.rules]
+        self.text_features = TEXT_FEATURES & frozenset[str]().union(*[one.features for one in self._rules])
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose by the first rule whose conditions hold."""
         counts = self.meter.counts(candidates)
-        rule = self._first_that_holds(request, sum(counts) / len(counts))
+        rule = first_that_holds(self._rules, request, sum(counts) / len(counts))
         reason = NO_RULE
         if rule is not None and rule.weights:
             named, scores = self._weighed(rule, candidates, counts)
@@ -116,23 +113,18 @@ class Thresholds(LoadPolicy):
                 return Decision(chosen.name, self.name, rule.name, propensity)
             reason = NONE_PREFERRED
         elif rule is not None:
-            reason = NONE_PREFERRED
             bound = self._bound(rule, candidates, counts)
-            meant = by_target(candidates)
-            for target in rule.prefer:
-                if target not in meant:
-                    continue
-                chosen, propensity = self.meter.least(meant[target], self.rng)
-                if self.meter.per_weight(chosen) <= bound:
-                    return Decision(chosen.name, self.name, rule.name, propensity)
-                reason = SPILLED
+            preferred, propensity, is_there = first_preferred(rule.prefer, candidates, counts, bound, self.rng)
+            if preferred is not None:
+                return Decision(preferred.name, self.name, rule.name, propensity)
+            reason = SPILLED if is_there else NONE_PREFERRED
         chosen, propensity = self.meter.least(candidates, self.rng)
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Tell for each candidate its place or weight in the rule, the score, and whether load rules it out."""
         counts = self.meter.counts(candidates)
-        rule = self._first_that_holds(request, sum(counts) / len(counts))
+        rule = first_that_holds(self._rules, request, sum(counts) / len(counts))
         if rule is None:
             return [
                 Assessment(load.backend, load.score, f"no rule matches; {load.note}")
@@ -170,8 +162,7 @@ class Thresholds(LoadPolicy):
         return Assessment(candidate.name, float(place), f"{why} names it at place {place}; {requests:g} requests")
 
     def _bound(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
-        pairs = zip(candidates, counts, strict=True)
-        return self.settings.spill.bound(min(per_weight(one, count) for one, count in pairs), rule.slack)
+        return self.settings.spill.bound(least_per_weight(candidates, counts), rule.slack)
 
     def _weighed(
         self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]
@@ -188,14 +179,3 @@ class Thresholds(LoadPolicy):
 
     def _slack(self, rule: Rule) -> float:
         return self.settings.spill.slack if rule.slack is None else rule.slack
-
-    def _first_that_holds(self, request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
-        for rule, tests in self._rules:
-            for feature, holds in tests:
-                if not holds(
-                    in_flight_per_backend if feature == "in_flight_per_backend" else getattr(request, feature)
-                ):
-                    break
-            else:
-                return rule
-        return None
