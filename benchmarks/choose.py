@@ -2,7 +2,7 @@
 
 Eight candidates with requests under way, a policy that has observed 4,000 requests of 20 templates and fitted them,
 and 500 requests in turn, none like the one before. `predict` evaluates what was learned for all eight; `choose` has
-that in it, the cost of each, exploring, the comparison with `least_loaded` and keeping count; `observe` is what follows when
+that in it, the cost of each, exploring, the comparison with `least_loaded` and keeping count; `observe` follows when
 the answer has ended. Modules may be compiled or not (docs/performance.md): the first line tells.
 """
 
