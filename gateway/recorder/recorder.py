@@ -57,7 +57,8 @@ class Recorder:
         self._files = TraceFiles(settings)
         self._documents: Documents | None = None
         self._writer: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._awake = threading.Event()
+        self._stopping = False
         self._pending: list[bytes] = []
         self._pending_records = self._pending_bytes = 0
         self._oldest_s = 0.0
@@ -89,6 +90,8 @@ class Recorder:
         taken.size_bytes = len(taken.body) + self._text_bytes - taken.take.room
         self._entered_bytes += taken.size_bytes
         self._queue.append(taken)
+        if len(self._queue) == _AT_ONCE:  # soon, while all of it is in the cache
+            self._awake.set()
 
     # Beside it.
 
@@ -101,7 +104,8 @@ class Recorder:
 
     def stop(self) -> None:
         """Write what is in the queue and end the thread; called when no request is under way any more."""
-        self._stopping.set()
+        self._stopping = True
+        self._awake.set()
         if self._writer is not None:
             self._writer.join(_STOP_S)
             if self._writer.is_alive():
@@ -123,17 +127,21 @@ class Recorder:
         main = threading.main_thread()
         ending = False
         while not ending:
-            ending = self._stopping.wait(_LOOK_S) or not main.is_alive()
-            self._empty_queue()
-            if self._pending and (ending or time.monotonic() - self._oldest_s >= self._settings.flush_s):
+            is_full = self._awake.wait(_LOOK_S)
+            self._awake.clear()
+            ending = self._stopping or not main.is_alive()
+            self._empty_queue(_AT_ONCE if is_full and not ending else 1, 1 if ending else _AT_ONCE)
+            if self._pending and (ending or self._is_due()):
                 self._flush()
             self._files.upkeep()
         self._files.close()
 
-    def _empty_queue(self) -> None:
+    def _empty_queue(self, least: int = 1, then: int = 1) -> None:
+        """Make records of what is in the queue if that is `least` requests, and go on while it is `then`."""
         wall_offset_s = time.time() - time.perf_counter()
         assert self._documents is not None
-        while self._queue:
+        while len(self._queue) >= least:
+            least = then
             drafts = self._drafts(wall_offset_s)
             try:
                 lines = self._documents.lines(drafts)
@@ -145,7 +153,7 @@ class Recorder:
             self._pending.append(lines)
             self._pending_records += len(drafts)
             self._pending_bytes += len(lines)
-            if self._pending_bytes >= _FRAME_BYTES:
+            if self._pending_bytes >= _FRAME_BYTES or self._is_due():
                 self._flush()
             time.sleep(_PAUSE_S)  # lets the event loop have the interpreter, which it would else wait 5 ms for
 
@@ -167,6 +175,9 @@ class Recorder:
     def _lose(self, records: int, error: Exception) -> None:
         self.failed += records
         self._complain(f"a request could not be recorded: {error!r}")
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._oldest_s >= self._settings.flush_s
 
     def _flush(self) -> None:
         lines, records = b"".join(self._pending), self._pending_records
