@@ -105,6 +105,7 @@ class Learned(LoadPolicy):
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
         self.quarantine = Quarantine()
+        self._slow: set[str] = set()
         self.lookups = settings.lookups
         self._lookup_bias = LookupBias()
         slo = settings.slo
@@ -121,6 +122,8 @@ class Learned(LoadPolicy):
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the least cost, or now and then another one, to learn or to compare."""
         now_s = self.clock()
+        if self._slow:
+            self._fade(now_s)
         if self._fresh is not None:
             self.predictor.learn(self._fresh)
             self._fresh = None
@@ -184,6 +187,7 @@ class Learned(LoadPolicy):
         other.rng = copy.copy(self.rng)
         other.predictor = self.predictor.rehearsal()
         other.quarantine = copy.deepcopy(self.quarantine)
+        other._slow = set(self._slow)
         other.pinned = None if self.pinned is None else self.pinned.rehearsal()
         return other
 
@@ -231,10 +235,7 @@ class Learned(LoadPolicy):
             import_module(library)
 
     def upkeep(self) -> Callable[[], None] | None:
-        """Let slowness fade that nothing has confirmed, and fit again what there are new observations of."""
-        now_s = self.clock()
-        for name, known in self.predictor.known.items():
-            known.slowness = self.quarantine.slowness(name, now_s)
+        """Fit again what there are new observations of."""
         seen = self.experience.observations, len(self.predictor.known)
         if seen == self._fitted:
             return None
@@ -327,6 +328,17 @@ class Learned(LoadPolicy):
             acceptance_ratio = per_step / prediction.tokens_per_step
         spread = self.predictor.knowledge.acceptance.spread(known.arm)
         known.slowness = self.quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s, spread)
+        if known.slowness > 1.0:
+            self._slow.add(known.name)
+
+    def _fade(self, now_s: float) -> None:
+        """Let slowness fade that no request has confirmed."""
+        for name in [*self._slow]:
+            known = self.predictor.known[name]
+            known.slowness = self.quarantine.slowness(name, now_s)
+            if known.slowness < _HARDLY_SLOW:
+                known.slowness = 1.0
+                self._slow.discard(name)
 
 
 def _is_much_longer(outcome: Outcome, prediction: Prediction) -> bool:
@@ -341,6 +353,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 _OK = 200
 _FEWEST_TOKENS = 8
 _FEWEST_STEPS = 4.0
+_HARDLY_SLOW = 1.01
 _FEWEST_OBSERVED = 20.0
 """Before that, a backend that is unlike what is expected of its method may well be right."""
 _RUNAWAY = 4.0

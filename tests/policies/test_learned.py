@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from backends.backend import Backend, EngineLoad
 from backends.simulator.fleet import Replica
 from backends.speculation import Method
+from policies import steptime
 from policies.cells import key_of
 from policies.experience import Row
 from policies.fixed import LeastLoaded, LoadSettings
@@ -234,19 +235,32 @@ def test_a_failure_teaches_nothing_but_leaves_the_backlog() -> None:
     assert not [*policy.experience.own()]
 
 
+def _expected_tpot_s(policy: Learned, decision: Decision) -> float:
+    """Return the time per token that a request alone on an idle backend should take there, at 2 tokens a step."""
+    known = policy.predictor.known[decision.backend]
+    return steptime.seconds(known.cost, steptime.terms(1.0, 400.0, 3.0)) / 2.0
+
+
 def test_mild_slowness_is_forgotten_where_no_request_confirms_it() -> None:
     policy, pool, now_s = _policy(exploration={"share": 0}, guardrail={"share": 0}), _pool(), 1_000_000.0
     policy.set_clock(lambda: now_s)
     policy.choose(REQUEST, pool)
     known = policy.predictor.known["e"]
+    policy.predictor.learn(replace(policy.predictor.knowledge, observed={"e": 1000.0}))
     for _ in range(5):
-        known.slowness = policy.quarantine.observe("e", 2.0, None, now_s)
-    assert known.slowness == pytest.approx(2.0)
-    policy.upkeep()
-    assert known.slowness == pytest.approx(2.0)
+        decision = policy.choose(REQUEST, pool[3:])
+        now_s += 1.0
+        policy.observe(_outcome(decision, tpot_s=2.0 * _expected_tpot_s(policy, decision)))
+    slow = known.slowness
+    assert slow == pytest.approx(2.0, rel=0.2)
+    policy.choose(REQUEST, pool[:1])
+    assert known.slowness == pytest.approx(slow)
     now_s += 30.0
-    policy.upkeep()
-    assert 1.0 < known.slowness < 1.2
+    policy.choose(REQUEST, pool[:1])
+    assert known.slowness == pytest.approx(1 + (slow - 1) / 8)
+    now_s += 300.0
+    policy.choose(REQUEST, pool[:1])
+    assert known.slowness == 1.0
 
 
 def test_lookups_on_a_finished_text_teach_of_backends_that_did_not_write_it() -> None:
