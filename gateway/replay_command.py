@@ -19,7 +19,7 @@ from gateway.replay_figures import figures_console, figures_of, figures_tables, 
 from gateway.replay_pace import arrivals
 from gateway.replay_page import page
 from gateway.replay_play import CLAIRVOYANT, Game, chosen_policies, play_all
-from gateway.settings import ModelSettings
+from gateway.settings import ModelSettings, SimulateSettings
 from gateway.slo_option import slo_bounds
 from policies.policy import Policy
 from policies.prior import DEFAULT_CALIBRATION
@@ -133,6 +133,11 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
     return name, models[name]
 
 
+def _given_context(simulate: SimulateSettings | None) -> int | None:
+    """Return the longest context that the pool file sets; else it is the calibration's."""
+    return simulate.max_model_len if simulate is not None and "max_model_len" in simulate.model_fields_set else None
+
+
 def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]:
     """Return the replicas of a model as they are simulated; those that are not simulated need a calibration."""
     return [
@@ -144,6 +149,7 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
             },
             calibration=calibration or (one.simulate.calibration if one.simulate else DEFAULT_CALIBRATION),
             weight=one.weight,
+            max_model_len=_given_context(one.simulate),
         )
         for name, one in served.backends.items()
     ]

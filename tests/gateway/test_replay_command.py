@@ -201,6 +201,20 @@ def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Pat
     assert only["e2e_s"]["mean"] is None
 
 
+def test_a_context_that_the_pool_sets_is_the_replicas(tmp_path: Path) -> None:
+    pool, trace = tmp_path / "pool.yaml", tmp_path / "trace.jsonl"
+    lengths = [500, 1000, 5000, 9000]
+    write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=n, output_tokens=5) for n in lengths])
+    errors = {}
+    for given in ("", ", max_model_len: 1004", ", max_model_len: 8192"):
+        simulate = "{calibration: llama-3.1-8b-h100" + given + "}"
+        pool.write_text(
+            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, simulate: " + simulate + "}}}}\n"
+        )
+        errors[given] = figures(tmp_path, trace, "--config", pool)["policies"]["random"]["errors"]
+    assert list(errors.values()) == [0, 3, 1]
+
+
 def test_broken_lines_are_told_and_skipped_or_refused(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = MOONCAKE.read_bytes().splitlines()
