@@ -25,6 +25,7 @@ from tests.gateway.upstream import Wire, delta
 
 NGRAM = LookupArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
 SUFFIX = LookupArm("suffix:24", Method.SUFFIX, 24)
+_PATIENCE_S = 90.0  # the process is a nice one: on a busy machine it may have to wait
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
 
 
@@ -68,7 +69,7 @@ async def test_an_answer_of_one_method_tells_of_the_others(fast: bool) -> None:
         answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
         assert {one.status_code for one in answers} == {200}
         policy = _policy(running)
-        await running.until(lambda: _seen(policy).get(("suffix:24", ""), 0.0) > 2.5)
+        await running.until(lambda: _seen(policy).get(("suffix:24", ""), 0.0) > 2.5, _PATIENCE_S)
         seen = _seen(policy)
         # Each request once: as its engine had it, and for the two that were not asked.
         assert seen["baseline:0", "a"] == pytest.approx(seen["suffix:24", ""]) == pytest.approx(seen["ngram:3", ""])
@@ -103,7 +104,7 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice(fa
         for _ in range(2):
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
-        await running.until(lambda: _replay(running).replayed == 2)
+        await running.until(lambda: _replay(running).replayed == 2, _PATIENCE_S)
         _replay(running).deliver(running.gateway.models[MODEL].failsafe)
         assert _seen(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
         assert policy._lookup_bias.corrected("suffix:24", 4.0) < 4.0  # its engine got less than the replay
@@ -154,7 +155,7 @@ def _add(replay: LookupReplay, answer: bytes = ANSWER) -> None:
 
 
 async def _until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(_PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -229,7 +230,7 @@ def test_token_ids_are_taken_where_the_engine_sent_them() -> None:
         input=orjson.dumps(asked) + b"\n" + body + answer,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=30,
+        timeout=_PATIENCE_S,
     )
     assert orjson.loads(told.stdout)["lookups"] == replayed(prompt, output, [NGRAM])
 
