@@ -71,7 +71,7 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
         "latency_regression": lambda: LatencyRegression(PolicySettings()),
         "learned": lambda: Learned(LearnedSettings(seed=seed)),
         "learned warm": warm,
-        "distilled": lambda: Thresholds(ground.rules[task.pool]),
+        "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
         "clairvoyant": lambda: None,
     }
     for method in sorted({method for method, _ in POOLS[task.pool][1]}):
@@ -105,6 +105,7 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
             "after_shift": float(after_shift.mean()),
             "cpu_s": time.process_time() - began,
         }
+    figures["distilled"]["predicted_kept"] = ground.distilled[task.pool].kept_share or math.nan
     return figures
 
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from backends.speculation import Method
 from policies.distill import distill
+from policies.distilled import Distilled
 from policies.experience import Row
 from policies.learned import Learned, LearnedSettings
 from policies.logged import LoggedCandidate
 from policies.replay import ReplicaSpec, learned_rows, replay
 from policies.replay_request import ReplayRequest, replay_request
-from policies.thresholds import ThresholdSettings
 from policies.trace import TraceRecord
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
@@ -80,7 +80,7 @@ class Ground:
     others: dict[str, list[ReplayRequest]]
     gaps_s: np.ndarray[Any, Any] | None
     warm: dict[str, list[Row]] = field(default_factory=dict)
-    rules: dict[str, ThresholdSettings] = field(default_factory=dict)
+    distilled: dict[str, Distilled] = field(default_factory=dict)
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -174,13 +174,13 @@ def prepare(ground: Ground, pool: str) -> None:
     specs = pool_of(pool)
     replay(specs, timed(ground, task, requests), policy)
     ground.warm[pool] = learned_rows(policy)
-    ground.rules[pool] = distilled_rules(policy, specs)
+    ground.distilled[pool] = distilled_rules(policy, specs)
 
 
-def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdSettings:
+def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
     """Return the rules that a learned policy comes down to."""
     candidates = [LoggedCandidate(one.name, one.method, one.config.get("num_speculative_tokens", 0)) for one in specs]
-    return distill(policy, candidates).settings
+    return distill(policy, candidates)
 
 
 def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int = LONGEST_TOKENS) -> Ground:
