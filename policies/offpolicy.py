@@ -15,7 +15,9 @@ others as they were. A policy that would move the load is to be replayed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -114,20 +116,25 @@ def evaluate(log: Log, metrics: Sequence[str] = METRICS, seed: int = 0) -> list[
     seed
         Of the resampling.
     """
-    models: dict[str, Floats] = {}
-    evaluations = []
+    found = {}
     for policy, chances in log.chances.items():
         weights = chances[np.arange(log.requests), log.chosen] / log.propensity
-        found = _overlap(log, policy, chances, weights)
-        if not found.refusal:
-            told = {
-                metric: _metric(log, policy, metric, weights, models, seed)
-                for metric in metrics
-                if (log.outcomes[metric] > 0).sum() >= FEWEST_EFFECTIVE
-            }
-            found = replace(found, metrics=told)
-        evaluations.append(found)
-    return evaluations
+        found[policy] = _overlap(log, policy, chances, weights), weights
+    usable = [metric for metric in metrics if (log.outcomes[metric] > 0).sum() >= FEWEST_EFFECTIVE]
+    models = _models(log, usable) if any(not one.refusal for one, _ in found.values()) else {}
+    return [
+        one
+        if one.refusal
+        else replace(one, metrics={metric: _metric(log, policy, metric, weights, models, seed) for metric in usable})
+        for policy, (one, weights) in found.items()
+    ]
+
+
+def _models(log: Log, metrics: Sequence[str]) -> dict[str, Floats]:
+    """Return what is expected of each request, by metric, as far as there are outcomes enough; fitted side by side."""
+    told = [metric for metric in metrics if enough(log.outcomes[metric])]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(told, pool.map(lambda metric: expected(log, log.outcomes[metric]), told), strict=True))
 
 
 def _overlap(log: Log, policy: str, chances: Floats, weights: Floats) -> Evaluation:
@@ -176,7 +183,7 @@ def _overlap(log: Log, policy: str, chances: Floats, weights: Floats) -> Evaluat
 
 
 def _metric(
-    log: Log, policy: str, metric: str, weights: Floats, models: dict[str, Floats], seed: int
+    log: Log, policy: str, metric: str, weights: Floats, models: Mapping[str, Floats], seed: int
 ) -> MetricEvaluation:
     known = log.outcomes[metric] > 0
     outcome, weight = log.outcomes[metric][known], weights[known]
@@ -190,10 +197,7 @@ def _metric(
     every = np.ones(len(outcome))
     seen = 1 - log.impossible[policy][known]
     estimates = {"ips": estimate(weight * outcome, seen), "snips": estimate(weight * outcome, weight)}
-    if enough(log.outcomes[metric]):
-        if metric not in models:
-            models[metric] = expected(log, log.outcomes[metric])
-        model = models[metric]
+    if (model := models.get(metric)) is not None:
         answers, chosen = model[known], log.chosen[known]
         corrected = (log.chances[policy][known] * answers).sum(axis=1)
         corrected += weight * (outcome - answers[np.arange(len(outcome)), chosen])
