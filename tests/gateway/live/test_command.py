@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -209,6 +211,24 @@ def test_a_gateway_tells_who_served_and_may_be_asked_for_a_backend(gateway: Comm
     told = orjson.loads(out.read_bytes())["policies"]
     shares = {"static head": {"head": 1.0}, "static baseline": {"plain": 1.0}}
     assert {name: one["shares"] for name, one in told.items()} == shares
+
+
+def test_prefix_caches_save_what_requests_shared_and_nothing_of_an_earlier_run(
+    gateway: Command, tmp_path: Path
+) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
+    shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
+    write_trace(trace, [replace(shared, arrived_at=n / 10) for n in range(10)])
+    rows = ("--live", f"first={gateway.url}", "--live", f"second={gateway.url}")
+    asked = ("--policy", "{name: static, backend: plain}", "--api-key", "team-key")
+    assert command(trace, *rows, *asked, "--json", out)[0] == 0
+    told = orjson.loads(out.read_bytes())["policies"]
+    assert list(told) == ["first static plain", "second static plain"]
+    for one in told.values():
+        found = [re.search(r"(\d+)% was found in a prefix cache", note) for note in one["notes"]]
+        shares = [int(match[1]) for match in found if match]
+        assert len(shares) == 1
+        assert 70 <= shares[0] <= 85  # nine of ten times three blocks of 512, less what came before the first was read
 
 
 def test_what_a_key_may_not_is_told_before_anything_is_sent(gateway: Command) -> None:
