@@ -34,9 +34,11 @@ class LookupSettings(BaseModel):
     )
     cpu: float = Field(default=0.05, gt=0, le=1, description="Share of one core that replaying may take.")
     queue: int = Field(default=256, ge=1, description="Texts that may wait; what would be more is left out.")
-    queue_mib: float = Field(default=16.0, gt=0, description="MiB of them.")
+    queue_mib: float = Field(default=64.0, gt=0, description="MiB of them.")
     max_text_kib: float = Field(
-        default=128.0, gt=0, description="A longer request, or answer with what frames it, is left out."
+        default=1024.0,
+        gt=0,
+        description="A longer request, or answer with what frames it (some 200 bytes a chunk of a stream), is left out.",
     )
 
 
