@@ -25,11 +25,15 @@ Cost = Callable[[RequestFeatures, Prediction], float]
 _TIE_BREAK = 0.05
 """Weight of the time to finish where it is not what counts: between backends that are equal, the faster one."""
 
-_BROKEN_S = 30.0
-"""What a broken promise costs, in seconds of everybody's time."""
+_URGENCY = 2.0
+"""How much more a second counts of a request whose promise is as good as broken, than of one without any."""
 
-_SOFTNESS = 0.2
-"""Standard error of a prediction, relative: near its bound a promise is half kept."""
+_SOFTNESS = 0.6
+"""Standard error of a prediction, relative: near its bound a promise is half kept. Answers differ by that much in what
+they take from the same step, and the load changes while they run."""
+
+_KEEP = 0.998
+"""Per prediction, of the mean urgency: the last hundred requests count, on four candidates."""
 
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
@@ -49,22 +53,35 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
             prediction.decode_s + prediction.others_s + _TIE_BREAK * (prediction.ttft_s + prediction.others_s)
         )
 
-    def goodput(request: RequestFeatures, prediction: Prediction) -> float:
-        ttft_s = request.slo_ttft_s or slo_ttft_s
-        tpot_s = request.slo_tpot_s or slo_tpot_s
+    return _Goodput(slo_ttft_s, slo_tpot_s)
+
+
+class _Goodput:
+    """Everybody's time, of which a second counts for more where a promise is in danger.
+
+    A penalty for each promise that is expected to be broken keeps fewer of them: it is paid at once, and what a request
+    takes from those already there, and from those who come while it stays, is spread over all its time. So time stays
+    what is counted. A request's own counts by how urgent it is itself, and the others' by the mean urgency; where all
+    have the same bounds, that comes to `latency` again. docs/routing.md has the figures.
+    """
+
+    def __init__(self, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
+        self._slo_ttft_s = slo_ttft_s
+        self._slo_tpot_s = slo_tpot_s
+        self._mean_urgency = 0.0
+
+    def __call__(self, request: RequestFeatures, prediction: Prediction) -> float:
+        ttft_s = request.slo_ttft_s or self._slo_ttft_s
+        tpot_s = request.slo_tpot_s or self._slo_tpot_s
         kept = 1.0
-        broken = 0.0
         if ttft_s:
             kept = _kept(prediction.ttft_s, ttft_s)
         if tpot_s:
-            step_s, per_step = prediction.step_s, prediction.tokens_per_step
-            own = _kept(step_s / per_step, tpot_s)
-            kept *= own
-            # The others' steps become longer too. Theirs are taken to be like this one, in bound and in acceptance.
-            broken = prediction.requests * (_kept((step_s - prediction.added_s) / per_step, tpot_s) - own)
-        return _BROKEN_S * (1.0 - kept + broken) + _everybody_s(prediction)
-
-    return goodput
+            kept *= _kept(prediction.step_s / prediction.tokens_per_step, tpot_s)
+        urgency = _URGENCY * (1.0 - kept)
+        self._mean_urgency = _KEEP * self._mean_urgency + (1.0 - _KEEP) * urgency
+        own_s = prediction.ttft_s + prediction.decode_s
+        return (1.0 + urgency) * own_s + (1.0 + self._mean_urgency) * prediction.others_s
 
 
 def _everybody_s(prediction: Prediction) -> float:

@@ -50,8 +50,6 @@ class Prediction:
         That are there now.
     seen
         How often requests like this one were seen on the backend's arm.
-    added_s
-        What it adds to each step.
     """
 
     ttft_s: float
@@ -65,7 +63,6 @@ class Prediction:
     prompt_tokens: float
     requests: int
     seen: float
-    added_s: float
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -80,7 +77,6 @@ class Prediction:
         prompt_tokens: float,
         requests: int,
         seen: float = 0.0,
-        added_s: float = 0.0,
     ) -> None:
         self.ttft_s = ttft_s
         self.decode_s = decode_s
@@ -93,7 +89,6 @@ class Prediction:
         self.prompt_tokens = prompt_tokens
         self.requests = requests
         self.seen = seen
-        self.added_s = added_s
 
     @property
     def own_s(self) -> float:
@@ -280,7 +275,6 @@ class Predictor:
                     prompt,
                     requests,
                     seen,
-                    mine_s,
                 )
             )
         return predictions

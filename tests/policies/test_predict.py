@@ -170,11 +170,14 @@ def test_goodput_keeps_a_promise_even_at_a_price() -> None:
     assert plain(REQUEST, quick) > plain(REQUEST, slow)
 
 
-def test_goodput_counts_the_promises_of_those_already_there() -> None:
-    cost = cost_of(Objective.GOODPUT, None, 0.0075)
-    near, far = _prediction(0.1, 0.015), _prediction(0.1, 0.015)  # at the bound, where every step more breaks promises
-    near.added_s, far.added_s = 0.001, 0.0
-    assert cost(REQUEST, near) > cost(REQUEST, far) + 5.0
+def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
+    cost = cost_of(Objective.GOODPUT, None, None)
+    alone, beside = _prediction(0.1, 0.015), _prediction(0.1, 0.0145, others_s=0.045)
+    assert cost(REQUEST, beside) < cost(REQUEST, alone)
+    strict = replace(REQUEST, slo_tpot_s=0.003)
+    for _ in range(2000):
+        cost(strict, alone)
+    assert cost(REQUEST, beside) > cost(REQUEST, alone)
 
 
 def test_the_requests_own_bound_comes_first() -> None:
