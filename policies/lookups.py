@@ -38,7 +38,7 @@ class LookupSettings(BaseModel):
     max_text_kib: float = Field(
         default=1024.0,
         gt=0,
-        description="A longer request, or answer with what frames it (some 200 bytes a chunk of a stream), is left out.",
+        description="A longer request, or answer with what frames it (200 bytes a chunk of a stream), is left out.",
     )
 
 
