@@ -1,0 +1,125 @@
+"""`python -m benchmarks.overhead.inside POOL...`: what a request takes in the process, without sockets or the kernel.
+
+A request goes through the door's protocol to the relay, and an answer back, over transports that write nothing: CPU
+time of one thread, the least of 24 rounds over 512 requests. It tells what a change saves, to half a microsecond, where
+`benchmarks.overhead` cannot. `--unlike` puts a number into the head of each request and of each answer, so that no head
+is known from the one before. Compiled where `gateway` is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from backends.backend import State
+from backends.connection import Connection
+from benchmarks.overhead.load import chat_body
+from gateway.assembly import assemble
+from gateway.config import load_pool
+from gateway.fast import protocol_for
+from gateway.replicas import plan
+
+_REQUESTS = 512
+_ROUNDS = 24
+_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nuser-agent: OpenAI/Python 1.99.0\r\n"
+    b"accept: application/json\r\ncontent-type: application/json\r\nauthorization: Bearer sk-bench\r\n"
+    b"x-stainless-lang: python\r\n%bcontent-length: %d\r\n\r\n%b"
+)
+_ANSWER_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
+_ANSWER = (
+    b'{"id":"chatcmpl-0","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"%b"},"finish_reason":"stop"}],"usage":{"prompt_tokens":300,"total_tokens":440,'
+    b'"completion_tokens":140}}' % (b"word " * 140)
+)
+
+
+class Nowhere(asyncio.Transport):
+    """A transport that keeps the last thing written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.written: Any = b""
+
+    def write(self, data: Any) -> None:
+        self.written = data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Carrying(Nowhere):
+    """One to a backend: notes which connection carries a request."""
+
+    def __init__(self, connection: Connection, carried: list[Connection]) -> None:
+        super().__init__()
+        self._connection = connection
+        self._carried = carried
+
+    def write(self, data: Any) -> None:
+        self._carried.append(self._connection)
+
+
+def _numbered(number: int, *, unlike: bool) -> bytes:
+    return b"x-number: %d\r\n" % number if unlike else b""
+
+
+async def measure(pool: Path, body_bytes: int, *, unlike: bool) -> float:
+    """Return the microseconds of one request."""
+    settings = load_pool(pool)
+    gateway = assemble(settings, plan(settings, Path()).backends, "admin")
+    for backend in gateway.pool:
+        backend.state = State.UP
+    config = uvicorn.Config(gateway, log_level="error", access_log=False)
+    config.load()
+    state = ServerState()
+    state.default_headers = [(b"date", b"Sat, 21 Nov 2026 04:34:18 GMT")]
+    door, client, carried = protocol_for(gateway.relay, 1 << 26)(config, state, {}), Nowhere(), list[Connection]()
+    door.connection_made(client)
+    for model in gateway.models.values():
+        for upstream in model.upstreams.values():
+            connection = Connection(upstream.client)
+            connection.connection_made(Carrying(connection, carried))
+            upstream.client.keep(connection)
+    requests, answers = [], []
+    for number in range(_REQUESTS):
+        body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)
+        requests.append(_HEAD % (extra, len(body), body))
+        answers.append(_ANSWER_HEAD % (extra, len(_ANSWER), _ANSWER))
+    taken_s = []
+    for _ in range(_ROUNDS):
+        begun_s = time.thread_time()
+        for request, answer in zip(requests, answers, strict=True):
+            door.data_received(request)
+            carried.pop().data_received(answer)
+        taken_s.append(time.thread_time() - begun_s)
+        await asyncio.sleep(0)
+    assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
+    return 1e6 * min(taken_s) / _REQUESTS
+
+
+def main() -> None:
+    """Measure each pool and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pools", nargs="+", type=Path)
+    parser.add_argument("--body-bytes", type=int, default=2000)
+    parser.add_argument("--unlike", action="store_true")
+    given = parser.parse_args()
+    for pool in given.pools:
+        taken_us = uvloop.run(measure(pool, given.body_bytes, unlike=given.unlike))
+        print(f"{pool.stem}: {taken_us:.1f} us a request in the process", flush=True)
+
+
+if __name__ == "__main__":
+    main()
