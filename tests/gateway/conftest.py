@@ -88,7 +88,7 @@ async def start_gateway(
         try:
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False))
             running = Running(gateway, upstreams, url, client)
-            await running.until(lambda: server.started)
+            await running.until(lambda: server.started, 60.0)  # what learns loads its libraries first
             await running.until_up()
             yield running
         finally:
