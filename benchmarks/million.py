@@ -2,9 +2,9 @@
 
 `make` writes a trace as the recorder writes it. FOLDER has the two Azure LLM inference traces of 2023 (CC-BY 4.0,
 github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv` and `..._code.csv`, packed or not; not part of
-the project). Each is repeated, every time with the same arrivals moved by up to half a second and lengths moved by up to a
-tenth, until the requests of both together are as many as asked for; they are three times as fast as recorded. The
-repetitions of a trace are as bursty as it is. Applications (templates, with temperatures of their own) are drawn. Where
+the project). Each is repeated, every time with the same arrivals moved by up to half a second and lengths moved by up
+to a tenth, until the requests of both together are as many as asked for; they are three times as fast as recorded. So
+the repetitions are as bursty as the trace. Applications (templates, with temperatures of their own) are drawn. Where
 each went, and how long it took there, comes of playing all of it on the simulated pool under `random`, so that the log
 tells of every choice with its probability. The same seed makes the same trace.
 
@@ -220,18 +220,18 @@ def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
 def run(trace: Path, config: Path, work: Path, only: Sequence[str]) -> None:
     """Run the commands and tell what each took."""
     work.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows = ["| command | wall, s | CPU, s | peak RSS of all its processes, MB | load before |\n|---|---|---|---|---|"]
+    walls_s = []
     for name, argv in commands(trace, config, work).items():
         if only and name not in only:
             continue
         print("$ gateway " + shlex.join(argv[3:]), flush=True)
         load = os.getloadavg()[0]
         wall_s, cpu_s, most_mb = _measured(argv)
-        rows.append((name, wall_s, cpu_s, most_mb, load))
-    print("\n| command | wall, s | CPU, s | peak RSS of all its processes, MB | load before |\n|---|---|---|---|---|")
-    for name, wall_s, cpu_s, most_mb, load in rows:
-        print(f"| {name} | {wall_s:.0f} | {cpu_s:.0f} | {most_mb:,.0f} | {load:.1f} |")
-    print(f"| sum | {sum(row[1] for row in rows):.0f} | {sum(row[2] for row in rows):.0f} | | |")
+        walls_s.append(wall_s)
+        rows.append(f"| {name} | {wall_s:.0f} | {cpu_s:.0f} | {most_mb:,.0f} | {load:.1f} |")
+        print(rows[-1], end="\n\n", flush=True)
+    print("\n".join(rows) + f"\n| sum | {sum(walls_s):.0f} | | | |")
 
 
 def _measured(argv: Sequence[str]) -> tuple[float, float, float]:
