@@ -21,7 +21,7 @@ from policies.fluid import Job
 from policies.fluid_choice import FluidChoice, Notes, Situations
 from policies.learned import Learned
 from policies.length import LENGTH
-from policies.likely_traffic import LikelyTraffic
+from policies.likely_traffic import LikelyTraffic, Mix
 from policies.load import LoadMeter
 from policies.predict import Predictor
 from policies.rule_columns import columns_of, row_of
@@ -73,7 +73,7 @@ def distill(
     choice = FluidChoice(policy.fitted(priors), calibration, policy.cost, candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
-    plays = [traffic.jobs(candidates, level) for level in levels]
+    plays = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]
     notes = Notes(traffic.kinds)
     for jobs in plays:
         choice.by_prediction(jobs, notes)
@@ -82,7 +82,8 @@ def distill(
     contest = _Contest(choice, plays)
     settings = max((_settings(groups, found, factor) for factor in _SLACKS), key=contest.gain_of_rules)
 
-    judged = _Contest(choice, [traffic.jobs(candidates, level) for level in levels])  # not what was chosen by
+    # Other requests than those that were chosen by.
+    judged = _Contest(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
     seen = len(situations.keys)
     return Distilled(
         settings.model_copy(update={"seed": None}),

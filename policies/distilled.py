@@ -41,7 +41,7 @@ class Distilled:
     leaves
         One for each rule.
     learned_gain, rules_gain
-        By how much mean time to finish is below that of `least_loaded`, as the mean over the levels: choosing by
+        By how much mean time to finish is below that of `least_loaded`, as the mean over loads and mixes: choosing by
         prediction, and by the rules.
     default_gain
         The same by the rules that come with the gateway.

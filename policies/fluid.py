@@ -17,6 +17,9 @@ from policies.predict import Predictor
 from policies.prior import StepCost
 from policies.request import RequestFeatures
 
+Kind = tuple[Key, RequestFeatures]
+"""A request, and the key of what is known of those like it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

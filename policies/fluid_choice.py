@@ -11,21 +11,18 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from policies.cells import TEMPLATE, WORKLOAD, Key
-from policies.fluid import FluidBackend, Job, fluid_pool, play
+from policies.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.load import LoadMeter
 from policies.objective import Cost
 from policies.policy import Policy
 from policies.predict import Knowledge, Predictor
-from policies.request import RequestFeatures
 
 Floats = npt.NDArray[np.float64]
-
-Kind = tuple[Key, RequestFeatures]
 
 _MORE = 4
 """Requests more on a backend, for what each of them adds to its cost."""
 
-_AT_A_TIME = 4
+_AT_A_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)

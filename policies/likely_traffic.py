@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import accumulate
 from random import Random
+from statistics import median
 
 from backends.backend import Candidate
 from policies.cells import (
@@ -24,7 +26,7 @@ from policies.cells import (
     WORKLOAD,
     Key,
 )
-from policies.fluid import Job, fluid_pool
+from policies.fluid import Job, Kind, fluid_pool
 from policies.length import NOISE
 from policies.predict import Predictor
 from policies.request import Endpoint, RequestFeatures
@@ -33,8 +35,23 @@ KINDS = 960
 """Requests drawn from the cells; those of a run are drawn from these."""
 
 _LEAST_JOBS = 240
-_OF_RATE = 4
-"""Every so manieth kind is asked what it takes, for the rate at which requests arrive."""
+_OF_RATE = 160
+"""Requests that are asked what they take, for the rate at which they are to arrive."""
+
+
+class Mix(StrEnum):
+    """Which requests there are many of: as were seen, or more of those whose answers are long, or short.
+
+    How much a request there costs the next one depends on how long it stays. Rules count requests, so they fit the mix
+    that they were made from; made from several, they stand a shift.
+    """
+
+    SEEN = "seen"
+    LONG = "long"
+    SHORT = "short"
+
+
+_TIMES_AS_MANY = 5.0
 
 
 class LikelyTraffic:
@@ -60,18 +77,23 @@ class LikelyTraffic:
         self.kinds = [(key, representative(key, rng)) for key in drawn]
         effects = predictor.knowledge.length.effects
         self._noise = NOISE if effects is None else effects.noise
+        tokens = [predictor.knowledge.length.tokens(features, key) for key, features in self.kinds]
+        middle = median(tokens)
+        self._until = {Mix.SEEN: [float(place + 1) for place in range(KINDS)]}
+        for mix, many in ((Mix.LONG, [one > middle for one in tokens]), (Mix.SHORT, [one <= middle for one in tokens])):
+            self._until[mix] = list(accumulate(_TIMES_AS_MANY if one else 1.0 for one in many))
 
-    def jobs(self, candidates: Sequence[Candidate], level: float) -> list[Job]:
+    def jobs(self, candidates: Sequence[Candidate], level: float, mix: Mix = Mix.SEEN) -> list[Job]:
         """Return requests that arrive at random, as fast as a pool with `level` on each backend gets them done.
 
         The first fill the pool to that level; they are under way already.
         """
-        rng = self._rng
-        rate = self._rate(candidates, level)
+        rng, until = self._rng, self._until[mix]
+        rate = self._rate(candidates, level, [self._drawn(until) for _ in range(_OF_RATE)])
         there = round(level * len(candidates))
         jobs, at_s = [], 0.0
         for number in range(there + max(_LEAST_JOBS, 3 * there)):
-            key, features = self.kinds[rng.randrange(KINDS)]
+            key, features = self._drawn(until)
             mean = self._predictor.knowledge.length.tokens(features, key)
             tokens = mean * math.exp(self._noise * rng.gauss(0.0, 1.0) - self._noise**2 / 2)
             tokens = min(max(1.0, tokens), features.max_tokens or math.inf)
@@ -80,20 +102,23 @@ class LikelyTraffic:
             jobs.append(Job(features, key, tokens, at_s, 1.0 if number >= there else rng.uniform(0.01, 0.99)))
         return jobs
 
-    def _rate(self, candidates: Sequence[Candidate], level: float) -> float:
+    def _drawn(self, until: Sequence[float]) -> Kind:
+        return self.kinds[bisect_right(until, self._rng.random() * until[-1])]
+
+    def _rate(self, candidates: Sequence[Candidate], level: float, kinds: Sequence[Kind]) -> float:
         """Return the requests a second that are done while each backend has `level` of them."""
         rate = 0.0
         for backend in fluid_pool(self._predictor, candidates):
             work_s = 0.0
             backend.in_flight = round(level)
             cost = backend.cost
-            for key, features in self.kinds[::_OF_RATE]:
+            for key, features in kinds:
                 one = self._predictor.predict(features, key, [backend], 0.0)[0]
                 each_s = cost.per_request_s + cost.per_context_token_s * one.context_tokens
                 work_s += (
                     one.steps * (cost.base_s + level * each_s) + level * cost.per_prompt_token_s * one.prompt_tokens
                 )
-            rate += level * len(self.kinds[::_OF_RATE]) / work_s
+            rate += level * len(kinds) / work_s
         return rate
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
-from policies.cells import key_of
+from policies.cells import LIMIT, key_of
 from policies.fixed import LeastLoaded, LoadSettings
-from policies.fluid import FluidBackend, Job, fluid_pool, play
-from policies.fluid_choice import FluidChoice, Kind, Notes
-from policies.likely_traffic import LikelyTraffic
+from policies.fluid import FluidBackend, Job, Kind, fluid_pool, play
+from policies.fluid_choice import FluidChoice, Notes
+from policies.likely_traffic import LikelyTraffic, Mix
 from policies.load import LoadMeter
 from policies.objective import Objective, cost_of
 from policies.predict import Knowledge, Predictor
@@ -64,6 +64,8 @@ SEEN = {
     for workload, template, tokens, count in (("code", "", 90, 3.0), ("chat", "0badcafe", 900, 1.0))
 }
 
+ENDS = [key_of(request(max_tokens=limit)) for limit in (20, None)]
+
 
 def test_likely_requests_come_as_often_as_they_were_seen_and_load_the_pool_as_asked() -> None:
     traffic = LikelyTraffic(CHOICE.predictor(), SEEN, 0)
@@ -82,6 +84,14 @@ def test_likely_requests_come_as_often_as_they_were_seen_and_load_the_pool_as_as
 
     CHOICE.by_policy(jobs, Watching(LoadSettings(seed=0)))
     assert 8 < np.mean(seen[64:]) < 32
+
+
+def test_a_mix_has_more_of_the_long_or_of_the_short_answers() -> None:
+    traffic = LikelyTraffic(CHOICE.predictor(), dict.fromkeys(ENDS, 1.0), 0)
+    long = {mix: np.mean([job.key[LIMIT] == "" for job in traffic.jobs(pool(), 8.0, mix)]) for mix in Mix}
+    assert 0.35 < long[Mix.SEEN] < 0.65
+    assert long[Mix.SHORT] < 0.3
+    assert long[Mix.LONG] > 0.7
 
 
 def test_a_situation_tells_what_is_predicted_at_any_number_of_requests() -> None:
