@@ -230,8 +230,8 @@ class Learned(LoadPolicy):
                 self._add_acceptance(arm, "", key, tokens_per_step)
 
     def prepare(self) -> None:
-        """Load the libraries that fit: a second of work that requests would meet."""
-        for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model"):
+        """Load the libraries that fit and distil: a second of work that requests would meet."""
+        for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model", "sklearn.tree"):
             import_module(library)
 
     def upkeep(self) -> Callable[[], None] | None:
