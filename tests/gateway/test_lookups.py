@@ -74,11 +74,7 @@ async def test_an_answer_of_one_method_tells_of_the_others(fast: bool) -> None:
         # Each request once: as its engine had it, and for the two that were not asked.
         assert seen["baseline:0", "a"] == pytest.approx(seen["suffix:24", ""]) == pytest.approx(seen["ngram:3", ""])
         assert set(seen) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:3", "")}
-        work = policy.upkeep()
-        assert work is not None
-        work()
-        assert policy._fresh is not None
-        model, key = policy._fresh.acceptance, next(iter(policy.experience.cells(ACCEPTANCE)))[2:]
+        model, key = policy.fitted({}).acceptance, next(iter(policy.experience.cells(ACCEPTANCE)))[2:]
         # It repeats itself: suffix drafting does better than the calibration has it, which knows no repetition.
         assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:3", "c", key) > 1.5
         page = (await running.client.get("/metrics")).text
