@@ -21,7 +21,8 @@ from backends.backend import Candidate
 from gateway.openai import GatewayError
 from gateway.served import ServedModel
 from gateway.state import Conflict, Document, Documents, StateError
-from policies.distill import Distilled, NothingLearnedError, distill
+from policies.distill import NothingLearnedError, distill
+from policies.distilled import Distilled
 from policies.learned import Learned
 from policies.thresholds import Thresholds, ThresholdSettings
 

@@ -20,6 +20,9 @@ _RICHER = 8
 _LEAST_SHARE = 0.003
 """Of the situations' weight, in a leaf: a few long answers may be worth a rule of their own."""
 
+_SAY_MOST = ("workload", "template")
+"""Stand first in a rule's name, which is cut where it is too long."""
+
 _USUAL_REQUESTS = 12.0
 """On a backend: how much the cost of those there counts beside that of an idle backend, where the tree splits."""
 
@@ -148,7 +151,8 @@ def _groups(root: _Node, columns: Sequence[Column]) -> list[Group]:
             walk(node.children[0], path | {column.feature: (column.says[node.bound], column.short[node.bound])})
             walk(node.children[1], path)
             return
-        name = _name([short for _, short in path.values()], taken)
+        said = sorted(path, key=lambda feature: feature not in _SAY_MOST)
+        name = _name([path[feature][1] for feature in said], taken)
         taken.add(name)
         found.append(Group(name, {feature: says for feature, (says, _) in path.items()}, node.places))
 

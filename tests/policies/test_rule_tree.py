@@ -87,6 +87,16 @@ def test_a_tree_is_no_larger_than_allowed_and_than_it_is_worth() -> None:
     assert len(columns_of(keys)[3].says) == len(LIMITS) + 1
 
 
+def test_a_rules_name_says_the_workload_first() -> None:
+    asked = [request(workload=w, prompt_tokens=p) for p in (10, 900) for w in ("chat", "code")]
+    costs = np.array([[1.0, 2, 2, 2], [2.0, 1, 2, 2], [2.0, 2, 1, 2], [2.0, 2, 2, 1]])
+    groups = grown(situations([key_of(one) for one in asked], costs), 4)
+    with_both = [group for group in groups if {"workload", "prompt_tokens"} <= set(group.when)]
+    assert with_both
+    assert all(group.name.startswith(f"{group.when['workload']}-prompt") for group in with_both)
+    assert len({group.name for group in groups}) == 4
+
+
 def test_a_tree_tells_apart_what_differs_only_under_load() -> None:
     asked = [request(prompt_tokens=tokens) for tokens in (20, 5000) for _ in range(40)]
     long = np.array([[one.prompt_tokens > 1000] for one in asked])
