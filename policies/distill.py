@@ -30,7 +30,7 @@ from policies.rule_weights import Weighed, weighed
 from policies.rules import BACKEND, Rule
 from policies.thresholds import Thresholds, ThresholdSettings
 
-LEVELS = (1.0, 4.0, 12.0, 32.0)
+LEVELS = (1.0, 6.0, 24.0, 80.0)
 """Requests in flight per backend, if spread evenly, at which the choices are compared."""
 
 MOST_LEAVES = 12
