@@ -81,6 +81,10 @@ class Decision:
         self.considered = considered
         self.memo = memo
 
+    def __deepcopy__(self, copied: dict[int, object]) -> Decision:
+        """Return itself, for nobody changes it; a compiled class cannot be copied otherwise."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Assessment:

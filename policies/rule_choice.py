@@ -61,6 +61,10 @@ class RuleTests:
         self.features = frozenset(conditions)
         self._tests = [Test(feature, condition) for feature, condition in conditions.items()]
 
+    def __deepcopy__(self, copied: dict[int, object]) -> RuleTests:
+        """Return itself, which nothing changes: `Policy.rehearsal` copies what has it, also compiled."""
+        return self
+
     def hold(self, request: RequestFeatures, in_flight_per_backend: float) -> bool:
         """Tell whether all hold."""
         for test in self._tests:  # noqa: SIM110 -- a generator costs more
