@@ -61,6 +61,7 @@ class Line:
         "_parts",
         "_pattern",
         "_receiving",
+        "_unlike",
         "cycle",
         "idle_since_s",
         "is_parsed",
@@ -89,6 +90,7 @@ class Line:
         self._receiving: RelayCycle | None = None
         self._parts: list[bytes] = []
         self._missing = 0
+        self._unlike = 0  # heads in a row that were not known
 
     def take(self, data: bytes) -> bool:
         """Take what came, if it is a request whose head is known, or more of its body; if not, it is to be parsed."""
@@ -104,6 +106,7 @@ class Line:
                 cycle = RelayCycle(self, known)
                 self.cycle = self.protocol.cycle = cycle
                 self.is_parsed = False
+                self._unlike = 0
                 more = len(data) - begins - length
                 if more == 0:
                     cycle.begin(data[begins:])
@@ -141,11 +144,17 @@ class Line:
         self._head = None  # of a message that follows in the same bytes, the beginning is not known
 
     def learn(self, head: RequestHead) -> None:
-        """Keep the head of a request of the relay, from a connection's second one on: many have just one."""
+        """Keep the head of a request of the relay, from a connection's second one on: many have just one.
+
+        Where all heads differ, as with an id of the request in them, one in 16 is kept, in case that changes.
+        """
         last, self.last = self.last, head
         if last is None or self._head is None or head.expects or not (head.keep_alive and head.announced):
             return
         if any(name == b"upgrade" for name, _ in head.headers):
+            return
+        self._unlike += 1
+        if self._unlike > 16 and self._unlike % 16:
             return
         pattern = pattern_of(self._head)
         if pattern is not None and head.announced == b"%d" % pattern.length:

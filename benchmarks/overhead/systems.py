@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.ports import free_port
+
 POOLS = Path(__file__).with_name("pools")
 _NGINX = """
 worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;
@@ -25,6 +27,7 @@ _LITELLM = """
 model_list:
   - model_name: m
     litellm_params: {{model: hosted_vllm/m, api_base: "http://127.0.0.1:{upstream}/v1", api_key: none}}
+general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 """
 
 Argv = Callable[[int, int, Path], list[str] | None]
@@ -72,6 +75,7 @@ def _router(command: str, *options: str) -> Argv:
         if shutil.which(command) is None:
             return None
         where = ["--worker-urls", f"http://127.0.0.1:{upstream}", "--host", "127.0.0.1", "--port", str(port)]
+        where += ["--prometheus-port", str(free_port())]  # by default all have the same
         return [command, *options, *where, "--policy", "round_robin", "--log-level", "error"]
 
     return argv

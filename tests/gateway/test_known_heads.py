@@ -230,6 +230,17 @@ async def test_heads_that_differ_each_time(gateway_of: Start) -> None:
             assert (got.status_code, got.headers["x-number"]) == (200, str(number))
 
 
+async def test_heads_of_requests_that_differ_each_time(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = echo
+        raw = await Raw.to(running)
+        for number in (*range(40), *[40] * 40):
+            raw.writer.write(post(chat(str(number)), b"x-number: %d\r\n" % number))
+            assert await told(raw) == str(number)
+            assert running.upstreams["a"].seen[-1].header("x-number") == str(number)
+        raw.close()
+
+
 async def test_answers_are_counted_the_same_however_they_come(gateway_of: Start) -> None:
     async def in_pieces(wire: Wire) -> None:
         text = json.dumps(answer("a")).encode()
