@@ -20,7 +20,7 @@ from backends.launch import Launcher, LaunchError
 from gateway.assembly import assemble
 from gateway.recorder import with_salt
 from gateway.replicas import SIMULATOR, Replicas, plan
-from gateway.server import Server, allow_many_files, listen, spare_the_collector
+from gateway.server import Server, allow_many_files, listen
 from gateway.settings import PoolSettings
 from gateway.siblings import Siblings
 from gateway.summary import pool_table, start_lines
@@ -96,8 +96,7 @@ class _Serving:
 
     async def _serve_here(self, opened: Any) -> int:
         gateway = assemble(self._settings, self._replicas.backends, self._admin_key)
-        server = Server(gateway, self._siblings)
-        spare_the_collector()
+        server = Server(gateway, self._siblings, has_process=True)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)

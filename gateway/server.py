@@ -68,8 +68,7 @@ class Server(uvicorn.Server):
         """Begin to serve."""
         await super().startup(sockets)
         if self._has_process:
-            gc.collect()
-            gc.freeze()
+            spare_the_collector()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

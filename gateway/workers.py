@@ -191,7 +191,7 @@ def work(assignment: Assignment, pipe: Connection) -> None:
 
 async def _work(assignment: Assignment, pipe: Connection) -> int:
     from gateway.assembly import assemble
-    from gateway.server import Server, listen, spare_the_collector
+    from gateway.server import Server, listen
 
     settings = assignment.settings
     if settings.server.max_in_flight is not None:
@@ -200,8 +200,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     gateway = assemble(settings, assignment.backends, assignment.admin_key)
     siblings = Siblings(assignment.number, pipe.send)
     gateway.relay.router.homes.on_new = siblings.share_response
-    server = Server(gateway, siblings)
-    spare_the_collector()
+    server = Server(gateway, siblings, has_process=True)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
