@@ -89,6 +89,8 @@ class RelayCycle:
 
     def start(self) -> None:
         """Check the key and the announced length, and then wait for the body."""
+        if self._line.protocol is None:
+            return  # the client left while this waited behind another
         self._started = True
         request, limit = self._request, self._line.max_body_bytes
         try:
@@ -112,6 +114,7 @@ class RelayCycle:
         self.more_body = False
         inbound = Inbound(request.envelope, request.path, request.target, body)
         exchange = Exchange(line.relay, inbound, self)
+        line.running = self
         self._exchange = exchange  # before it begins: an answer may come, and the client go, while it does
         exchange.begin()
 

@@ -44,6 +44,8 @@ class Line:
 
     Attributes
     ----------
+    running
+        The request that was last sent on.
     last
         The head of the last request that was parsed.
     is_parsed
@@ -70,6 +72,7 @@ class Line:
         "preamble",
         "protocol",
         "relay",
+        "running",
         "transport",
     )
 
@@ -80,6 +83,7 @@ class Line:
         self.preamble = preamble
         self.max_body_bytes = limit
         self.cycle: RelayCycle | None = None
+        self.running: RelayCycle | None = None
         self.last: RequestHead | None = None
         self.is_parsed = True
         self.idle_since_s = 0.0
@@ -166,11 +170,17 @@ class Line:
 
     def answered(self) -> None:
         """Know that the last request was."""
+        if self.protocol is None:
+            return
         if self.is_parsed:
             self.protocol.on_response_complete()
         else:
             self.idle_since_s = time.monotonic()
 
     def close(self) -> None:
-        """Let go of what refers to this: nobody should have to look for the two."""
+        """Give up what runs, and let go of what refers to this: nobody should have to look for the two."""
+        running, self.running = self.running, None
         self.protocol = self.cycle = self._receiving = None
+        if running is not None:  # uvicorn tells the last request alone, which may wait behind this one
+            running.disconnected = True
+            running.set()

@@ -206,6 +206,24 @@ async def test_a_pipelined_client_that_leaves_cancels_what_runs(gateway_of: Star
         await running.until(lambda: running.upstreams["a"].aborted == 1)
 
 
+async def test_a_client_that_leaves_is_not_waited_for_by_those_behind(gateway_of: Start) -> None:
+    async def slow(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        await wire.until_closed()
+
+    async with gateway_of({"a": "baseline"}) as running:
+        upstream = running.upstreams["a"]
+        upstream.behaviour = slow
+        raw = await Raw.to(running)
+        body = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
+        raw.writer.write(post(body) + post(body) + post(body))
+        await raw.reader.readuntil(b"one")
+        raw.close()
+        await running.until(lambda: upstream.aborted == len(upstream.seen) > 0)
+        await running.until(lambda: not running.gateway.relay.exchanges)
+
+
 async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
