@@ -54,7 +54,6 @@ class PrefixMemory:
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust[backend] = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
 
-
     def rehearsal(self) -> PrefixMemory:
         """Return one that knows what this one knows, and remembers nothing more."""
         return _Rehearsed(self._seen, self._trust)
