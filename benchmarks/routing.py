@@ -20,7 +20,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -54,8 +54,6 @@ from policies.thresholds import Thresholds, ThresholdSettings
 
 HURRIED = 1 / 3
 """Share of requests with an SLO."""
-
-Makers = Mapping[str, Callable[[], Policy | None]]
 
 
 def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +25,7 @@ from scipy.stats import t as student
 
 from backends.connection import Address, HeaderList, UpstreamClient, UpstreamError, request_head
 from backends.launch import Launcher
-from backends.ports import free_port
+from benchmarks.vllm_cpu.command import serving
 from benchmarks.vllm_cpu.engines import POOL
 from benchmarks.vllm_cpu.prompts import pieces
 from benchmarks.vllm_cpu.quiet import Clock
@@ -224,45 +221,23 @@ def _gateway(policy: str, addresses: Mapping[str, str], folder: Path, seed: int)
             "url": address,
             **({} if config is None else {"speculative_config": config.model_dump(exclude_unset=True)}),
         }
+    chosen: dict[str, Any] = {"name": policy}
+    if policy != "round_robin":  # which draws nothing
+        chosen["seed"] = seed
     document = {
-        "server": {"host": "127.0.0.1", "port": free_port()},
+        "server": {"host": "127.0.0.1"},
         "admin": {"key": "routed"},
         "state": {"file": str(folder / f"{policy}.sqlite")},
-        "models": {"tiny": {"policy": {"name": policy, "seed": seed}, "backends": backends}},
+        "models": {"tiny": {"policy": chosen, "backends": backends}},
     }
-    if policy == "round_robin":
-        del document["models"]["tiny"]["policy"]["seed"]  # type: ignore[index]
-    config_file = folder / f"{policy}.yaml"
-    config_file.write_text(json.dumps(document), encoding="utf-8")
-    url = f"http://127.0.0.1:{document['server']['port']}"  # type: ignore[index]
-    with (folder / f"{policy}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("gateway")), "--config", str(config_file)],
-            cwd=POOL.parents[1],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        _wait_up(process, url, folder / f"{policy}.log", len(backends))
+    with serving(document, folder / f"{policy}.yaml", _sees_all, START_S) as url:
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
 
 
-def _wait_up(process: subprocess.Popen[bytes], url: str, log: Path, count: int) -> None:
-    end_s = time.monotonic() + START_S
-    with httpx.Client(trust_env=False, headers={"authorization": "Bearer routed"}) as client:
-        while time.monotonic() < end_s:
-            if process.poll() is not None:
-                break
-            with contextlib.suppress(httpx.TransportError):
-                backends = client.get(f"{url}/admin/pool").json()["models"]["tiny"]["backends"]
-                if sum(one["state"] == "up" for one in backends.values()) == count:
-                    return
-            time.sleep(0.1)
-    raise RuntimeError(f"the gateway did not come up:\n{log.read_text(encoding='utf-8')}")
+def _sees_all(url: str) -> bool:
+    answer = httpx.get(f"{url}/admin/pool", headers={"authorization": "Bearer routed"}, trust_env=False)
+    backends = answer.json()["models"]["tiny"]["backends"]
+    return all(one["state"] == "up" for one in backends.values())
 
 
 def table(sent: Sequence[Sent], first_round: int = 0) -> list[str]:

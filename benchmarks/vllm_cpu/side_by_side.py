@@ -6,11 +6,9 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +18,11 @@ import httpx
 import numpy as np
 import yaml
 
-from backends.ports import free_port
+from benchmarks.vllm_cpu.command import ROOT, serving
 from benchmarks.vllm_cpu.engines import POOL
 from benchmarks.vllm_cpu.prompts import pieces
 from benchmarks.vllm_cpu.quiet import AT_ONCE, Clock
 
-ROOT = POOL.parents[1]
 TOKENIZER = ".cache/tiny-models/target"
 START_S = 300.0
 OUTPUT_TOKENS = 128
@@ -76,30 +73,13 @@ def gateway(backend: str, folder: Path) -> Iterator[str]:
     model = document["models"]["tiny"]
     model["backends"] = {backend: model["backends"][backend]}
     model["backends"][backend]["serve"]["flags"].append("--no-enable-prefix-caching")
-    config = folder / "pool.yaml"
-    config.write_text(json.dumps(document), encoding="utf-8")
-    port = free_port()
-    command = [*AT_ONCE, str(Path(sys.executable).with_name("gateway")), "--config", str(config), "--port", str(port)]
-    with (folder / "gateway.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url, folder / "gateway.log")
+    with serving(document, folder / "pool.yaml", _answers, START_S, AT_ONCE) as url:
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _answers(url: str) -> bool:
     body = {"model": "tiny", "prompt": "def", "max_tokens": 32, "ignore_eos": True}
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s and process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).status_code == 200:
-                return
-        time.sleep(0.5)
-    raise RuntimeError(f"the gateway is not ready:\n{log.read_text()}")
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).status_code == 200
 
 
 def vllm_bench(url: str, backend: str, prompts: Path, concurrency: int, requests: int) -> Told:
