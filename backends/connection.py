@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from backends.head_pattern import HeadPattern, pattern_of
+from backends.write_batch import WriteBatch
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -251,7 +252,11 @@ class Connection:
         self._told_head = False
         self._fresh = True
         if len(call.body) < 65_536:
-            self._transport.write(call.head + call.body)  # one segment, one system call
+            request = call.head + call.body  # one segment, one system call
+            if (writes := self._client.writes) is not None:
+                writes.add(self._transport, request)
+            else:
+                self._transport.write(request)
         else:
             self._transport.writelines((call.head, call.body))
 
@@ -382,6 +387,8 @@ class UpstreamClient:
         Seconds that a connection may take to come about, name look-up and TLS included.
     max_idle
         Idle connections kept at most.
+    writes
+        Whose turn's end requests wait for; None to write them at once.
     """
 
     def __init__(
@@ -391,8 +398,10 @@ class UpstreamClient:
         connect_timeout_s: float = 2.0,
         max_idle: int = 512,
         tls: ssl.SSLContext | None = None,
+        writes: WriteBatch | None = None,
     ) -> None:
         self.address = address
+        self.writes = writes
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._tls = tls or (ssl.create_default_context() if address.tls else None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from backends.backend import Backend
 from backends.connection import Address, UpstreamClient
 from backends.pool import HealthRules, Pool
+from backends.write_batch import WriteBatch
 from gateway.auth import Client, Keyring, digest
 from gateway.limits import Limits
 from gateway.lookups import LookupReplay
@@ -60,7 +61,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     backends
         Every replica of the pool, those that the gateway starts with the address they will have.
     """
-    metrics = Metrics()
+    metrics, writes = Metrics(), WriteBatch()
     tls = ssl.create_default_context() if any(one.url.startswith("https:") for one in backends) else None
     known_policies = policies()
     models: dict[str, ServedModel] = {}
@@ -68,7 +69,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     for name, model_settings in settings.models.items():
         policy = known_policies[model_settings.policy.name](model_settings.policy.settings)
         upstreams = {
-            backend.name: Upstream(backend, _client(backend, settings.timeouts.connect_s, tls), metrics.bind(backend))
+            backend.name: Upstream(backend, _client(backend, settings, tls, writes), metrics.bind(backend))
             for backend in backends
             if backend.model == name
         }
@@ -85,6 +86,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         Limits(settings.server.max_in_flight),
         metrics,
         Patience(timeouts.first_byte_s, timeouts.idle_s),
+        writes,
     )
     pool.on_down = relay.abandon
     if settings.recorder is not None:
@@ -113,9 +115,9 @@ def _lookups(model: ServedModel) -> LookupReplay | None:
     return LookupReplay(model.policy, wanted, arms)
 
 
-def _client(backend: Backend, connect_timeout_s: float, tls: ssl.SSLContext | None) -> UpstreamClient:
-    address = Address.parse(backend.url)
-    return UpstreamClient(address, connect_timeout_s=connect_timeout_s, tls=tls if address.tls else None)
+def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None, writes: WriteBatch) -> UpstreamClient:
+    address, connect_s = Address.parse(backend.url), settings.timeouts.connect_s
+    return UpstreamClient(address, connect_timeout_s=connect_s, tls=tls if address.tls else None, writes=writes)
 
 
 def _client_of(key: KeySettings) -> tuple[bytes, Client]:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from backends.write_batch import BatchedTransport
 from gateway.cycle import RelayCycle
 from gateway.envelope import RequestHead
 from gateway.line import Line, Preamble
@@ -83,11 +84,13 @@ class RelayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
-        super().connection_made(transport)
+        # uvicorn writes by it too, so that whatever is written to a client keeps its order.
+        batched: Any = BatchedTransport(transport, self.relay.writes)
+        super().connection_made(batched)
         shared = type(self)
         if shared.preamble is None:
             shared.preamble = Preamble(self.server_state)
-        self.line = Line(self, transport, self.relay, shared.preamble, self.max_body_bytes)
+        self.line = Line(self, batched, self.relay, shared.preamble, self.max_body_bytes)
         if shared.sweep is None:
             shared.sweep = self.loop.call_later(_SWEEP_S, shared.close_idle, self.server_state, self.loop)
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from backends.backend import Backend
 from backends.pool import Pool
+from backends.write_batch import WriteBatch
 from gateway.auth import STRANGER, Client, Keyring
 from gateway.envelope import Envelope
 from gateway.headers import Header
@@ -104,6 +105,7 @@ class Relay:
         limits: Limits,
         metrics: Metrics,
         patience: Patience,
+        writes: WriteBatch,
     ) -> None:
         self.router = router
         self.pool = pool
@@ -111,6 +113,7 @@ class Relay:
         self.limits = limits
         self.metrics = metrics
         self.patience = patience
+        self.writes = writes
         self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
         self.recorder: Recorder | None = None

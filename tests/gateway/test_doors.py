@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gateway import fast
-from tests.gateway.conftest import MODEL, Running, Start
+from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.gateway.upstream import Wire, answer, delta
 
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -250,3 +250,14 @@ async def test_without_it_the_gateway_serves_all_the_same(
     async with gateway_of({"a": "baseline"}, fast=True) as running:
         assert (await running.chat()).status_code == 200
     assert "served by ASGI alone" in caplog.text
+
+
+async def test_a_refusal_reaches_a_client_that_sent_no_http_after_it() -> None:
+    # By ASGI uvicorn runs the request in a task, and refuses what follows it before that has begun.
+    async with start_gateway({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")
+        status, _, body = await raw.answer()
+        assert status == 400
+        assert b"not JSON" in body, "the refusal itself, not what follows it"
+        raw.close()
