@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", help="part of a system's name; may be given again")
-    parser.add_argument("--load", action="append", help="part of a load's name; may be given again")
+    parser.add_argument("--load", action="append", help="beginning of a load's name; may be given again")
     parser.add_argument("--pool", action="append", type=Path, default=[], help="a pool file instead of those of pools/")
     parser.add_argument("--seconds", type=float, help="of each round, instead of the load's own")
     parser.add_argument("--streams", type=int, default=10_000, help="open streams to hold; 0 for none")
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3, help="rounds of two workers against one; 0 for none")
     given = parser.parse_args()
     chosen = [one for one in systems(given.pool) if not given.only or any(part in one.name for part in given.only)]
-    loads = [one for one in LOADS if not given.load or any(part in one.name for part in given.load)]
+    loads = [one for one in LOADS if not given.load or any(one.name.startswith(part) for part in given.load)]
     cells: dict[tuple[str, str], Cell] = {}
     missing: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
