@@ -116,4 +116,5 @@ def _count(document: dict[str, Any], name: str, other_name: str = "") -> int | N
 
 def _seconds(document: dict[str, Any], name: str) -> float | None:
     value = document.get(name)
-    return value / 1000.0 if isinstance(value, int | float) and value >= 0 else None
+    # `int | float` would be made anew each time.
+    return value / 1000.0 if isinstance(value, (int, float)) and value >= 0 else None
