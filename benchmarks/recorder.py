@@ -58,7 +58,7 @@ def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, 
     features = describe(
         Endpoint.CHAT, orjson.loads(body), model="m", default_temperature=1.0, qps=12.5, in_flight=9, workload="chat"
     )
-    considered = tuple(Considered(one.name, 1.234567, 0.2, 3) for one in backends)
+    considered = Considered(backends, [1.234567] * len(backends), [0.2] * len(backends))
     decision = Decision("ngram", policy, "fastest", 0.9, considered)
     take = Take([] if text != "none" else None, 1 << 20)
     take.choose(backends)

@@ -46,12 +46,6 @@ def draw(chances: Sequence[float], rng: Random) -> int:
     return chances.index(max(chances))  # what rounding left over
 
 
-def told(
-    candidates: Sequence[Candidate], predictions: Sequence[Prediction], chances: Sequence[float]
-) -> tuple[Considered, ...]:
+def told(candidates: Sequence[Candidate], predictions: Sequence[Prediction], chances: Sequence[float]) -> Considered:
     """Return what was thought of each candidate, for the record."""
-    considered = [
-        Considered(candidate.name, prediction.own_s, chance, candidate.in_flight)
-        for candidate, prediction, chance in zip(candidates, predictions, chances, strict=True)
-    ]
-    return tuple(considered)
+    return Considered(candidates, [prediction.own_s for prediction in predictions], chances)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.backend import Candidate
 from backends.speculation import Method
 from policies.request import RequestFeatures
 
@@ -15,28 +16,28 @@ from policies.request import RequestFeatures
 
 @dataclass(slots=True, init=False)
 class Considered:
-    """One of the candidates that a decision chose among.
+    """What a policy thought of the candidates that a decision chose among: a place in each list for each of them.
 
     Parameters
     ----------
+    candidates
+        To tell who they are; how busy they were is not to be read from them later.
     predicted_s
         What the policy expects the request to take there, in seconds; None where it expects nothing.
-    propensity
-        Probability with which it was to be chosen, in [0, 1].
-    in_flight
-        Requests of this gateway there, without the one to be placed.
+    propensities
+        Probability with which each was to be chosen, in [0, 1].
     """
 
-    backend: str
-    predicted_s: float | None
-    propensity: float
-    in_flight: int
+    candidates: Sequence[Candidate]
+    predicted_s: Sequence[float | None]
+    propensities: Sequence[float]
 
-    def __init__(self, backend: str, predicted_s: float | None, propensity: float, in_flight: int) -> None:
-        self.backend = backend
+    def __init__(
+        self, candidates: Sequence[Candidate], predicted_s: Sequence[float | None], propensities: Sequence[float]
+    ) -> None:
+        self.candidates = candidates
         self.predicted_s = predicted_s
-        self.propensity = propensity
-        self.in_flight = in_flight
+        self.propensities = propensities
 
 
 @dataclass(slots=True, init=False)
@@ -53,7 +54,7 @@ class Decision:
     propensity
         Probability with which the policy would choose this backend in this situation, in (0, 1].
     considered
-        All candidates, for the record; empty where the policy tells only of the chosen one.
+        All candidates, for the record; None where the policy tells only of the chosen one.
     memo
         For the policy itself: it finds it again in the outcome.
     """
@@ -62,7 +63,7 @@ class Decision:
     policy: str
     reason: str
     propensity: float
-    considered: tuple[Considered, ...]
+    considered: Considered | None
     memo: Any = field(repr=False, compare=False)
 
     def __init__(
@@ -71,7 +72,7 @@ class Decision:
         policy: str,
         reason: str,
         propensity: float = 1.0,
-        considered: tuple[Considered, ...] = (),
+        considered: Considered | None = None,
         memo: Any = None,
     ) -> None:
         self.backend = backend

@@ -159,7 +159,7 @@ class Learned(LoadPolicy):
             self.name,
             reason,
             chances[chosen],
-            told(eligible, predictions, chances) if self.tells_considered else (),
+            told(eligible, predictions, chances) if self.tells_considered else None,
             Memo(key, prediction, mark, by_control),
         )
 

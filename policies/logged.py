@@ -152,9 +152,9 @@ def chances(policy: Policy, request: RequestFeatures, candidates: Sequence[Logge
     seen = [False] * len(candidates)
     for _ in range(_MOST_DRAWS):
         decision = policy.choose(request, candidates)
-        if decision.considered:
-            for one in decision.considered:
-                found[place[one.backend]] = one.propensity
+        if (considered := decision.considered) is not None:
+            for candidate, propensity in zip(considered.candidates, considered.propensities, strict=True):
+                found[place[candidate.name]] = propensity
             return found
         number = place[decision.backend]
         found[number], seen[number] = decision.propensity, True

@@ -131,7 +131,17 @@ class Documents:
 
     def _candidates(self, take: Take, decision: Decision) -> list[dict[str, Any]]:
         """Return what the policy thought of each candidate; where it does not say, what follows from its choice."""
-        considered = {one.backend: one for one in decision.considered}
+        told_of = decision.considered
+        considered = (
+            {
+                one.name: (predicted_s, propensity)
+                for one, predicted_s, propensity in zip(
+                    told_of.candidates, told_of.predicted_s, told_of.propensities, strict=True
+                )
+            }
+            if told_of is not None
+            else {}
+        )
         certain = decision.propensity >= 1.0
         told = []
         for backend, in_flight, load in zip(take.candidates, take.in_flight, take.loads, strict=True):
@@ -142,9 +152,9 @@ class Documents:
             one = who.copy()
             thought = considered.get(name)
             if thought is not None:
-                if thought.predicted_s is not None:
-                    one["prediction_s"] = _micro(thought.predicted_s)
-                one["propensity"] = thought.propensity
+                predicted_s, one["propensity"] = thought
+                if predicted_s is not None:
+                    one["prediction_s"] = _micro(predicted_s)
             elif name == decision.backend:
                 one["propensity"] = decision.propensity
             elif certain or len(take.candidates) == 2:

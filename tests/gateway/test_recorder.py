@@ -45,10 +45,8 @@ def taken(recorder: Recorder, number: int = 0, **changes: Any) -> Taken:
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
     routed = Routed(ServedModel("m", kind(kind.Settings()), 1.0, {}), features)
-    decision = Decision(
-        "b", "thresholds", "rule", 0.75, (Considered("b", 1.25, 0.75, 3), Considered("a", None, 0.25, 1))
-    )
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
+    decision = Decision("b", "thresholds", "rule", 0.75, Considered(backends, [1.25, None], [0.75, 0.25]))
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
     take = recorder.take(Endpoint.CHAT)
     assert take is not None
