@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from backends.speculation import Method
+from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.take import Take, Taken
+from gateway.recorder.rounding import micro
+from gateway.recorder.take import Taken
 from gateway.transcript import read_answer
-from policies.policy import Decision, Outcome
+from policies.policy import Outcome
 from policies.prompt import read_prompt
 from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.trace import VERSION
@@ -22,7 +23,6 @@ from policies.trace.packed import pack
 
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 _MOST_INTERVALS = 8192
-_MICRO = 1e6  # times are told to a microsecond
 
 Texts = tuple[str, str] | tuple[list[int], list[int]]
 """Of a prompt and its answer, or their token ids."""
@@ -58,7 +58,7 @@ class Documents:
     def __init__(self, text: str, hasher: TextHasher | None) -> None:
         self._text = text
         self._hasher = hasher
-        self._who: dict[tuple[str, Method], dict[str, Any]] = {}  # what is told of each backend alike
+        self._candidates = CandidateColumns()
 
     def line(self, taken: Taken, wall_offset_s: float) -> bytes:
         """Return the line of one request; see `draft`."""
@@ -77,7 +77,7 @@ class Documents:
         document: dict[str, Any] = {
             "version": VERSION,
             "id": taken.request_id.decode("latin-1"),
-            "arrived_at": _micro(taken.arrived_s + wall_offset_s),
+            "arrived_at": micro(taken.arrived_s + wall_offset_s),
             "model": features.model,
             "endpoint": features.endpoint.value,
         }
@@ -87,7 +87,7 @@ class Documents:
         document["status"] = taken.status
         if taken.word != "ok":
             document["error"] = taken.word
-        document["e2e_s"] = _micro(taken.ended_s - taken.arrived_s)
+        document["e2e_s"] = micro(taken.ended_s - taken.arrived_s)
         decision, backend = taken.decision, taken.backend
         if decision is not None and backend is not None:
             document["policy"] = decision.policy
@@ -98,7 +98,7 @@ class Documents:
             if taken.retried_from:
                 document["retried_from"] = taken.retried_from
             if taken.take.candidates:
-                document["candidates"] = self._candidates(taken.take, decision)
+                document["candidates"] = self._candidates.columns(features.model, taken.take, decision)
         if taken.outcome is not None:
             _add_outcome(document, taken, taken.outcome)
         if self._text == "none" or features.n != 1:
@@ -128,42 +128,6 @@ class Documents:
         if prompt_ids and output_ids:
             return prompt_ids, output_ids
         return "\n".join(prompt.pieces), answer.text
-
-    def _candidates(self, take: Take, decision: Decision) -> list[dict[str, Any]]:
-        """Return what the policy thought of each candidate; where it does not say, what follows from its choice."""
-        told_of = decision.considered
-        considered = (
-            {
-                one.name: (predicted_s, propensity)
-                for one, predicted_s, propensity in zip(
-                    told_of.candidates, told_of.predicted_s, told_of.propensities, strict=True
-                )
-            }
-            if told_of is not None
-            else {}
-        )
-        certain = decision.propensity >= 1.0
-        told = []
-        for backend, in_flight, load in zip(take.candidates, take.in_flight, take.loads, strict=True):
-            name = backend.name
-            who = self._who.get((name, backend.method))
-            if who is None:
-                who = self._who[name, backend.method] = {"backend": name, "method": backend.method.value}
-            one = who.copy()
-            thought = considered.get(name)
-            if thought is not None:
-                predicted_s, one["propensity"] = thought
-                if predicted_s is not None:
-                    one["prediction_s"] = _micro(predicted_s)
-            elif name == decision.backend:
-                one["propensity"] = decision.propensity
-            elif certain or len(take.candidates) == 2:
-                one["propensity"] = _micro(1.0 - decision.propensity)
-            one["in_flight"] = in_flight
-            if load.at_s:
-                one["running"], one["waiting"] = load.running, load.waiting
-            told.append(one)
-        return told
 
 
 def _add_hashes(drafts: Sequence[Draft], hasher: TextHasher) -> None:
@@ -205,21 +169,16 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
     document["prompt_tokens"] = features.prompt_tokens
     document["output_tokens"] = 0
     document["turns"] = features.turns
-    document["overlap"] = _micro(features.overlap)
-    document["code_share"] = _micro(features.code_share)
+    document["overlap"] = micro(features.overlap)
+    document["code_share"] = micro(features.code_share)
     if features.structured:
         document["structured"] = True
     if features.tools:
         document["tools"] = True
     if features.baseline_only:
         document["baseline_only"] = features.baseline_only
-    document["qps"] = _micro(features.qps)
+    document["qps"] = micro(features.qps)
     document["in_flight"] = features.in_flight
-
-
-def _micro(value: float) -> float:
-    """Return a number rounded to a millionth; `round` takes ten times as long."""
-    return int(value * _MICRO + 0.5) / _MICRO if 0.0 <= value < 1e9 * 9 else round(value, 6)
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
@@ -253,7 +212,7 @@ def _add_outcome(document: dict[str, Any], taken: Taken, outcome: Outcome) -> No
     if outcome.cached_tokens is not None:
         document["cached_tokens"] = outcome.cached_tokens
     if outcome.ttft_s is not None:
-        document["ttft_s"] = _micro(outcome.ttft_s)
+        document["ttft_s"] = micro(outcome.ttft_s)
     if len(taken.take.chunks) > 1:
         document["itl"] = _intervals(taken.take.chunks)
     if usage is not None and usage.queue_s is not None:
@@ -267,12 +226,12 @@ def _add_outcome(document: dict[str, Any], taken: Taken, outcome: Outcome) -> No
         spec["accepted_tokens"] = outcome.accepted_tokens
     steps = {arm.partition(":")[0]: length for arm, length in outcome.lookups.items()}
     if outcome.tokens_per_step is not None:
-        spec["tokens_per_step"] = _micro(outcome.tokens_per_step)
+        spec["tokens_per_step"] = micro(outcome.tokens_per_step)
         steps[outcome.method.value] = outcome.tokens_per_step
     if spec:
         document["spec"] = spec
     if steps:
-        document["acceptance"] = {method: {"mean_acceptance_length": _micro(one)} for method, one in steps.items()}
+        document["acceptance"] = {method: {"mean_acceptance_length": micro(one)} for method, one in steps.items()}
 
 
 def _intervals(chunks: array[float]) -> npt.NDArray[np.float32]:

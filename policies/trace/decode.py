@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from backends.speculation import Method
 from policies.prompt import BYTES_PER_TOKEN, read_prompt
+from policies.trace.candidates import columns, read_candidates
 from policies.trace.packed import pack, unpack
-from policies.trace.record import VERSION, Hashing, Speculation, TraceCandidate, TraceRecord
+from policies.trace.record import VERSION, Hashing, Speculation, TraceRecord
+from policies.trace.values import (
+    kind_of,
+    read_count,
+    read_method,
+    read_not_negative,
+    read_number,
+    read_share,
+    read_string,
+    read_text,
+    read_time,
+    read_truth,
+)
 
 CountTokens = Callable[[str], int]
-
-_FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more than datetime reads
-_METHODS = {method.value: method.value for method in Method}
 
 
 def estimate_tokens(text: str) -> int:
@@ -46,10 +52,10 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
         If it is no object, a value has the wrong type, or it tells neither the length of its prompt nor its prompt.
     """
     if not isinstance(document, dict):
-        raise ValueError(f"expected an object, not {_kind(document)}")  # noqa: TRY004 -- the file's fault
+        raise ValueError(f"expected an object, not {kind_of(document)}")  # noqa: TRY004 -- the file's fault
     if isinstance(document.get("prompt"), list):  # of the completions API, which takes token ids in its place
         document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
-    if _count(document.get("version") or VERSION) > VERSION:
+    if read_count(document.get("version") or VERSION) > VERSION:
         raise ValueError(f"written in version {document['version']} of the schema; this reader knows {VERSION}")
     found: dict[str, Any] = {}
     for key, value in document.items():
@@ -74,7 +80,7 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
 
 def encode(record: TraceRecord) -> bytes:
     """Write a record as one line of JSON, with its end of line; what it does not know is left out."""
-    document: dict[str, Any] = {"version": record.version, "prompt_tokens": record.prompt_tokens}
+    document: dict[str, Any] = {"version": VERSION, "prompt_tokens": record.prompt_tokens}
     for name, default in _DEFAULTS:
         value = getattr(record, name)
         if value is not None and value != default and name != "version":
@@ -84,7 +90,7 @@ def encode(record: TraceRecord) -> bytes:
         if hashes and max(hashes) < 2**32:  # those of version 1 have 52 bits
             document[name] = pack(hashes)
     if record.candidates:
-        document["candidates"] = [_sparse(candidate._asdict()) for candidate in record.candidates]
+        document["candidates"] = columns(record.candidates)
     if record.spec is not None:
         document["spec"] = _sparse(asdict(record.spec))
     if record.acceptance:
@@ -109,77 +115,6 @@ def _prompt_tokens(document: Mapping[str, Any], found: Mapping[str, Any], count_
     return sum(map(count_tokens, read_prompt(document).pieces))
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
-        return str(value)
-    raise ValueError(f"expected a text, not {_kind(value)}")
-
-
-def _string(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError(f"expected a text, not {_kind(value)}")
-
-
-def _number(value: object) -> float:
-    if type(value) is float or type(value) is int:
-        if math.isfinite(value):
-            return float(value)
-        raise ValueError("expected a finite number")
-    raise ValueError(f"expected a number, not {_kind(value)}")
-
-
-def _not_negative(value: object) -> float:
-    number = _number(value)
-    if number < 0:
-        raise ValueError(f"expected 0 or more, not {number:g}")
-    return number
-
-
-def _share(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"expected 0 to 1, not {number:g}")
-    return number
-
-
-def _count(value: object) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    number = _number(value)
-    if number < 0 or number != int(number):
-        raise ValueError(f"expected a whole number, 0 or more, not {number:g}")
-    return int(number)
-
-
-def _truth(value: object) -> bool:
-    if isinstance(value, bool) or value in (0, 1):
-        return bool(value)
-    raise ValueError(f"expected true or false, not {_kind(value)}")
-
-
-def read_time(value: object) -> float:
-    """Return seconds: of a number as it is, of an ISO 8601 date and time since 1970 (UTC where it names no zone)."""
-    if not isinstance(value, str):
-        return _number(value)
-    try:
-        return _number(float(value))
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(_FRACTION.sub(r"\1", value.strip()))
-    except ValueError:
-        raise ValueError(f"expected seconds or an ISO 8601 time, not {value[:40]!r}") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _method(value: object) -> str:
-    name = _string(value)
-    return _METHODS.get(name.lower(), name)
-
-
 def _integers(value: object) -> list[int]:
     if isinstance(value, list) and set(map(type, value)) <= {int}:
         return value
@@ -193,13 +128,13 @@ def _hashes(value: object) -> list[int]:
 def _intervals(value: object) -> list[float]:
     if isinstance(value, list) and set(map(type, value)) <= {int, float}:
         return value
-    return [_not_negative(value)]
+    return [read_not_negative(value)]
 
 
 def _names(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
-        return tuple(map(_string, value))
-    raise ValueError(f"expected a list, not {_kind(value)}")
+        return tuple(map(read_string, value))
+    raise ValueError(f"expected a list, not {kind_of(value)}")
 
 
 def _messages(value: object) -> list[dict[str, Any]]:
@@ -213,12 +148,12 @@ def _error(value: object) -> str:
         value = value.get("code") or value.get("message") or value.get("type") or "error"
     if isinstance(value, bool):
         return "error" if value else ""
-    return _text(value)
+    return read_text(value)
 
 
 def _acceptance(value: object) -> dict[str, list[int] | float]:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+        raise ValueError(f"expected an object, not {kind_of(value)}")  # noqa: TRY004 -- the file's fault
     found: dict[str, list[int] | float] = {}
     for method, told in value.items():
         if isinstance(told, dict):
@@ -226,7 +161,7 @@ def _acceptance(value: object) -> dict[str, list[int] | float]:
         if told is None:
             continue
         try:
-            found[_method(method)] = _steps(told) if isinstance(told, list) else max(1.0, _number(told))
+            found[read_method(method)] = _steps(told) if isinstance(told, list) else max(1.0, read_number(told))
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
     return found
@@ -234,59 +169,30 @@ def _acceptance(value: object) -> dict[str, list[int] | float]:
 
 def _steps(value: list[Any]) -> list[int]:
     if not set(map(type, value)) <= {int}:
-        return [max(1, _count(one)) for one in value]
+        return [max(1, read_count(one)) for one in value]
     if value and min(value) < 1:  # every step emits a token
-        return [max(1, _count(one)) for one in value]
+        return [max(1, read_count(one)) for one in value]
     return value
-
-
-def _candidates(value: object) -> tuple[TraceCandidate, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
-    return tuple(map(_candidate, value))
-
-
-def _candidate(value: object) -> TraceCandidate:
-    if isinstance(value, str):
-        return TraceCandidate(value)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected objects, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
-    get = value.get  # a trace has several of these to each of its lines
-    name = get("backend")
-    if name is None and (name := get("name")) is None:
-        raise ValueError("a candidate without backend")
-    method = get("method") or ""
-    prediction_s = get("prediction_s")
-    if prediction_s is None and (prediction_s := get("predicted_s")) is None:
-        prediction_s = get("prediction")
-    propensity, in_flight, running, waiting = get("propensity"), get("in_flight"), get("running"), get("waiting")
-    return TraceCandidate(
-        name if type(name) is str else _text(name),
-        _METHODS.get(method) or _method(method),
-        None if prediction_s is None else _number(prediction_s),
-        None if propensity is None else _share(propensity),
-        None if in_flight is None else _count(in_flight),
-        None if running is None else _count(running),
-        None if waiting is None else _count(waiting),
-    )
 
 
 def _speculation(value: object) -> Speculation:
     if not isinstance(value, dict):
-        return Speculation(tokens_per_step=_not_negative(value))
+        return Speculation(tokens_per_step=read_not_negative(value))
     return Speculation(
-        _maybe(_count, _first(value, "drafted_tokens", "num_draft_tokens")),
-        _maybe(_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
-        _maybe(_count, _first(value, "drafting_steps", "num_spec_steps")),
-        _maybe(_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
+        _maybe(read_count, _first(value, "drafted_tokens", "num_draft_tokens")),
+        _maybe(read_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
+        _maybe(read_count, _first(value, "drafting_steps", "num_spec_steps")),
+        _maybe(read_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
     )
 
 
 def _hashing(value: object) -> Hashing:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {_kind(value)}")  # noqa: TRY004 -- the file's fault
+        raise ValueError(f"expected an object, not {kind_of(value)}")  # noqa: TRY004 -- the file's fault
     return Hashing(
-        _string(value.get("unit", "token")), max(1, _count(value.get("ngram", 1))), _string(value.get("salt", ""))
+        read_string(value.get("unit", "token")),
+        max(1, read_count(value.get("ngram", 1))),
+        read_string(value.get("salt", "")),
     )
 
 
@@ -301,28 +207,23 @@ def _first(document: Mapping[str, Any], *names: str) -> object:
     return None
 
 
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), f"{value!r:.40}")
-
-
 _BY_TYPE: dict[str, Callable[[object], Any]] = {
-    "str": _text,
-    "bool | None": _truth,
-    "float | None": _not_negative,
-    "int | None": _count,
-    "int": _count,
+    "str": read_text,
+    "bool | None": read_truth,
+    "float | None": read_not_negative,
+    "int | None": read_count,
+    "int": read_count,
     "Sequence[int]": _integers,
 }
 _BY_NAME: dict[str, Callable[[object], Any]] = {
-    "prompt": _string,
-    "output": _string,
-    "n": lambda value: max(1, _count(value)),
+    "prompt": read_string,
+    "output": read_string,
+    "n": lambda value: max(1, read_count(value)),
     "arrived_at": read_time,
-    "method": _method,
-    "propensity": _share,
+    "method": read_method,
+    "propensity": read_share,
     "baseline_only": _names,
-    "candidates": _candidates,
+    "candidates": read_candidates,
     "error": _error,
     "itl": _intervals,
     "spec": _speculation,

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from policies.trace.conversations import read_sharegpt
-from policies.trace.decode import CountTokens, decode, estimate_tokens, read_time
+from policies.trace.decode import CountTokens, decode, estimate_tokens
 from policies.trace.lines import (
     BrokenLine,
     BrokenLines,
@@ -27,6 +27,7 @@ from policies.trace.lines import (
 from policies.trace.order import in_arrival_order, lateness
 from policies.trace.record import BLOCK_TOKENS, TraceRecord
 from policies.trace.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
+from policies.trace.values import read_time
 
 FORMATS = {
     "gateway": "this gateway's own: JSON lines as in docs/trace.md",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-VERSION = 2
+VERSION = 3
 """Of the schema (docs/trace.md). It goes up when a reader of the version before would misread a record."""
 
 BLOCK_TOKENS = 512

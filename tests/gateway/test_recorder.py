@@ -110,6 +110,32 @@ def test_a_policy_that_does_not_tell_of_others_is_certain_or_not(
     assert [one.propensity for one in two_others.candidates] == [0.5, None, None]
 
 
+def test_candidates_that_the_policy_left_out_could_not_be_chosen(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    one = taken(recorder)
+    considered = Considered(one.take.candidates[:1], [2.5], [0.9])
+    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert [one[2:4] for one in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+
+
+def test_what_changes_between_requests_is_told_of_each(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    first, second, third = taken(recorder), taken(recorder), taken(recorder)
+    second.take.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
+    second.take.choose(second.take.candidates)
+    third.take.choose(third.take.candidates[:1])
+    for one in (first, second, third, taken(recorder)):
+        recorder.add(replace(one, decision=Decision("b", "random", "drawn", 0.5)))
+    recorder.stop()
+    told = [[(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)]
+    usual = [("b", 5, 2), ("a", None, None)]
+    assert told == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
+
+
 def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, queue=3))
     for number in range(5):
@@ -145,9 +171,7 @@ def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    broken = taken(recorder, 1)
-    broken.take.loads.clear()
-    recorder.add(broken)
+    recorder.add(taken(recorder, 1, request_id=None))
     recorder.add(taken(recorder, 2))
     recorder.stop()
     assert [one.id for one in records(tmp_path)] == ["2"]

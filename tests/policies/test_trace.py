@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -93,6 +94,28 @@ def test_every_field_survives_writing_and_reading() -> None:
     assert decode(orjson.loads(encode(FULL)), 1) == FULL
 
 
+def test_candidates_are_columns_and_were_objects_before_version_3() -> None:
+    written = orjson.loads(encode(FULL))
+    assert written["version"] == 3
+    assert written["candidates"] == {
+        "backend": ["a", "b"],
+        "method": ["baseline", "ngram"],
+        "prediction_s": [2.5, None],
+        "propensity": [0.1, 0.9],
+        "in_flight": [3, None],
+        "running": [2, None],
+        "waiting": [1, None],
+    }
+    names = list(written["candidates"])
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*written["candidates"].values(), strict=True)]
+    of_old = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    for version in (1, 2):
+        record = decode(written | {"version": version, "candidates": of_old}, 1)
+        assert record == replace(FULL, version=version)
+        assert orjson.loads(encode(record)) == written
+    assert "running" not in orjson.loads(encode(replace(FULL, candidates=[TraceCandidate("a")])))["candidates"]
+
+
 def test_a_mean_acceptance_length_is_written_by_its_name() -> None:
     told = orjson.loads(encode(FULL))["acceptance"]
     assert told == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
@@ -139,6 +162,10 @@ def test_times_are_seconds_or_iso(written: object, seconds: float) -> None:
         ({"prompt_tokens": 1, "output_token_ids": ["a"]}, "output_token_ids: expected a list of whole numbers"),
         ({"prompt_tokens": 1, "acceptance": {"ngram": "x"}}, "acceptance: ngram: expected a number"),
         ({"prompt_tokens": 1, "candidates": [{"method": "ngram"}]}, "candidates: a candidate without backend"),
+        ({"prompt_tokens": 1, "candidates": {"method": ["ngram"]}}, "candidates: candidates without backends"),
+        ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "running": [1, 2]}}, "running: expected a list of 1"),
+        ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "propensity": [2]}}, "propensity: expected 0 to 1"),
+        ({"prompt_tokens": 1, "candidates": 2}, "candidates: expected columns or a list"),
         ({"prompt_tokens": 1, "version": 99}, "version 99 of the schema"),
     ],
 )
