@@ -29,6 +29,7 @@ from gateway.served import ServedModel
 from gateway.settings import RecorderSettings
 from gateway.usage import Usage
 from policies.policy import Considered, Decision, Outcome, policies
+from policies.prompt import read_prompt
 from policies.request import Endpoint, describe
 
 TOKENS = 128
@@ -65,7 +66,7 @@ def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, 
     words = rng.choices(WRITTEN.split(), k=TOKENS)
     if not streamed:
         message = {"role": "assistant", "content": " ".join(words)}
-        take.keep(orjson.dumps({"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]}))
+        take.read(Endpoint.CHAT, {"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]}, 1000)
     for place in range(TOKENS if streamed else 0):
         delta = {"choices": [{"index": 0, "delta": {"content": " " + words[place]}, "logprobs": None}]}
         data = orjson.dumps(
@@ -75,8 +76,9 @@ def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, 
         take.keep(b"data: " + data + b"\n\n")
     outcome = Outcome(features, decision, Method.NGRAM, 200, 0.1, 0.02, 3.0, 512, TOKENS, 2.1, 100, 60)
     usage = Usage(512, TOKENS, 0, 100, 60, 40, 0.1, 0.01, 2.9)
-    routed, request_id = Routed(model, features), b"%032x" % rng.getrandbits(128)
-    kept = body if text != "none" or policy == "round_robin" else b""
+    prompt = read_prompt(orjson.loads(body)) if text == "hashes" else None
+    routed, request_id = Routed(model, features, prompt=prompt), b"%032x" % rng.getrandbits(128)
+    kept = body if text == "full" or policy == "round_robin" else b""
     return Taken(
         take, request_id, "team", routed, kept, decision, backends[1], "", 200, "ok", outcome, usage, 99.9, 103.0
     )
@@ -103,7 +105,7 @@ def request_path(folder: Path) -> None:
                 one.request_id,
                 one.key,
                 one.routed,
-                recorder.body_wanted(one.routed.model.policy, b""),
+                recorder.body_wanted(one.routed, b""),
                 one.decision,
                 one.backend,
                 one.retried_from,

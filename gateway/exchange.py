@@ -115,7 +115,13 @@ class Exchange:
         now_s = time.monotonic()
         try:
             routed = relay.router.route(
-                inbound.path, envelope.method, inbound.body, envelope.client, envelope.wish, now_s
+                inbound.path,
+                envelope.method,
+                inbound.body,
+                envelope.client,
+                envelope.wish,
+                now_s,
+                keep_bytes=self._take.keep_prompt_bytes if self._take is not None else 0,
             )
             relay.limits.enter(envelope.client)
         except GatewayError as error:
@@ -245,12 +251,13 @@ class Exchange:
         lines = upstream.lines_of_answer(head)
         if upstream.answers_json and self.endpoint is not Endpoint.OTHER:
             try:
-                usage = read_usage(orjson.loads(body))
+                document = orjson.loads(body)
             except orjson.JSONDecodeError:
                 pass  # goes the way of any other answer, to its end there
             else:
+                usage = read_usage(document)
                 self._status = head.status
-                self._keep_whole(body)
+                self._keep_whole(body, document)
                 self._passed_head = True
                 lines = b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._own_lines())
                 self._reply.whole(head.status, lines, body)
@@ -338,14 +345,15 @@ class Exchange:
             return
         usage: Usage | None = None
         if self._whole:
-            body = b"".join(self._body)
+            body, document = b"".join(self._body), None
             if self._status == 200:
                 try:
-                    usage = read_usage(orjson.loads(body))
+                    document = orjson.loads(body)
                 except orjson.JSONDecodeError:
                     self._fail_or_elsewhere("garbage", "answered with something that is not JSON")
                     return
-            self._keep_whole(body)
+                usage = read_usage(document)
+            self._keep_whole(body, document)
             self._pass_head()
             if body:
                 self._reply.data(body)
@@ -364,12 +372,12 @@ class Exchange:
         self._reply.end()
         self._succeed(usage)
 
-    def _keep_whole(self, body: bytes) -> None:
+    def _keep_whole(self, body: bytes, document: object) -> None:
         self._note_home(body)
         if self._kept is not None:
             self._kept.keep(body)
         if self._take is not None:
-            self._take.keep(body)
+            self._take.read(self.endpoint, document, len(body))
 
     def _note_home(self, beginning: bytes) -> None:
         if self.endpoint is Endpoint.RESPONSES and self._upstream is not None:
@@ -503,7 +511,7 @@ class Exchange:
                 self._request_id,
                 self._envelope.client.name,
                 routed,
-                recorder.body_wanted(routed.model.policy, inbound.body),
+                recorder.body_wanted(routed, inbound.body),
                 self._decision,
                 upstream.backend if upstream is not None else None,
                 self._tried[0] if self._tried else "",

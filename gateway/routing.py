@@ -18,6 +18,7 @@ from gateway.auth import Client
 from gateway.openai import GatewayError, endpoint_of
 from gateway.served import ServedModel
 from policies.policy import Decision, Policy
+from policies.prompt import Prompt, read_prompt
 from policies.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 
 _UP = State.UP  # a member of an enum is looked up anew each time, for each backend and request
@@ -127,9 +128,11 @@ class Routed:
         The one backend that can answer it, where it refers to a response stored there.
     baseline_only
         As in the features, which may be described later.
+    prompt
+        Where it was read and is to be kept.
     """
 
-    __slots__ = ("_features", "_undescribed", "baseline_only", "home", "model")
+    __slots__ = ("_features", "_undescribed", "baseline_only", "home", "model", "prompt")
 
     def __init__(
         self,
@@ -139,9 +142,11 @@ class Routed:
         *,
         undescribed: Undescribed | None = None,
         baseline_only: tuple[str, ...] = (),
+        prompt: Prompt | None = None,
     ) -> None:
         self.model = model
         self.home = home
+        self.prompt = prompt
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
         self._undescribed = undescribed
@@ -173,7 +178,16 @@ class Router:
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
     def route(
-        self, path: str, method: str, body: bytes, client: Client, wish: Wish, now_s: float, *, whole: bool = False
+        self,
+        path: str,
+        method: str,
+        body: bytes,
+        client: Client,
+        wish: Wish,
+        now_s: float,
+        *,
+        whole: bool = False,
+        keep_bytes: int = 0,
     ) -> Routed:
         """Read a request as far as choosing needs it.
 
@@ -181,6 +195,8 @@ class Router:
         ----------
         whole
             Work out every feature, not only those that the model's policy decides by.
+        keep_bytes
+            Keep the prompt of a body that is no longer.
 
         Raises
         ------
@@ -195,6 +211,7 @@ class Router:
         if not (whole or policy.reads_requests) and wish is _NO_WISH and client.slo_ttft_s is client.slo_tpot_s is None:
             later = Undescribed(endpoint, body, traffic.qps(now_s), traffic.in_flight)
             return Routed(model, None, home, undescribed=later, baseline_only=baseline_only(document))
+        prompt = read_prompt(document)
         features = describe(
             endpoint,
             document,
@@ -204,13 +221,14 @@ class Router:
             in_flight=traffic.in_flight,
             workload=wish.workload,
             text_features=TEXT_FEATURES if whole else policy.text_features,
+            prompt=prompt,
         )
         features = wish.applied(features)
         if features.slo_ttft_s is None:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        return Routed(model, features, home)
+        return Routed(model, features, home, prompt=prompt if len(body) <= keep_bytes else None)
 
     def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.

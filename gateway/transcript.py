@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -13,7 +13,7 @@ from policies.request import Endpoint
 _SAID = frozenset({"reasoning", "content"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Transcript:
     """What an engine wrote, in the order in which it came: reasoning, text and the arguments of calls.
 
@@ -23,9 +23,14 @@ class Transcript:
         Empty where the engine did not send them (`return_token_ids`).
     """
 
-    pieces: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    prompt_token_ids: list[int] = field(default_factory=list)
+    pieces: list[str]
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+
+    def __init__(self) -> None:
+        self.pieces = []
+        self.token_ids = []
+        self.prompt_token_ids = []
 
     @property
     def text(self) -> str:
@@ -48,13 +53,24 @@ def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcrip
     """
     transcript = Transcript()
     for document in _events(answer) if stream else _whole(answer):
-        if endpoint is Endpoint.MESSAGES:
-            _read_message(transcript, document)
-        elif endpoint is Endpoint.RESPONSES:
-            _read_response(transcript, document)
-        else:
-            _read_choice(transcript, document)
+        _read(transcript, endpoint, document)
     return transcript
+
+
+def read_document(endpoint: Endpoint, document: dict[str, Any]) -> Transcript:
+    """Read an answer that is one document, and was parsed."""
+    transcript = Transcript()
+    _read(transcript, endpoint, document)
+    return transcript
+
+
+def _read(transcript: Transcript, endpoint: Endpoint, document: dict[str, Any]) -> None:
+    if endpoint is Endpoint.MESSAGES:
+        _read_message(transcript, document)
+    elif endpoint is Endpoint.RESPONSES:
+        _read_response(transcript, document)
+    else:
+        _read_choice(transcript, document)
 
 
 def _events(answer: bytes) -> Iterator[dict[str, Any]]:

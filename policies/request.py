@@ -188,6 +188,7 @@ def describe(
     in_flight: int,
     workload: str = "",
     text_features: Collection[str] = TEXT_FEATURES,
+    prompt: Prompt | None = None,
 ) -> RequestFeatures:
     """Describe a request from its parsed body.
 
@@ -202,8 +203,11 @@ def describe(
         As in `RequestFeatures`; `workload` is the header's value as it came.
     text_features
         Those of `TEXT_FEATURES` that are wanted; the others are left at their defaults.
+    prompt
+        What `read_prompt` finds in the body, from whoever wants it besides.
     """
-    prompt = read_prompt(body)
+    if prompt is None:
+        prompt = read_prompt(body)
     tail = prompt.tail() if text_features else ""
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))

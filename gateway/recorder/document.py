@@ -116,9 +116,10 @@ class Documents:
         self, document: dict[str, Any], taken: Taken, body: dict[str, Any], features: RequestFeatures
     ) -> Texts | None:
         """Add the text, or return what is to stand for it: of a prompt alone if the answer was too long to keep."""
-        parts = taken.take.answer or []
-        answer = read_answer(features.endpoint, b"".join(parts), stream=bool(taken.take.chunks))
-        prompt = read_prompt(body)
+        answer = taken.take.transcript
+        if answer is None:
+            answer = read_answer(features.endpoint, b"".join(taken.take.answer or ()), stream=True)
+        prompt = taken.routed.prompt or read_prompt(body)
         prompt_ids, output_ids = answer.prompt_token_ids or prompt.ids, answer.token_ids
         if self._text == "full":
             told = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}

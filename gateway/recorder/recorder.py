@@ -18,8 +18,8 @@ from gateway.recorder.document import Documents, Draft
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.take import Take, Taken
+from gateway.routing import Routed
 from gateway.settings import PoolSettings, RecorderSettings
-from policies.policy import Policy
 from policies.request import TEXT_FEATURES, Endpoint
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _AT_ONCE, _AT_ONCE_BYTES = 32, 1 << 17
 """Records, and bytes of their texts, that are made in one go: about a millisecond's work."""
+_KEEP_PROMPT_BYTES = 1 << 14
+"""The prompt of a longer body is read again, rather than kept beside it for as long as the answer takes."""
+
 _PAUSE_S = 0.0005
 _FRAME_BYTES = 1 << 20
 _COMPLAIN_S = 60.0
@@ -52,6 +55,7 @@ class Recorder:
         self._most_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
         self._text_bytes = int(settings.max_text_kib * 1024)
+        self._keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
         self._entered_bytes = 0  # written on the event loop alone; the next by the thread alone
         self._left_bytes = 0
         self._files = TraceFiles(settings)
@@ -75,11 +79,11 @@ class Recorder:
         share = self._settings.sample
         if share < 1.0 and random.random() >= share:
             return None
-        return Take([] if self._keeps_text else None, self._text_bytes)
+        return Take([] if self._keeps_text else None, self._text_bytes, self._keep_prompt_bytes)
 
-    def body_wanted(self, policy: Policy, body: bytes) -> bytes:
-        """Return the body of a request that a policy has chosen for if its record needs it, else nothing."""
-        wanted = self._keeps_text or not policy.text_features >= TEXT_FEATURES
+    def body_wanted(self, routed: Routed, body: bytes) -> bytes:
+        """Return the body of a request if its record needs it, else nothing."""
+        wanted = (self._keeps_text and routed.prompt is None) or not routed.model.policy.text_features >= TEXT_FEATURES
         return body if wanted and len(body) <= self._text_bytes else b""
 
     def add(self, taken: Taken) -> None:
@@ -87,7 +91,7 @@ class Recorder:
         if len(self._queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
             self.dropped += 1
             return
-        taken.size_bytes = len(taken.body) + self._text_bytes - taken.take.room
+        taken.size_bytes = taken.held_bytes()
         self._entered_bytes += taken.size_bytes
         self._queue.append(taken)
         if len(self._queue) == _AT_ONCE:  # soon, while all of it is in the cache

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from backends.backend import Backend, EngineLoad
 from gateway.routing import Routed
+from gateway.transcript import Transcript, read_document
 from gateway.usage import Usage
 from policies.policy import Decision, Outcome
+from policies.request import Endpoint
 
 
 # Made for each request, as what `policies.decision` has.
@@ -24,21 +26,30 @@ class Take:
     chunks
         When each chunk of the stream came, on the clock of `time.perf_counter`.
     answer
-        The bytes of the answer; None if they are not kept, or were more than may be.
-    room
-        Bytes that the answer may still have.
+        The bytes of a stream; None if answers are not kept, or this one was longer than it may be.
+    transcript
+        The text of an answer in one piece.
+    most_bytes, room
+        Bytes that the answer may have, and may still have.
+    keep_prompt_bytes
+        The prompt of a body that is no longer is to be kept.
     """
 
     answer: list[bytes] | None
+    transcript: Transcript | None
+    most_bytes: int
     room: int
+    keep_prompt_bytes: int
     candidates: Sequence[Backend]
     in_flight: list[int]
     loads: list[EngineLoad]
     chunks: array[float]
 
-    def __init__(self, answer: list[bytes] | None, room: int) -> None:
+    def __init__(self, answer: list[bytes] | None, most_bytes: int, keep_prompt_bytes: int = 0) -> None:
         self.answer = answer
-        self.room = room
+        self.transcript = None
+        self.most_bytes = self.room = most_bytes
+        self.keep_prompt_bytes = keep_prompt_bytes
         self.candidates = ()
         self.in_flight = []
         self.loads = []
@@ -51,7 +62,7 @@ class Take:
         self.loads = [one.load for one in candidates]
 
     def keep(self, data: bytes) -> None:
-        """Keep a part of the answer, or all of it; where answers are not kept, nothing."""
+        """Keep a part of a stream; where answers are not kept, nothing."""
         if self.answer is None:
             return
         self.room -= len(data)
@@ -59,6 +70,14 @@ class Take:
             self.answer = None
         else:
             self.answer.append(data)
+
+    def read(self, endpoint: Endpoint, document: object, size_bytes: int) -> None:
+        """Keep the text of an answer in one piece, which was parsed; where answers are not kept, nothing."""
+        if self.answer is None:
+            return
+        self.room -= size_bytes
+        if self.room >= 0 and isinstance(document, dict):
+            self.transcript = read_document(endpoint, document)
 
 
 @dataclass(slots=True, init=False)
@@ -82,7 +101,7 @@ class Taken:
     arrived_s, ended_s
         On the clock of `time.perf_counter`.
     size_bytes
-        Of the texts that it holds; the recorder's.
+        Of the texts that it holds, as `held_bytes` has it; the recorder's.
     """
 
     take: Take
@@ -134,3 +153,26 @@ class Taken:
         self.arrived_s = arrived_s
         self.ended_s = ended_s
         self.size_bytes = size_bytes
+
+    def held_bytes(self) -> int:
+        """Return about how much memory its texts take."""
+        held = len(self.body)
+        if (prompt := self.routed.prompt) is not None:
+            held += _size_bytes(prompt.pieces, prompt.ids)
+        take = self.take
+        if (transcript := take.transcript) is not None:
+            held += _size_bytes(transcript.pieces, transcript.token_ids)
+        elif take.answer is not None:
+            held += take.most_bytes - take.room
+        return held
+
+
+def _size_bytes(texts: list[str], ids: list[int]) -> int:
+    size = _ID_BYTES * len(ids)
+    for text in texts:
+        size += len(text) if text.isascii() else _CHARACTER_BYTES * len(text)
+    return size
+
+
+_ID_BYTES = 40
+_CHARACTER_BYTES = 4  # at most

@@ -24,6 +24,7 @@ from gateway.routing import Routed
 from gateway.served import ServedModel
 from gateway.settings import PoolSettings, RecorderSettings
 from policies.policy import Considered, Decision, Outcome, policies
+from policies.prompt import Prompt
 from policies.request import Endpoint, RequestFeatures
 from policies.trace import BrokenLine, TraceRecord, read_trace
 from policies.trace.lines import open_unpacked
@@ -160,6 +161,21 @@ def test_texts_that_wait_are_bounded_too(tmp_path: Path) -> None:
     for number in range(4):
         recorder.add(taken(recorder, number, body=b"x" * 600_000))
     assert recorder.dropped == 2
+
+
+def test_what_waits_is_counted_by_the_memory_that_it_takes(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="hashes", max_text_kib=1))
+    one = taken(recorder, body=b"x" * 10)
+    assert one.held_bytes() == 10
+    one.take.keep(b"y" * 100)
+    assert one.held_bytes() == 110
+    other = taken(recorder, routed=Routed(one.routed.model, None, prompt=Prompt(["abc", "ä"])))
+    assert other.held_bytes() == 3 + 4
+    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000)
+    assert other.held_bytes() == 3 + 4 + 16 + 80
+    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "too long with this"}}]}, 25)
+    assert other.take.transcript is not None
+    assert other.take.transcript.text == "ja 😀"
 
 
 def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
@@ -341,14 +357,20 @@ async def test_the_text_is_recorded_where_it_may_be(tmp_path: Path) -> None:
 
 
 async def test_hashes_stand_for_the_text(tmp_path: Path) -> None:
-    recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s"}
-    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
-        await running.chat("from a distance")
-    (record,) = records(tmp_path)
-    assert (record.messages, record.output) == ((), "")
-    expected = TextHasher(b"s").hash_text("from a distance", "from a")
-    assert (record.prompt_hashes, record.output_hashes, record.hashing) == expected
-    assert record.prompt_hashes[:2] == record.output_hashes[:2]
+    recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s", "max_text_kib": 20}
+    policy = {"name": "thresholds", "rules": [{"name": "all", "when": {}, "prefer": ["baseline"]}]}
+    prompts = ["from a distance", "a long way, " * 1500, "too far, " * 3000]  # the second is not kept, but read again
+    async with start_gateway({"a": "baseline"}, recorder=recorder, policy=policy) as running:
+        for prompt in prompts:
+            await running.chat(prompt)
+            await running.chat(prompt, stream=True)
+    told = records(tmp_path)
+    assert {(one.messages, one.output) for one in told} == {((), "")}
+    hasher = TextHasher(b"s")
+    expected: list[Any] = [hasher.hash_text(prompt, output) for prompt in prompts for output in ("from a", "from a!")]
+    expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
+    assert [(one.prompt_hashes, one.output_hashes, one.hashing) for one in told] == expected
+    assert told[0].prompt_hashes[:2] == told[0].output_hashes[:2]
 
 
 async def test_failures_are_recorded_for_what_they_are(tmp_path: Path) -> None:
