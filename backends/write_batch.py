@@ -35,6 +35,12 @@ class WriteBatch:
         elif time.perf_counter() - self._since_s > MOST_WAIT_S:
             self.flush()
 
+    def write_now(self, transport: Any, data: bytes) -> None:
+        """Write without waiting, after what waits."""
+        if self._waiting:
+            self.flush()
+        transport.write(data)
+
     def flush(self) -> None:
         """Write all of it now; a transport that has closed meanwhile would drop it anyway."""
         waiting, self._waiting = self._waiting, []
@@ -58,6 +64,10 @@ class BatchedTransport:
     def write(self, data: bytes) -> None:
         """Write at the end of the turn."""
         self._batch.add(self._beneath, data)
+
+    def write_now(self, data: bytes) -> None:
+        """Write without waiting: a chunk of a stream is wanted as soon as it is there."""
+        self._batch.write_now(self._beneath, data)
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         """Write several pieces at the end of the turn."""

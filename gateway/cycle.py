@@ -147,15 +147,15 @@ class RelayCycle:
             return
         head, self._reply_head = self._reply_head, b""
         if self._chunked:
-            self._transport.write(b"%s%x\r\n%s\r\n" % (head, len(chunk), chunk))
+            self._transport.write_now(b"%s%x\r\n%s\r\n" % (head, len(chunk), chunk))
         else:
-            self._transport.write(head + chunk)
+            self._transport.write_now(head + chunk)
 
     def end(self) -> None:
         """End it well."""
         rest = self._reply_head + (b"0\r\n\r\n" if self._chunked else b"")
         if rest:
-            self._transport.write(rest)
+            self._transport.write_now(rest)
         self._end()
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:

@@ -59,6 +59,16 @@ async def test_a_long_turn_writes_before_its_end(pair: Pair, monkeypatch: pytest
     assert come(end) == b""
 
 
+async def test_what_must_not_wait_takes_along_what_does(pair: Pair) -> None:
+    transport, end = pair
+    batched = BatchedTransport(transport, WriteBatch())
+    batched.write(b"head ")
+    batched.write_now(b"chunk")
+    assert come(end) == b"head chunk"
+    await asyncio.sleep(0)
+    assert come(end) == b""
+
+
 async def test_closing_writes_what_waits_first(pair: Pair) -> None:
     transport, end = pair
     batched = BatchedTransport(transport, WriteBatch())
