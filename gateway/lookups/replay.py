@@ -46,6 +46,7 @@ class LookupReplay:
     def __init__(self, policy: Policy, settings: LookupSettings, arms: Sequence[LookupArm]) -> None:
         self._policy = policy
         self._settings = settings
+        self._most = settings.queue
         self._arms = orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
         self._text_bytes = int(1024 * settings.max_text_kib)
         self._most_bytes = int(2**20 * settings.queue_mib)
@@ -76,13 +77,16 @@ class LookupReplay:
         sample = self._settings.sample
         if sample < 1.0 and random.random() >= sample:
             return None
+        if len(self._queue) >= self._most:  # at a rate at which most are left out, they are spared the keeping too
+            self.dropped += 1
+            return None
         return Kept(self._text_bytes)
 
     def add(self, outcome: Outcome, body: bytes, kept: Kept, *, streamed: bool) -> None:
         """Put a request that has ended into the queue, or leave it out if too much waits."""
         if not kept.parts or outcome.output_tokens < _FEWEST_TOKENS:
             return
-        if len(self._queue) >= self._settings.queue or self._entered_bytes - self._left_bytes > self._most_bytes:
+        if len(self._queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
             self.dropped += 1
             return
         size = len(body) + self._text_bytes - kept.room
@@ -91,7 +95,8 @@ class LookupReplay:
         if self._thread is None and not self._stopping.is_set():  # who never has a text needs neither it nor a process
             self._thread = threading.Thread(target=self._run, name="lookups", daemon=True)
             self._thread.start()
-        self._awake.set()
+        if len(self._queue) == 1:
+            self._awake.set()
 
     def deliver(self, failsafe: Failsafe) -> None:
         """Let the policy observe what was found out; called every half second."""

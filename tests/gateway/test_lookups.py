@@ -158,8 +158,13 @@ async def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
     policy = _Listener()
     replay = LookupReplay(policy, LookupSettings(queue=3), [NGRAM])
     replay._stopping.set()  # nothing empties it
-    for _ in range(5):
+    early = replay.begin(_outcome().request, b"{}")
+    for _ in range(3):
         _add(replay)
+    assert replay.begin(_outcome().request, b"{}") is None, "while the queue is full nothing is kept"
+    assert early is not None
+    early.keep(b"{}")
+    replay.add(_outcome(), b"{}", early, streamed=False)
     assert (replay.waiting, replay.dropped) == (3, 2)
     small = LookupReplay(policy, LookupSettings(queue_mib=0.001), [NGRAM])
     small._stopping.set()
