@@ -98,6 +98,7 @@ class Watching(Learned):
     def __init__(self, seed: int, fault: Fault) -> None:
         super().__init__(LearnedSettings(seed=seed))
         self.quarantine = self.watched = Watched()
+        self._join()
         self.fault = fault
         self.count = Count()
         self._ended = 0

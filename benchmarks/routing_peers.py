@@ -10,8 +10,17 @@ import numpy as np
 
 from backends.backend import Candidate
 from policies.learned import Learned, LearnedSettings
+from policies.objective import Cost
 from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.predict import Prediction
 from policies.request import RequestFeatures
+
+
+class OwnTime(Cost):
+    """What the request itself takes, whatever it does to others."""
+
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+        return prediction.own_s
 
 
 class Greedy(Learned):
@@ -21,7 +30,8 @@ class Greedy(Learned):
 
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
-        self._cost = lambda request, prediction: prediction.own_s
+        self.cost = OwnTime()
+        self._join()
 
 
 class LatencyRegression(Policy):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-EPOCHS_PER_HALF_LIFE = 4
-HALF_LIVES_KEPT = 6
+EPOCHS_PER_HALF_LIFE: Final = 4
+HALF_LIVES_KEPT: Final = 6
 """Older epochs would weigh less than 1/64, and are dropped."""
 
-MOST_KEYS = 4096
+MOST_KEYS: Final = 4096
 """Cells of one table and epoch; what would be one more counts under the key that `Table.overflow` makes of it."""
 
 Key = tuple[str, ...]
@@ -70,6 +70,28 @@ class Row(NamedTuple):
     sums: Sums
 
 
+class _Cell:
+    """Our own sums of one key."""
+
+    __slots__ = ("changed", "key", "sums")
+
+    def __init__(self, key: Key, width: int) -> None:
+        self.key = key
+        self.sums = [0.0] * width
+        self.changed = False
+
+
+class _Page:
+    """Our own cells of one table and epoch, and those of them that were added to since they were last told."""
+
+    __slots__ = ("cells", "changed", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.cells: dict[Key, _Cell] = {}
+        self.changed: list[_Cell] = []
+
+
 class Experience:
     """The sums of one model: our own, and those that others told of.
 
@@ -85,13 +107,17 @@ class Experience:
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
         self.tables = {table.name: table for table in tables}
         self.clock = clock
-        self._own: dict[tuple[str, int], dict[Key, list[float]]] = {}
+        self._own: dict[tuple[str, int], _Page] = {}
+        self._last: dict[str, _Page] = {}  # of each table, the one that was last added to
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
-        self._changed: dict[tuple[str, int], set[Key]] = {}
         self.observations = 0
         """Cells added to since the beginning; tells whether there is anything new."""
 
     def add(self, table: Table, key: Key, *sums: float) -> None:
+        """Add one observation to a cell, now, see `add_at`."""
+        self.add_at(self.clock(), table, key, sums)
+
+    def add_at(self, now_s: float, table: Table, key: Key, sums: Sums) -> None:
         """Add one observation to a cell; numbers that are not finite would spoil it for good, and are refused.
 
         Raises
@@ -99,43 +125,49 @@ class Experience:
         ValueError
             If there are more or fewer numbers than the table is wide, or one is not finite.
         """
-        if len(sums) != table.width or not (math.isfinite(sum(sums)) or all(map(math.isfinite, sums))):
+        total = 0.0
+        for number in sums:
+            total += number
+        is_finite = not (math.isinf(total) or math.isnan(total)) or all(map(math.isfinite, sums))
+        if len(sums) != table.width or not is_finite:
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
-        page = table.name, int(self.clock() // table.epoch_s)
-        cells = self._own.get(page)
-        if cells is None:
-            cells = self._own[page] = {}
-            self._changed[page] = set()
-            self._forget()
+        page = self._page(table, now_s)
+        cells = page.cells
         cell = cells.get(key)
         if cell is None:
             if len(cells) >= MOST_KEYS:
                 key = table.overflow(key)
                 cell = cells.get(key)
             if cell is None:
-                cell = cells[key] = [0.0] * table.width
+                cell = cells[key] = _Cell(key, table.width)
+        own = cell.sums
         for place, number in enumerate(sums):
-            cell[place] += number
-        self._changed[page].add(key)
+            own[place] += number
+        if not cell.changed:
+            cell.changed = True
+            page.changed.append(cell)
         self.observations += 1
 
     def own(self) -> Iterator[Row]:
         """Yield all that this gateway itself has observed and not yet forgotten."""
-        for (table, epoch), cells in self._own.items():
-            for key, cell in cells.items():
-                yield Row(table, epoch, key, tuple(cell))
+        for (table, epoch), page in self._own.items():
+            for key, cell in page.cells.items():
+                yield Row(table, epoch, key, tuple(cell.sums))
 
     def own_of(self, table: str, epoch: int) -> list[Row]:
         """Return what this gateway itself has observed in one table and epoch."""
-        return [Row(table, epoch, key, tuple(cell)) for key, cell in self._own.get((table, epoch), {}).items()]
+        page = self._own.get((table, epoch))
+        cells = {} if page is None else page.cells
+        return [Row(table, epoch, key, tuple(cell.sums)) for key, cell in cells.items()]
 
     def take_changed(self) -> list[Row]:
         """Return our own sums, whole, of the cells that were added to since the last call."""
         rows = []
-        for (table, epoch), keys in self._changed.items():
-            cells = self._own[table, epoch]
-            rows += [Row(table, epoch, key, tuple(cells[key])) for key in keys]
-            keys.clear()
+        for (table, epoch), page in self._own.items():
+            for cell in page.changed:
+                rows.append(Row(table, epoch, cell.key, tuple(cell.sums)))
+                cell.changed = False
+            page.changed.clear()
         return rows
 
     def set_others(self, rows: Iterable[Row]) -> None:
@@ -169,21 +201,38 @@ class Experience:
         """
         now_s = self.clock()
         total: dict[Key, list[float]] = {}
-        sources: tuple[Mapping[tuple[str, int], Mapping[Key, Sequence[float]]], ...] = (self._own, self._others)
-        for source in sources:
-            for (name, epoch), cells in list(source.items()):  # a list is made in one go, whoever adds meanwhile
-                if name != table.name:
-                    continue
-                weight = table.weight(epoch, now_s)
-                for key, sums in list(cells.items()):
-                    cell = total.setdefault(key, [0.0] * table.width)
-                    for place, number in enumerate(sums):
-                        cell[place] += weight * number
+        for (name, epoch), page in list(self._own.items()):  # a list is made in one go, whoever adds meanwhile
+            if name == table.name:
+                own = [(key, cell.sums) for key, cell in list(page.cells.items())]
+                _add_weighed(total, own, table.weight(epoch, now_s))
+        for (name, epoch), cells in list(self._others.items()):
+            if name == table.name:
+                _add_weighed(total, list(cells.items()), table.weight(epoch, now_s))
         return {key: tuple(cell) for key, cell in total.items()}
 
-    def _forget(self) -> None:
-        now_s = self.clock()
+    def _page(self, table: Table, now_s: float) -> _Page:
+        """Return the page of now, a new one if there is none."""
+        epoch = int(now_s // table.epoch_s)
+        page = self._last.get(table.name)
+        if page is None or page.epoch != epoch:
+            page = self._own.get((table.name, epoch))
+            if page is None:
+                page = self._own[table.name, epoch] = _Page(epoch)
+                self._forget(now_s)
+            self._last[table.name] = page
+        return page
+
+    def _forget(self, now_s: float) -> None:
         for name, epoch in [*self._own]:
             if epoch < self.tables[name].oldest(now_s):
                 del self._own[name, epoch]
-                del self._changed[name, epoch]
+        self._last.clear()
+
+
+def _add_weighed(total: dict[Key, list[float]], cells: Iterable[tuple[Key, Sequence[float]]], weight: float) -> None:
+    for key, sums in cells:
+        cell = total.get(key)
+        if cell is None:
+            cell = total[key] = [0.0] * len(sums)
+        for place, number in enumerate(sums):
+            cell[place] += weight * number

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Final
 
-from policies.learned_settings import Exploration
+from policies.chances import place_of_least
 
 
-def explore(settings: Exploration, costs: Sequence[float], observations: Sequence[float]) -> list[float]:
+def explore(share: float, most: float, costs: list[float], observations: list[float]) -> list[float]:
     """Return the probability with which each candidate should be chosen; the cheapest has what is left.
 
     The others are tried in proportion to how little is known of them, and together so seldom that the expected cost of
@@ -17,31 +17,38 @@ def explore(settings: Exploration, costs: Sequence[float], observations: Sequenc
 
     Parameters
     ----------
+    share, most
+        As in `policies.learned_settings.Exploration`.
     costs
         Expected cost of each candidate, at least one, none below zero.
     observations
         How often requests like this one were seen on each.
     """
-    best = min(range(len(costs)), key=costs.__getitem__)
+    best = place_of_least(costs)
     chances = [0.0] * len(costs)
     chances[best] = 1.0
-    if len(costs) == 1 or settings.share == 0 or settings.most == 0:
+    if len(costs) == 1 or share == 0 or most == 0:
         return chances
-    doubts = [1.0 / math.sqrt(1.0 + seen / _KNOWN) for seen in observations]
-    doubts[best] = 0.0
-    total = sum(doubts)
+    least = costs[best]
+    total = largest = dearer = 0.0
+    for place, seen in enumerate(observations):  # one loop, not sums over generators: it runs for each request
+        if place != best:
+            doubt = 1.0 / math.sqrt(1.0 + seen / _KNOWN)
+            chances[place] = doubt
+            total += doubt
+            dearer += doubt * (costs[place] - least)
+            largest = max(largest, doubt)
     if total == 0:  # everything is known without trying
         return chances
-    extra = sum(doubt * (cost - costs[best]) for doubt, cost in zip(doubts, costs, strict=True)) / total
-    chance = settings.most * max(doubts)
-    if extra > 0:
-        chance = min(chance, settings.share * costs[best] / extra)
-    for place, doubt in enumerate(doubts):
+    chance = most * largest
+    if dearer > 0:
+        chance = min(chance, share * least / (dearer / total))
+    for place, doubt in enumerate(chances):
         if place != best:
             chances[place] = chance * doubt / total
     chances[best] = 1.0 - chance
     return chances
 
 
-_KNOWN = 5.0
+_KNOWN: Final = 5.0
 """Observations from which doubt begins to fall."""

@@ -162,7 +162,7 @@ class FluidChoice:
             if notes is not None and job.left == 1.0:
                 notes.add(backends, lambda kind: self._costs(predictor, kind, backends, now_s))
             predictions = predictor.predict(job.features, job.key, backends, now_s)
-            costs = [self.cost(job.features, one) for one in predictions]
+            costs = [self.cost.of(job.features, one) for one in predictions]
             chosen = min(range(len(costs)), key=costs.__getitem__)
             name, share = backends[chosen].name, predictions[chosen].share
             shares.append((name, share))
@@ -180,4 +180,4 @@ class FluidChoice:
 
     def _costs(self, predictor: Predictor, kind: Kind, backends: Sequence[FluidBackend], now_s: float) -> list[float]:
         key, features = kind
-        return [self.cost(features, one) for one in predictor.predict(features, key, backends, now_s)]
+        return [self.cost.of(features, one) for one in predictor.predict(features, key, backends, now_s)]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from policies.learned_settings import GuardrailSettings
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
 class _Group:
     """Sums of one group, in which each observation weighs less as later ones come."""
 
-    count: float = 0.0
-    total: float = 0.0
-    squares: float = 0.0
+    __slots__ = ("count", "squares", "total")
+
+    def __init__(self) -> None:
+        self.count = self.total = self.squares = 0.0
 
     def add(self, value: float) -> None:
         self.count = _KEEP * self.count + 1.0
@@ -34,7 +34,6 @@ class _Group:
         return max(1e-6, self.squares / self.count - self.mean**2) / self.count
 
 
-@dataclass(slots=True)
 class Guardrail:
     """Compares the learned policy with `least_loaded` on requests that were assigned at random.
 
@@ -53,15 +52,16 @@ class Guardrail:
         How often that has happened.
     """
 
-    settings: GuardrailSettings
-    frozen: bool = False
-    freezes: int = 0
-    _learned: _Group = field(default_factory=_Group)
-    _control: _Group = field(default_factory=_Group)
+    def __init__(self, settings: GuardrailSettings) -> None:
+        self.frozen = False
+        self.freezes = 0
+        # Read once: a field of the settings takes as long to read as all that is done with it for a request.
+        self._share, self._tolerance, self._confidence = settings.share, settings.tolerance, settings.confidence
+        self._start_over()
 
     def control_share(self) -> float:
         """Return the share of requests that are to go by `least_loaded` now."""
-        return 1.0 - self.settings.share if self.frozen else self.settings.share
+        return 1.0 - self._share if self.frozen else self._share
 
     def draw(self, rng: Random) -> bool:
         """Draw whether the next request goes by `least_loaded`."""
@@ -70,14 +70,14 @@ class Guardrail:
 
     def observe(self, seconds_per_work: float, *, control: bool) -> None:
         """Take in what a request came to, and freeze or go back where that is clear."""
-        if seconds_per_work <= 0 or self.settings.share == 0:
+        if seconds_per_work <= 0 or self._share == 0:
             return
         group = self._control if control else self._learned
         group.add(math.log(seconds_per_work))
         if self._control.count < _LEAST or self._learned.count < _LEAST:
             return
         ratio = self.ratio
-        margin = math.log(ratio) - math.log1p(self.settings.tolerance)
+        margin = math.log(ratio) - math.log1p(self._tolerance)
         if not self.frozen and margin > 0 and self._is_certain(margin):
             self.frozen, self.freezes = True, self.freezes + 1
             log.warning("the learned policy took %.2f times what least_loaded takes: frozen", ratio)
@@ -105,13 +105,13 @@ class Guardrail:
         log_ratio = 0.5 * math.log(variance / (variance + mixture)) + 0.5 * difference**2 * mixture / (
             variance * (variance + mixture)
         )
-        return log_ratio > -math.log(1.0 - self.settings.confidence)
+        return log_ratio > -math.log(1.0 - self._confidence)
 
     def _start_over(self) -> None:
         self._learned, self._control = _Group(), _Group()
 
 
-_KEEP = 0.9995
+_KEEP: Final = 0.9995
 """Per observation of a group: about the last two thousand count."""
-_LEAST = 40
-_EFFECT = 0.2
+_LEAST: Final = 40
+_EFFECT: Final = 0.2

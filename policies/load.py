@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Final
 
 from backends.backend import Candidate
 
-STALE_AFTER_S = 10.0
+STALE_AFTER_S: Final = 10.0
 """Age from which an engine's report no longer counts; several scrapes have failed by then."""
 
-_INSTEAD_OF_ZERO = 1e-9
+_INSTEAD_OF_ZERO: Final = 1e-9
 
 
 class LoadMeter:
@@ -36,9 +37,13 @@ class LoadMeter:
         """Return the requests on a backend, as far as known."""
         return self.counts((candidate,))[0]
 
+    def oldest_s(self) -> float:
+        """Return from when on a report counts: the others' requests in an older one do not."""
+        return self._clock() - self._stale_after_s
+
     def counts(self, candidates: Sequence[Candidate]) -> list[int]:
         """Return the requests on each of several backends, as far as known."""
-        oldest_s = self._clock() - self._stale_after_s
+        oldest_s = self.oldest_s()
         return [
             one.in_flight + load.others if (load := one.load).at_s >= oldest_s else one.in_flight for one in candidates
         ]

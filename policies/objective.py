@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from enum import StrEnum
+from typing import Final
 
 from policies.predict import Prediction
 from policies.request import RequestFeatures
@@ -19,25 +20,30 @@ class Objective(StrEnum):
     GOODPUT = "goodput"
 
 
-Cost = Callable[[RequestFeatures, Prediction], float]
-"""What a prediction costs, in seconds or what stands for them; less is better."""
+class Cost(ABC):
+    """What a prediction costs. A class and no function: compiled, its method is called without a detour."""
 
-_TIE_BREAK = 0.05
+    @abstractmethod
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+        """Return the cost of a request on a backend, in seconds or what stands for them; less is better."""
+
+
+_TIE_BREAK: Final = 0.05
 """Weight of the time to finish where it is not what counts: between backends that are equal, the faster one."""
 
-_URGENCY = 2.0
+_URGENCY: Final = 2.0
 """How much more a second counts of a request whose promise is as good as broken, than of one without any."""
 
-_SOFTNESS = 0.6
+_SOFTNESS: Final = 0.6
 """Standard error of a prediction, relative: near its bound a promise is half kept. Answers differ by that much in what
 they take from the same step, and the load changes while they run."""
 
-_KEEP = 0.998
+_KEEP: Final = 0.998
 """Per prediction, of the mean urgency: the last hundred requests count, on four candidates."""
 
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
-    """Return the cost function of an objective.
+    """Return the cost of an objective.
 
     Parameters
     ----------
@@ -45,18 +51,31 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
         Bounds of requests that bring none, for `goodput`; None: no bound.
     """
     if objective is Objective.LATENCY:
-        return lambda request, prediction: _everybody_s(prediction)
+        return _Latency()
     if objective is Objective.TTFT:
-        return lambda request, prediction: prediction.ttft_s + _TIE_BREAK * _everybody_s(prediction)
+        return _Ttft()
     if objective is Objective.TPOT:
-        return lambda request, prediction: (
-            prediction.decode_s + prediction.others_s + _TIE_BREAK * (prediction.ttft_s + prediction.others_s)
-        )
-
+        return _Tpot()
     return _Goodput(slo_ttft_s, slo_tpot_s)
 
 
-class _Goodput:
+class _Latency(Cost):
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+        return _everybody_s(prediction)
+
+
+class _Ttft(Cost):
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+        return prediction.ttft_s + _TIE_BREAK * _everybody_s(prediction)
+
+
+class _Tpot(Cost):
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+        others_s = prediction.others_s
+        return prediction.decode_s + others_s + _TIE_BREAK * (prediction.ttft_s + others_s)
+
+
+class _Goodput(Cost):
     """Everybody's time, of which a second counts for more where a promise is in danger.
 
     A penalty for each promise that is expected to be broken keeps fewer of them: it is paid at once, and what a request
@@ -70,7 +89,7 @@ class _Goodput:
         self._slo_tpot_s = slo_tpot_s
         self._mean_urgency = 0.0
 
-    def __call__(self, request: RequestFeatures, prediction: Prediction) -> float:
+    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         ttft_s = request.slo_ttft_s or self._slo_ttft_s
         tpot_s = request.slo_tpot_s or self._slo_tpot_s
         kept = 1.0

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Final
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineLoad
 from policies.acceptance import AcceptanceModel, arm_of
 from policies.backlog import Backlog, Share
 from policies.cells import Key
@@ -119,38 +120,69 @@ class Knowledge:
     observed: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
 class Known:
     """What is known of one backend.
+
+    What each request reads of its costs and of its engine's report is held number by number: compiled, those are read
+    in no time, where an attribute of an interpreted object takes as long as five multiplications.
 
     Attributes
     ----------
     prior
         Its step costs on the calibration's machine.
+    cost
+        Its step costs, as far as they were learned.
+    observed
+        How many requests they were fitted to.
+    spread
+        Standard deviation of log tokens per step around what is expected of a request on its arm.
     slowness
         By how much its latest steps were slower than its fit has it; 1 where nothing is noted.
+    load
+        What its engine reported when a prediction was last made; `waiting`, `others` and `reported_s` are of it.
     """
 
-    name: str
-    arm: str
-    prior: StepCost
-    knowledge: Knowledge
-    backlog: Backlog = field(default_factory=Backlog)
-    slowness: float = 1.0
+    def __init__(self, name: str, arm: str, prior: StepCost, knowledge: Knowledge) -> None:
+        self.name = name
+        self.arm = arm
+        self.prior = prior
+        self.backlog = Backlog()
+        self.slowness = 1.0
+        self.learn(knowledge)
+        self.read(_NO_REPORT)
 
     def learn(self, knowledge: Knowledge) -> None:
         """Take over what was fitted."""
         self.knowledge = knowledge
+        self.cost = knowledge.steps.get(self.name, self.prior)
+        self.observed = knowledge.observed.get(self.name, 0.0)
+        self.spread = knowledge.acceptance.spread(self.arm)
+        self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
 
-    @property
-    def cost(self) -> StepCost:
-        """Its step costs, as far as they were learned."""
-        return self.knowledge.steps.get(self.name, self.prior)
+    def read(self, load: EngineLoad) -> None:
+        """Take over what the engine reports."""
+        self.load = load
+        self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the tokens per step to be expected, and how often requests like this one were seen on its arm."""
         model = self.knowledge.acceptance
         return model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
+
+    def rehearsal(self) -> Known:
+        """Return a copy; what is sent there changes nothing here."""
+        other = Known(self.name, self.arm, self.prior, self.knowledge)
+        other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
+        return other
+
+
+class _Expected:
+    """What is expected of requests of one key on one backend."""
+
+    def __init__(self, known: Known, per_step: float, seen: float) -> None:
+        self.known = known
+        self.per_step = per_step
+        self.seen = seen
 
 
 class Predictor:
@@ -170,7 +202,9 @@ class Predictor:
         self.prefixes = PrefixMemory()
         self.known: dict[str, Known] = {}
         self._knowledge = Knowledge(AcceptanceModel(calibration=calibration))
-        self._alike: dict[Key, dict[str, tuple[float, float]]] = {}  # acceptance of a key, by backend
+        self._alike: dict[Key, dict[str, _Expected]] = {}  # what is expected of a key, by backend
+        self.slow: set[str] = set()
+        """Backends whose slowness is above 1."""
 
     @property
     def knowledge(self) -> Knowledge:
@@ -189,8 +223,17 @@ class Predictor:
         other = Predictor(self.meter, self.calibration)
         other._knowledge = self._knowledge
         other.prefixes = self.prefixes.rehearsal()
-        other.known = {name: replace(known, backlog=copy.copy(known.backlog)) for name, known in self.known.items()}
+        other.known = {name: known.rehearsal() for name, known in self.known.items()}
+        other.slow = set(self.slow)
         return other
+
+    def note_slowness(self, backend: str, slowness: float) -> None:
+        """Take over how many times as long as its fit has it the steps of a backend take, at least 1."""
+        self.known[backend].slowness = slowness
+        if slowness > 1.0:
+            self.slow.add(backend)
+        else:
+            self.slow.discard(backend)
 
     def of(self, candidate: Candidate) -> Known:
         """Return what is known of a backend; of a new one that is what the calibration says."""
@@ -204,13 +247,17 @@ class Predictor:
 
     def tokens_per_step(self, backend: str, key: Key) -> float:
         """Return the tokens per step to be expected of a backend that is known."""
-        alike = self._acceptance_of(key)
-        told = alike.get(backend)
-        if told is None:
-            told = alike[backend] = self.known[backend].acceptance(key)
-        return told[0]
+        alike = self._alike_to(key)
+        expected = alike.get(backend)
+        if expected is None:
+            expected = alike[backend] = self._expected(self.known[backend], key)
+        return expected.per_step
 
-    def _acceptance_of(self, key: Key) -> dict[str, tuple[float, float]]:
+    def _expected(self, known: Known, key: Key) -> _Expected:
+        per_step, seen = known.acceptance(key)
+        return _Expected(known, per_step, seen)
+
+    def _alike_to(self, key: Key) -> dict[str, _Expected]:
         """Return what was worked out for a key already, by backend."""
         alike = self._alike.get(key)
         if alike is None:
@@ -231,37 +278,44 @@ class Predictor:
         sequences = request.n
         tokens = self._knowledge.length.tokens(request, key) / sequences
         context = request.prompt_tokens + tokens / 2
-        alike = self._acceptance_of(key)
+        prefix = request.prefix
+        alike = self._alike_to(key)
+        oldest_s = self.meter.oldest_s()
         predictions = []
-        for candidate, requests in zip(candidates, self.meter.counts(candidates), strict=True):
+        for candidate in candidates:
             name = candidate.name
-            known = self.known.get(name) or self.of(candidate)
-            load, backlog, slow = candidate.load, known.backlog, known.slowness
+            expected = alike.get(name)
+            if expected is None:
+                expected = alike[name] = self._expected(self.of(candidate), key)
+            known = expected.known
+            load = candidate.load
+            if load is not known.load:  # a report is replaced whole
+                known.read(load)
+            requests = candidate.in_flight
+            if known.reported_s >= oldest_s:
+                requests += known.others
+            backlog, slow = known.backlog, known.slowness
             backlog.look(now_s, requests)
-            base_s, per_request_s, per_context_s, per_prompt_s = known.cost
-            acceptance = alike.get(name)
-            if acceptance is None:
-                acceptance = alike[name] = known.acceptance(key)
-            per_step, seen = acceptance
+            per_step = expected.per_step
             steps = tokens / per_step if tokens > per_step else 1.0
-            mine_s = slow * sequences * (per_request_s + per_context_s * context)
+            mine_s = slow * sequences * (known.per_request_s + known.per_context_token_s * context)
             sent = backlog.sent
             if sent:
                 left = backlog.steps / sent
-                theirs_s = slow * (per_request_s + per_context_s * backlog.context_tokens / sent)
+                theirs_s = slow * (known.per_request_s + known.per_context_token_s * backlog.context_tokens / sent)
             else:
                 left, theirs_s = steps, mine_s
             shared = requests * steps * left / (steps + left)
             prompt = float(request.prompt_tokens)
-            if request.prefix:
+            if prefix:
                 prompt = max(1.0, prompt - self.prefixes.cached_tokens(name, request))
-            prefill_s = slow * per_prompt_s * prompt
-            alone_s = slow * base_s + mine_s
+            prefill_s = slow * known.per_prompt_token_s * prompt
+            alone_s = slow * known.base_s + mine_s
             step_s = alone_s + requests * theirs_s
             ttft_s = 1.5 * step_s + prefill_s  # the step under way is half done, on average
-            if load.waiting:
+            if known.waiting:
                 # Who waits gets in as those inside leave: each after what is left of it, all of them at once.
-                ttft_s += load.waiting / max(1, requests - load.waiting) * left * step_s
+                ttft_s += known.waiting / max(1, requests - known.waiting) * left * step_s
             predictions.append(
                 Prediction(
                     ttft_s,
@@ -274,10 +328,11 @@ class Predictor:
                     context,
                     prompt,
                     requests,
-                    seen,
+                    expected.seen,
                 )
             )
         return predictions
 
 
-_REMEMBERED = 10_000
+_REMEMBERED: Final = 10_000
+_NO_REPORT: Final = EngineLoad()

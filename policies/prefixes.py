@@ -40,7 +40,9 @@ class PrefixMemory:
         """Note that a prompt was sent to a backend."""
         if not request.prefix:
             return
-        seen = self._seen.setdefault(backend, OrderedDict())
+        seen = self._seen.get(backend)
+        if seen is None:
+            seen = self._seen[backend] = OrderedDict()
         for beginning in reversed(request.prefix):  # the shortest last: it is of use to most, and goes last
             seen[beginning] = None
             seen.move_to_end(beginning)

@@ -5,42 +5,41 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Final
 
 from backends.backend import Candidate
 
 log = logging.getLogger(__name__)
 
-SLOW_RATIO = 3.0
+SLOW_RATIO: Final = 3.0
 """Steps that take so many times what the fit expects at that load: 232 tokens/s fell to 24-157 in one report."""
 
-POOR_RATIO = 0.6
+POOR_RATIO: Final = 0.6
 """Share of the expected tokens per step: a head that does not fit was accepted at 21% for 85%, with k=3 39% of them."""
 
-USUAL_SPREAD = 0.25
+USUAL_SPREAD: Final = 0.25
 """Standard deviation of the logarithm of tokens per step over those expected, where it is not known; and the least."""
 
-EVIDENCE = 11.5
+EVIDENCE: Final = 11.5
 """Logarithm of the odds from which a backend is out: healthy ones come so far less than once in 100,000 requests."""
 
-FIRST_S = 20.0
-LONGEST_S = 600.0
-FADES_S = 10.0
+FIRST_S: Final = 20.0
+LONGEST_S: Final = 600.0
+FADES_S: Final = 10.0
 """Half-life of slowness that nothing has confirmed since."""
 
-_MOST_EVIDENCE = 2.0
+_MOST_EVIDENCE: Final = 2.0
 """Of one request: at least six have to agree, however far off they are."""
 
-_STEP_SPREAD = 0.35
+_STEP_SPREAD: Final = 0.35
 """Of the logarithm of step times; in healthy replicas it is 0.02 to 0.04, but stalls come in clusters."""
 
-_KEEP = 0.8
+_KEEP: Final = 0.8
 """Per observation, for the mean: about the last five requests decide."""
-_LEAST = 6.0
-_SLOWNESS_FROM = 1.3
+_LEAST: Final = 6.0
+_SLOWNESS_FROM: Final = 1.3
 
 
-@dataclass(slots=True)
 class _Drift:
     """Whether the logarithm of a ratio is nearer to a fault than to health: Page's cumulative sum.
 
@@ -55,11 +54,16 @@ class _Drift:
         Means of the logarithm; halfway between them neither is nearer.
     """
 
-    healthy: float
-    faulty: float
-    evidence: float = 0.0
-    count: float = 0.0
-    total: float = 0.0
+    __slots__ = ("count", "evidence", "faulty", "healthy", "total")
+
+    def __init__(
+        self, healthy: float, faulty: float, evidence: float = 0.0, count: float = 0.0, total: float = 0.0
+    ) -> None:
+        self.healthy = healthy
+        self.faulty = faulty
+        self.evidence = evidence
+        self.count = count
+        self.total = total
 
     def add(self, ratio: float, spread: float) -> None:
         """Take in a ratio whose logarithm has this standard deviation."""
@@ -69,6 +73,10 @@ class _Drift:
         self.total = _KEEP * self.total + log_ratio
         odds = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
         self.evidence = max(0.0, self.evidence + min(_MOST_EVIDENCE, odds))
+
+    def copy(self) -> _Drift:
+        """Return one that has seen the same."""
+        return _Drift(self.healthy, self.faulty, self.evidence, self.count, self.total)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -90,14 +98,23 @@ def _around(ratio: float, healthy: float) -> _Drift:
     return _Drift(math.log(healthy), 2 * math.log(ratio) - math.log(healthy))
 
 
-@dataclass(slots=True)
 class _Record:
-    steps: _Drift = field(default_factory=lambda: _around(SLOW_RATIO, 2.0))
-    tokens: _Drift = field(default_factory=lambda: _around(POOR_RATIO, 0.85))
-    seen_s: float = 0.0
-    out_until_s: float = 0.0
-    next_s: float = FIRST_S
-    out: bool = False
+    """What is known of one backend."""
+
+    __slots__ = ("next_s", "out", "out_until_s", "seen_s", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = _around(SLOW_RATIO, 2.0)
+        self.tokens = _around(POOR_RATIO, 0.85)
+        self.seen_s = self.out_until_s = 0.0
+        self.next_s = FIRST_S
+        self.out = False
+
+    def copy(self) -> _Record:
+        other = _Record()
+        other.steps, other.tokens = self.steps.copy(), self.tokens.copy()
+        other.seen_s, other.out_until_s, other.next_s, other.out = self.seen_s, self.out_until_s, self.next_s, self.out
+        return other
 
     def forget(self) -> None:
         self.steps.reset()
@@ -114,6 +131,13 @@ class Quarantine:
         self._records: dict[str, _Record] = {}
         self.reasons: dict[str, str] = {}
         """Of those that are out now, by name."""
+
+    def rehearsal(self) -> Quarantine:
+        """Return a copy; who is let in again there is not let in here."""
+        other = Quarantine()
+        other._records = {name: record.copy() for name, record in self._records.items()}
+        other.reasons = dict(self.reasons)
+        return other
 
     def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
         """Return the candidates that are not in quarantine; all, if none would be left."""
@@ -146,7 +170,9 @@ class Quarantine:
         acceptance_spread
             Standard deviation of the latter's logarithm between requests that are alike.
         """
-        record = self._records.setdefault(backend, _Record())
+        record = self._records.get(backend)
+        if record is None:
+            record = self._records[backend] = _Record()
         record.seen_s = now_s
         if step_ratio:
             record.steps.add(step_ratio, _STEP_SPREAD)

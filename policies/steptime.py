@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,26 +28,27 @@ PRIOR_SPREAD = 0.5
 NOISE = 0.15
 """Relative standard deviation of a request's mean step time around the fit."""
 
-_OUTLIER = 3.0
+_OUTLIER: Final = 3.0
 """Ratio from which an observation counts for less: a stall says little about the load."""
 
 
-def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> tuple[float, float, float, float]:
-    """Return what a step's time is linear in: 1, requests, thousands of context tokens, hundreds of prompt tokens."""
+Load = tuple[float, float, float, float]
+"""What a step's time is linear in: 1, requests, thousands of context tokens, hundreds of prompt tokens."""
+
+
+def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> Load:
+    """Return what a step's time is linear in."""
     return 1.0, requests, context_tokens * 1e-3, prompt_tokens_per_step * 1e-2
 
 
-def seconds(cost: StepCost, load: Sequence[float]) -> float:
+def seconds(cost: StepCost, load: Load) -> float:
     """Return the seconds of a step under a load given as `terms`."""
-    return (
-        cost.base_s
-        + cost.per_request_s * load[1]
-        + cost.per_context_token_s * 1e3 * load[2]
-        + cost.per_prompt_token_s * 1e2 * load[3]
-    )
+    base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
+    _, requests, context, prompts = load
+    return base_s + per_request_s * requests + per_context_token_s * 1e3 * context + per_prompt_token_s * 1e2 * prompts
 
 
-def observation(step_s: float, load: Sequence[float], prior: StepCost, expected_s: float) -> Sums:
+def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums:
     """Return what a request adds to its backend's cell.
 
     Parameters
@@ -69,11 +71,20 @@ def observation(step_s: float, load: Sequence[float], prior: StepCost, expected_
     return (  # in the order of `_PAIRS`
         1.0,
         math.log(step_s / seconds(prior, load)),
-        *(weight, of_requests, of_context, of_prompts),
-        *(of_requests * requests, of_requests * context, of_requests * prompts),
-        *(of_context * context, of_context * prompts),
+        weight,
+        of_requests,
+        of_context,
+        of_prompts,
+        of_requests * requests,
+        of_requests * context,
+        of_requests * prompts,
+        of_context * context,
+        of_context * prompts,
         of_prompts * prompts,
-        *(by_time, by_time * requests, by_time * context, by_time * prompts),
+        by_time,
+        by_time * requests,
+        by_time * context,
+        by_time * prompts,
     )
 
 

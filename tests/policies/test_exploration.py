@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.exploration import explore
 from policies.learned_settings import Exploration
 
+USUAL = Exploration()
 COSTS = st.floats(0.0, 1e4, allow_nan=False)
 SEEN = st.one_of(st.floats(0.0, 1e6), st.just(math.inf))
 CANDIDATES = st.lists(st.tuples(COSTS, SEEN), min_size=1, max_size=8)
@@ -23,7 +24,7 @@ def test_probabilities_sum_to_one_and_cost_no_more_than_the_share(
     setting: Exploration, candidates: list[tuple[float, float]]
 ) -> None:
     costs, seen = [cost for cost, _ in candidates], [count for _, count in candidates]
-    chances = explore(setting, costs, seen)
+    chances = explore(setting.share, setting.most, costs, seen)
     assert len(chances) == len(costs)
     assert all(0.0 <= chance <= 1.0 for chance in chances)
     assert sum(chances) == pytest.approx(1.0)
@@ -36,31 +37,31 @@ def test_probabilities_sum_to_one_and_cost_no_more_than_the_share(
 
 @pytest.mark.parametrize("setting", [Exploration(share=0), Exploration(most=0)])
 def test_none_where_none_is_wanted(setting: Exploration) -> None:
-    assert explore(setting, [2.0, 1.0, 3.0], [0, 0, 0]) == [0.0, 1.0, 0.0]
+    assert explore(setting.share, setting.most, [2.0, 1.0, 3.0], [0, 0, 0]) == [0.0, 1.0, 0.0]
 
 
 def test_none_where_there_is_no_choice_or_nothing_to_learn() -> None:
-    assert explore(Exploration(), [2.0], [0.0]) == [1.0]
-    assert explore(Exploration(), [2.0, 1.0], [math.inf, 0.0]) == [0.0, 1.0]
-    assert explore(Exploration(), [2.0, 1.0], [math.inf, math.inf]) == [0.0, 1.0]
+    assert explore(USUAL.share, USUAL.most, [2.0], [0.0]) == [1.0]
+    assert explore(USUAL.share, USUAL.most, [2.0, 1.0], [math.inf, 0.0]) == [0.0, 1.0]
+    assert explore(USUAL.share, USUAL.most, [2.0, 1.0], [math.inf, math.inf]) == [0.0, 1.0]
 
 
 def test_costs_of_zero_divide_nothing() -> None:
-    assert explore(Exploration(), [0.0, 1.0], [0, 0]) == [1.0, 0.0]
-    free = explore(Exploration(most=0.05), [0.0, 0.0], [0, 0])
+    assert explore(USUAL.share, USUAL.most, [0.0, 1.0], [0, 0]) == [1.0, 0.0]
+    free = explore(USUAL.share, 0.05, [0.0, 0.0], [0, 0])
     assert sorted(free) == pytest.approx([0.05, 0.95])
 
 
 def test_the_unknown_is_tried_more_than_the_known_and_all_less_as_it_becomes_known() -> None:
     setting = Exploration(share=0.05)
-    chances = explore(setting, [1.0, 1.1, 1.1], [0, 500, 0])
+    chances = explore(setting.share, setting.most, [1.0, 1.1, 1.1], [0, 500, 0])
     assert chances[2] > 3 * chances[1] > 0
-    fresh, known = (1 - explore(setting, [1.0, 1.001], [count, count])[0] for count in (0, 5000))
+    fresh, known = (1 - explore(setting.share, setting.most, [1.0, 1.001], [count, count])[0] for count in (0, 5000))
     assert known < fresh / 10
 
 
 def test_the_price_is_spent_where_it_binds() -> None:
     setting = Exploration(share=0.003, most=0.05)
     costs = [1.0, 2.0, 5.0]
-    chances = explore(setting, costs, [0, 0, 0])
+    chances = explore(setting.share, setting.most, costs, [0, 0, 0])
     assert sum(map(lambda chance, cost: chance * cost, chances, costs)) == pytest.approx(1.003)

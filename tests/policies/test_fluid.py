@@ -100,7 +100,7 @@ def test_a_situation_tells_what_is_predicted_at_any_number_of_requests() -> None
     kind = key_of(request(prompt_tokens=90)), request(prompt_tokens=90)
 
     def costs(kind: Kind) -> list[float]:
-        return [CHOICE.cost(kind[1], one) for one in predictor.predict(kind[1], kind[0], backends, 0.0)]
+        return [CHOICE.cost.of(kind[1], one) for one in predictor.predict(kind[1], kind[0], backends, 0.0)]
 
     for backend, one in zip(backends, predictor.predict(kind[1], kind[0], backends, 0.0), strict=True):
         backend.in_flight = 3

@@ -68,7 +68,7 @@ def test_others_are_delayed_by_every_shared_step_and_by_the_prompt() -> None:
     alone = _predict(_predictor(), _backend())
     assert found.decode_s > alone.decode_s
     assert found.step_s > alone.step_s
-    assert cost_of(Objective.LATENCY, None, None)(REQUEST, found) == pytest.approx(found.own_s + found.others_s)
+    assert cost_of(Objective.LATENCY, None, None).of(REQUEST, found) == pytest.approx(found.own_s + found.others_s)
 
 
 def test_a_long_prompt_costs_others_more_than_a_short_one() -> None:
@@ -165,37 +165,37 @@ def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Predicti
 def test_goodput_keeps_a_promise_even_at_a_price() -> None:
     cost = cost_of(Objective.GOODPUT, None, 0.010)
     quick, slow = _prediction(0.1, 0.015, others_s=2.0), _prediction(0.1, 0.030)
-    assert cost(REQUEST, quick) < cost(REQUEST, slow)  # 7.5 ms a token against 15
+    assert cost.of(REQUEST, quick) < cost.of(REQUEST, slow)  # 7.5 ms a token against 15
     plain = cost_of(Objective.LATENCY, None, None)
-    assert plain(REQUEST, quick) > plain(REQUEST, slow)
+    assert plain.of(REQUEST, quick) > plain.of(REQUEST, slow)
 
 
 def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
     cost = cost_of(Objective.GOODPUT, None, None)
     alone, beside = _prediction(0.1, 0.015), _prediction(0.1, 0.0145, others_s=0.045)
-    assert cost(REQUEST, beside) < cost(REQUEST, alone)
+    assert cost.of(REQUEST, beside) < cost.of(REQUEST, alone)
     strict = replace(REQUEST, slo_tpot_s=0.003)
     for _ in range(2000):
-        cost(strict, alone)
-    assert cost(REQUEST, beside) > cost(REQUEST, alone)
+        cost.of(strict, alone)
+    assert cost.of(REQUEST, beside) > cost.of(REQUEST, alone)
 
 
 def test_the_requests_own_bound_comes_first() -> None:
     cost = cost_of(Objective.GOODPUT, 10.0, None)
     late, early = _prediction(0.5, 0.010), _prediction(0.05, 0.015)
-    assert cost(REQUEST, late) < cost(REQUEST, early)  # both keep ten seconds
+    assert cost.of(REQUEST, late) < cost.of(REQUEST, early)  # both keep ten seconds
     strict = replace(REQUEST, slo_ttft_s=0.1)
-    assert cost(strict, late) > cost(strict, early)
+    assert cost.of(strict, late) > cost.of(strict, early)
 
 
 def test_goodput_without_any_bound_is_latency() -> None:
     cost, plain = cost_of(Objective.GOODPUT, None, None), cost_of(Objective.LATENCY, None, None)
     one = _prediction(0.5, 0.010, 0.7)
-    assert cost(REQUEST, one) == pytest.approx(plain(REQUEST, one))
+    assert cost.of(REQUEST, one) == pytest.approx(plain.of(REQUEST, one))
 
 
 def test_each_objective_looks_at_its_own_time() -> None:
     first, tokens = _prediction(0.1, 0.020), _prediction(1.0, 0.012)
     ttft, tpot = cost_of(Objective.TTFT, None, None), cost_of(Objective.TPOT, None, None)
-    assert ttft(REQUEST, first) < ttft(REQUEST, tokens)
-    assert tpot(REQUEST, tokens) < tpot(REQUEST, first)
+    assert ttft.of(REQUEST, first) < ttft.of(REQUEST, tokens)
+    assert tpot.of(REQUEST, tokens) < tpot.of(REQUEST, first)
