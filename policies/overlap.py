@@ -30,7 +30,7 @@ def overlap_of_ids(ids: list[int]) -> float:
     return _repeated_share(raw, _ID_BYTES, _ID_BYTES * _RUN_IDS)
 
 
-def _repeated_share(raw: bytes, unit_bytes: int, run_bytes: int) -> float:
+def share_by_sorting(raw: bytes, unit_bytes: int, run_bytes: int) -> float:
     """Return the share of runs that occur earlier; a run begins at each unit and is 8 to 16 bytes long.
 
     Each distinct run is new once and a repetition ever after, so the share is one minus distinct over all: sorted, a
@@ -46,3 +46,9 @@ def _repeated_share(raw: bytes, unit_bytes: int, run_bytes: int) -> float:
     runs ^= last
     runs.sort()
     return int(np.count_nonzero(runs[1:] == runs[:-1])) / total
+
+
+try:
+    from policies._tail import repeated_share as _repeated_share  # where the gateway was built compiled
+except ImportError:
+    _repeated_share = share_by_sorting

@@ -25,5 +25,16 @@ def code_share(text: str) -> float:
 
     Fences do not count: where the text is the end of a longer one, its first fence may as well close as open.
     """
+    return _share(text)
+
+
+def share_by_expression(text: str) -> float:
+    """Return it in Python."""
     lines = len(list(filter(None, text.split("\n"))))
     return min(1.0, len(_CODE_LINE.findall("\n" + text)) / lines) if lines else 0.0
+
+
+try:
+    from policies._tail import code_share as _share  # where the gateway was built compiled
+except ImportError:
+    _share = share_by_expression

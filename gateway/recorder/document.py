@@ -19,7 +19,6 @@ from policies.policy import Outcome
 from policies.prompt import read_prompt
 from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.trace import VERSION
-from policies.trace.packed import pack
 
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 _MOST_INTERVALS = 8192
@@ -145,13 +144,13 @@ def _add_hashes(drafts: Sequence[Draft], hasher: TextHasher) -> None:
         else:
             ids.append(both)
             of_ids.append(draft.document)
-    groups = ((of_texts, hasher.hash_all(texts), hasher.of_texts), (of_ids, hasher.hash_all_ids(ids), hasher.of_tokens))
+    groups = ((of_texts, hasher.pack_all(texts), hasher.of_texts), (of_ids, hasher.pack_all_ids(ids), hasher.of_tokens))
     for documents, hashes, how in groups:
         for document, (prompt, output) in zip(documents, hashes, strict=True):
-            if len(prompt):
-                document["prompt_hashes"] = pack(prompt)
-            if len(output):
-                document["output_hashes"] = pack(output)
+            if prompt:
+                document["prompt_hashes"] = prompt
+            if output:
+                document["output_hashes"] = output
             document["hashing"] = how
 
 

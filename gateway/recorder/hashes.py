@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.recorder.units import Units, cut
+from gateway.recorder.units import KINDS, Units, cut
 from policies.trace import Hashing
+from policies.trace.packed import pack
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from gateway.recorder._units import Memory
 
 UNIT_BITS = 32
 """Of the hash of a unit: two of ten thousand have the same with odds of 1 to 85."""
@@ -33,7 +36,8 @@ class TextHasher:
     """Turns texts into hashes: of each unit, the first 32 bits of its BLAKE2b under the salt.
 
     What was hashed is remembered, so that most units cost a look into a table. It is found there by a sum of the unit's
-    bytes that no hash is made of, and that others cannot foresee: its factors are drawn anew by each process.
+    bytes that no hash is made of, and that others cannot foresee: its factors are drawn anew by each process. (What is
+    built with the gateway compiled has a table of its own, and compares the bytes.)
 
     Parameters
     ----------
@@ -55,6 +59,7 @@ class TextHasher:
         self._ngram = ngram
         self._tokenizer = _load(tokenizer) if tokenizer is not None else None
         self._memory = _Memory()
+        self._compiled = _compiled_memory() if ngram == 1 and tokenizer is None else None
         salt_name = blake2b(b"name of the salt", key=self._key, digest_size=4).hexdigest()
         self.of_tokens = Hashing("token", ngram, salt_name)
         self.of_texts = self.of_tokens if self._tokenizer is not None else Hashing("piece", ngram, salt_name)
@@ -72,6 +77,8 @@ class TextHasher:
 
     def hash_all(self, texts: Sequence[tuple[str, str]]) -> list[tuple[Hashes, Hashes]]:
         """Return the hashes of prompts and their outputs: many at once take a third of the time."""
+        if not texts:
+            return []
         if self._tokenizer is not None:
             return self.hash_all_ids([(self._ids(prompt), self._ids(output)) for prompt, output in texts])
         units = cut([text for both in texts for text in both])
@@ -83,8 +90,21 @@ class TextHasher:
 
         return self._hash(keys, units.counts, unit)
 
+    def pack_all(self, texts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return what `hash_all` does, packed: compiled, in a fourth of the time."""
+        if self._compiled is None:
+            return _packed(self.hash_all(texts))
+        told = self._compiled.pack(tuple([text for both in texts for text in both]), self._digest)
+        return list(zip(told[::2], told[1::2], strict=True))
+
+    def pack_all_ids(self, ids: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[str, str]]:
+        """Return what `hash_all_ids` does, packed."""
+        return _packed(self.hash_all_ids(ids))
+
     def hash_all_ids(self, ids: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[Hashes, Hashes]]:
         """Return the hashes of prompts and their outputs that came as token ids."""
+        if not ids:
+            return []
         parts = [part for both in ids for part in both]
         units = np.fromiter((one for part in parts for one in part), np.uint64)
 
@@ -110,8 +130,6 @@ class TextHasher:
         unit
             Tells what stands at a place.
         """
-        if not counts:
-            return []
         ends = np.cumsum(counts)
         # One text: the first n-grams of the output begin in the prompt.
         firsts = np.repeat(np.concatenate(([0], ends[1:-1:2])), np.add(counts[::2], counts[1::2]))
@@ -120,14 +138,16 @@ class TextHasher:
 
         def digest(place: int) -> int:
             first = max(int(firsts[place]), place - self._ngram + 1)
-            gram = b"\0".join(map(unit, range(first, place + 1)))
-            return int.from_bytes(blake2b(gram, key=self._key, digest_size=8).digest()[: UNIT_BITS // 8], "big")
+            return self._digest(b"\0".join(map(unit, range(first, place + 1))))
 
         memory = self._memory
         parts = [memory.look(keys[at : at + _AT_ONCE], digest, at) for at in range(0, len(keys), _AT_ONCE)]
         hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
         told = np.split(hashes, ends[:-1])
         return list(zip(told[::2], told[1::2], strict=True))
+
+    def _digest(self, gram: bytes) -> int:
+        return int.from_bytes(blake2b(gram, key=self._key, digest_size=8).digest()[: UNIT_BITS // 8], "big")
 
 
 class _Memory:
@@ -197,6 +217,19 @@ def _first_place(keys: _Keys) -> npt.NDArray[np.int64]:
 
 def _second_place(keys: _Keys) -> npt.NDArray[np.int64]:
     return _first_place(keys * _SECOND_FACTOR)
+
+
+def _packed(hashes: Sequence[tuple[Hashes, Hashes]]) -> list[tuple[str, str]]:
+    return [(pack(prompt), pack(output)) for prompt, output in hashes]
+
+
+def _compiled_memory() -> Memory | None:
+    """Return what does it in C, where the gateway was built compiled."""
+    try:
+        from gateway.recorder._units import Memory
+    except ImportError:
+        return None
+    return Memory(KINDS)
 
 
 def _load(path: Path) -> Tokenizer:

@@ -43,7 +43,7 @@ def cut(texts: Sequence[str]) -> Units:
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     parts.append(b"")
     data = bytes((_TEXT_END,)).join(parts)
-    kinds = np.frombuffer(data.translate(_KINDS), np.uint8)
+    kinds = np.frombuffer(data.translate(KINDS), np.uint8)
     alone = None
     if not all(map(str.isascii, texts)):
         kinds, alone = _unfolded(kinds)
@@ -117,5 +117,7 @@ def _table() -> bytes:
     return bytes(kinds)
 
 
-_KINDS: Final = _table()
+KINDS: Final = _table()
+"""Of the 256 bytes, the class of each."""
+
 _NONE: Final = np.zeros(3, np.bool_)

@@ -49,8 +49,13 @@ def test_the_context_holds_what_is_copied_and_nothing_else() -> None:
 
 def test_all_that_the_wheel_is_built_from_is_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {*packages, project["project"]["readme"], *project["project"]["license-files"]} <= set(from_context())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {
+        *wheel["packages"],
+        wheel["hooks"]["custom"]["path"],
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+    } <= set(from_context())
 
 
 def test_it_runs_as_a_user_who_is_not_root_and_owns_nothing_of_it() -> None:

@@ -1,0 +1,25 @@
+from collections.abc import Callable
+
+class Memory:
+    """The hashes of units seen lately.
+
+    Parameters
+    ----------
+    kinds
+        Those of the 256 bytes, as `units.py` has them.
+    """
+
+    def __init__(self, kinds: bytes) -> None: ...
+    def pack(self, texts: tuple[str, ...], digest: Callable[[bytes], int], /) -> list[str]:
+        """Return the hashes of the units of each text, packed.
+
+        Parameters
+        ----------
+        digest
+            Hashes a unit, to 32 bits, that is not remembered.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread's call has not ended, or `digest` calls it.
+        """

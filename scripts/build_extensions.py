@@ -1,0 +1,50 @@
+"""Builds what is written in C: `python scripts/build_extensions.py FOLDER`, or hatchling as `pyproject.toml` has it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from setuptools import Distribution, Extension
+from setuptools.command.build_ext import build_ext
+
+MODULES = ("gateway.recorder._units", "policies._tail")
+
+
+def build(root: Path, folder: Path) -> list[Path]:
+    """Compile the modules for this interpreter, below a folder, and return the files."""
+    sources = {name: root.joinpath(*name.split(".")).with_suffix(".c") for name in MODULES}
+    extensions = [Extension(name, [str(source)], extra_compile_args=["-O3"]) for name, source in sources.items()]
+    command = build_ext(Distribution({"ext_modules": extensions}))
+    command.build_lib = str(folder)
+    with tempfile.TemporaryDirectory() as between:
+        command.build_temp = between
+        command.ensure_finalized()
+        command.run()
+    return [Path(output) for output in command.get_outputs()]
+
+
+class ExtensionsHook(BuildHookInterface[Any]):
+    """Puts the modules into the wheel. They are built elsewhere, so that none hides what is changed in a checkout."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the modules, but for processors that put the highest byte first, which they are not made for."""
+        self._built = tempfile.TemporaryDirectory()
+        if version == "editable" or sys.byteorder != "little":
+            return
+        folder = Path(self._built.name)
+        for file in build(Path(self.root), folder):
+            build_data["force_include"][str(file)] = str(file.relative_to(folder))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what the wheel has by now."""
+        self._built.cleanup()
+
+
+if __name__ == "__main__":
+    build(Path(__file__).parents[1], Path(sys.argv[1]))

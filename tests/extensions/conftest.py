@@ -1,0 +1,52 @@
+"""What is written in C, built as the build of the wheel does it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the modules."""
+    compiler = shlex.split(str(sysconfig.get_config_var("CC")))[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs the C compiler {compiler!r}: scripts/test installs it (scripts/apt-packages.txt)")
+    built = tmp_path_factory.mktemp("extensions")
+    command = [sys.executable, str(ROOT / "scripts" / "build_extensions.py"), str(built)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "warning" not in done.stdout
+    return built
+
+
+@pytest.fixture(scope="session")
+def tail(folder: Path) -> ModuleType:
+    """Return `policies._tail`."""
+    return _module(folder, "policies._tail")
+
+
+@pytest.fixture(scope="session")
+def units(folder: Path) -> ModuleType:
+    """Return `gateway.recorder._units`."""
+    return _module(folder, "gateway.recorder._units")
+
+
+def _module(folder: Path, name: str) -> ModuleType:
+    file = folder.joinpath(*name.split(".")).with_suffix(str(sysconfig.get_config_var("EXT_SUFFIX")))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

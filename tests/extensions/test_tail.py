@@ -1,0 +1,101 @@
+"""`policies/_tail.c` gives to the last bit what Python does."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.overlap import WINDOW_BYTES, share_by_sorting
+from policies.source_code import _CODE_LINE, share_by_expression
+
+WORDS = ["def", *re.findall(r"[a-zA-Z]+", _CODE_LINE.pattern.partition("(?:def")[2].partition(")")[0])]
+SIGNS = [
+    "\n",
+    "\n\n",
+    " ",
+    "  ",
+    "\t",
+    "-",
+    "*",
+    "+",
+    "\u2022",
+    "1",
+    "12",
+    "\u0663",
+    ".",
+    ")",
+    "]",
+    "}",
+    "#",
+    "#!",
+    "/",
+    "//",
+]
+SIGNS += [
+    "/*",
+    "@",
+    "_",
+    ">>>",
+    ">>> ",
+    "#include",
+    "#define",
+    "x",
+    "\u00e9",
+    "\u6f22",
+    "\U0001f600",
+    "\u00b2",
+    "\0",
+    "\r",
+]
+LINES = st.lists(st.sampled_from(WORDS + SIGNS) | st.text(max_size=2), max_size=25).map("".join)
+
+
+@given(LINES)
+def test_the_share_of_code_is_that_of_the_expression(tail: ModuleType, text: str) -> None:
+    assert tail.code_share(text) == share_by_expression(text)
+
+
+def test_each_word_counts_and_no_other(tail: ModuleType) -> None:
+    assert len(WORDS) == 31
+    for word in WORDS:
+        for text in (word, f"{word} x", f"{word}_", f"{word}\u00e9", f"{word}(", word[:-1], f"{word}\n\n{word}:\nno"):
+            assert tail.code_share(text) == share_by_expression(text), text
+        assert tail.code_share(word) == 1.0
+        assert tail.code_share(word + "x") == (word + "x" in WORDS)
+
+
+@pytest.mark.parametrize(("unit_bytes", "run_bytes"), [(1, 16), (4, 12), (1, 8), (3, 9)])
+@given(
+    st.binary(max_size=64)
+    | st.lists(st.sampled_from([b"a", b"\0", b"the cat ", b"\xff" * 9]), max_size=60).map(b"".join)
+)
+def test_the_share_of_runs_is_that_by_sorting(tail: ModuleType, unit_bytes: int, run_bytes: int, raw: bytes) -> None:
+    assert tail.repeated_share(raw, unit_bytes, run_bytes) == share_by_sorting(raw, unit_bytes, run_bytes)
+
+
+def test_of_whole_windows_too(tail: ModuleType) -> None:
+    draw = Random(1)
+    for signs in (b"\0", b"ab", bytes(range(256)), b"abcdefgh"):
+        for _ in range(20):
+            raw = bytes(draw.choices(signs, k=draw.randrange(WINDOW_BYTES))) + draw.randbytes(300)
+            raw = (raw + raw)[-WINDOW_BYTES:]
+            for unit_bytes, run_bytes in ((1, 16), (4, 12)):
+                assert tail.repeated_share(raw, unit_bytes, run_bytes) == share_by_sorting(raw, unit_bytes, run_bytes)
+
+
+def test_what_it_is_not_made_for_is_refused(tail: ModuleType) -> None:
+    for wrong in ((b"",), ("text", 1, 16), (b"", 1, "16"), (b"", 1.0, 16)):
+        with pytest.raises(TypeError):
+            tail.repeated_share(*wrong)
+    for wrong in ((bytes(4096), 1, 16), (b"", 0, 16), (b"", 1, 7), (b"", 1, 17), (bytes(64), -1, 16)):
+        with pytest.raises(ValueError, match="expected"):
+            tail.repeated_share(*wrong)
+    with pytest.raises(OverflowError):
+        tail.repeated_share(b"", 2**70, 16)
+    with pytest.raises(TypeError):
+        tail.code_share(b"bytes")
