@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
-_PATH = "/v1/responses/"
+_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
+_PATH: Final = "/v1/responses/"
 
 
 class ResponseHomes:
@@ -39,7 +39,7 @@ class ResponseHomes:
         if len(self._homes) > self._capacity:
             self._homes.popitem(last=False)
 
-    def home_of(self, path: str, document: Mapping[str, Any]) -> str | None:
+    def home_of(self, path: str, document: dict[str, Any]) -> str | None:
         """Return the backend that a request must go to because it refers to a response; None for any other request."""
         if path.startswith(_PATH):
             return self._homes.get(path[len(_PATH) :].partition("/")[0])

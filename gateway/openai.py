@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from policies.request import Endpoint
 
-_ENDPOINTS = {
+_OTHER: Final = Endpoint.OTHER  # a member of an enum is looked up anew each time
+_ENDPOINTS: Final = {
     "/v1/chat/completions": Endpoint.CHAT,
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/responses": Endpoint.RESPONSES,
@@ -30,7 +31,7 @@ _TYPES = {
 
 def endpoint_of(path: str) -> Endpoint:
     """Tell which API a path belongs to; `Endpoint.OTHER` for what only passes through."""
-    return _ENDPOINTS.get(path, Endpoint.OTHER)
+    return _ENDPOINTS.get(path, _OTHER)
 
 
 class GatewayError(Exception):

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,7 +21,9 @@ from policies.policy import Decision, Policy
 from policies.prompt import Prompt, read_prompt
 from policies.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 
-_UP = State.UP  # a member of an enum is looked up anew each time, for each backend and request
+# Members of enums are looked up anew each time; and whatever is not final, compiled too.
+_UP: Final = State.UP
+_OTHER: Final = Endpoint.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _bound_s(header: str, value: str) -> float | None:
     return 1e-3 * bound_ms
 
 
-_WISHES = (
+_WISHES: Final = (
     b"x-gateway-model",
     b"x-gateway-backend",
     b"x-gateway-method",
@@ -91,8 +93,8 @@ _WISHES = (
 )
 """In the order of the fields of `Wish`."""
 
-_ANY_WISH = frozenset(_WISHES)
-_NO_WISH = Wish()
+_ANY_WISH: Final = frozenset(_WISHES)
+_NO_WISH: Final = Wish()
 
 
 class Undescribed:
@@ -205,7 +207,7 @@ class Router:
             404 if there is no such model.
         """
         endpoint = endpoint_of(path)
-        document = _parse(body, required=endpoint is not Endpoint.OTHER and method == "POST")
+        document = _parse(body, required=endpoint is not _OTHER and method == "POST")
         model = self._find(document.get("model") or wish.model or None, client, path)
         policy, traffic, home = model.policy, model.traffic, self.homes.home_of(path, document)
         if not (whole or policy.reads_requests) and wish is _NO_WISH and client.slo_ttft_s is client.slo_tpot_s is None:

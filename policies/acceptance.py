@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from backends.backend import Candidate
 from backends.speculation import Method
@@ -13,17 +14,17 @@ from policies.cells import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS,
 from policies.experience import Sums, Table
 from policies.prior import DEFAULT_CALIBRATION, expected_tokens_per_step, known_k
 
-ACCEPTANCE = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
+ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
 """Observations, sum and sum of squares of the logarithm of tokens per step, by (arm, backend, *key of the request)."""
 
 ARM, BACKEND = 0, 1
-_REQUEST = 2
+_REQUEST: Final = 2
 """Where the request's own key begins."""
 
-NOISE = 0.25
+NOISE: Final = 0.25
 """Standard deviation of log tokens per step between requests that are alike, for recorded acceptance."""
 
-FACTORS = (
+FACTORS: Final = (
     # From the general to the particular: what little is known of a template is explained by its workload first.
     Factor(lambda key: key[BACKEND], 0.1),
     Factor(lambda key: key[_REQUEST + WORKLOAD], 0.3),
@@ -108,6 +109,6 @@ def _alike(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPLATE]
 
 
-_BASELINE = f"{Method.BASELINE.value}:0"
-_MIDDLE = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
+_BASELINE: Final = f"{Method.BASELINE.value}:0"
+_MIDDLE: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
 """Of the bins of `cells.TEMPERATURES`."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Final
 
 from policies.request import RequestFeatures
 
-TEMPERATURES = (0.05, 0.35, 0.65, 0.85, 1.05)
-OVERLAPS = (0.02, 0.06, 0.12, 0.25, 0.5)
-PROMPT_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-LIMITS = (32, 128, 512, 2048)
+TEMPERATURES: Final = (0.05, 0.35, 0.65, 0.85, 1.05)
+OVERLAPS: Final = (0.02, 0.06, 0.12, 0.25, 0.5)
+PROMPT_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+LIMITS: Final = (32, 128, 512, 2048)
 """Bounds between bins; a value that equals one belongs above it."""
 
 WORKLOAD, TEMPLATE, TEMPERATURE, OVERLAP, PROMPT, TURNS, SHAPE, LIMIT = range(8)
@@ -38,4 +39,4 @@ def without_template(key: Key) -> Key:
     return (*key[:-7], "", *key[-6:])
 
 
-_NAMES = tuple(str(number) for number in range(16))
+_NAMES: Final = tuple(str(number) for number in range(16))

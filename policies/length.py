@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from policies.additive import Effects, Factor, fit_effects
 from policies.cells import LIMIT, PROMPT, SHAPE, TEMPLATE, TURNS, WORKLOAD, Key, without_template
 from policies.experience import Sums, Table
 from policies.request import RequestFeatures
 
-LENGTH = Table("length", 3, half_life_s=7200.0, overflow=without_template)
+LENGTH: Final = Table("length", 3, half_life_s=7200.0, overflow=without_template)
 """Observations, sum and sum of squares of the logarithm of output tokens, by the key of the request."""
 
-TYPICAL_TOKENS = 220.0
+TYPICAL_TOKENS: Final = 220.0
 """Before anything was seen: the median answer of Azure's conversation trace of 2023 is 129 tokens, its mean 211."""
 
-SHORTEST_SEEN_TOKENS = 8.0
+SHORTEST_SEEN_TOKENS: Final = 8.0
 """Shorter answers count as this long: one of a single token is as far from a usual one as one of ten thousand."""
 
-NOISE = 0.7
+NOISE: Final = 0.7
 
-FACTORS = (
+FACTORS: Final = (
     Factor(lambda key: key[WORKLOAD], 0.6),
     Factor(lambda key: key[LIMIT], 0.4),
     Factor(lambda key: key[SHAPE], 0.2),
@@ -60,5 +61,5 @@ class LengthModel:
         return max(1.0, expected) * request.n
 
 
-_TYPICAL = math.log(TYPICAL_TOKENS)
-_LARGEST = math.log(1e6)
+_TYPICAL: Final = math.log(TYPICAL_TOKENS)
+_LARGEST: Final = math.log(1e6)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from policies.request import RequestFeatures
 
-MOST_REMEMBERED = 20_000
+MOST_REMEMBERED: Final = 20_000
 """Beginnings of prompts remembered of a backend; the one that was used longest ago is forgotten first, as in vLLM."""
 
 
@@ -70,6 +71,6 @@ class _Rehearsed(PrefixMemory):
         pass
 
 
-_LEAST_TOKENS = 32.0
-_STEP = 0.05
-_LEAST_TRUST = 0.02
+_LEAST_TOKENS: Final = 32.0
+_STEP: Final = 0.05
+_LEAST_TRUST: Final = 0.02

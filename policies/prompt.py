@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-TAIL_CHARS = 1024
+TAIL_CHARS: Final = 1024
 """Of a long prompt's text, what the features look at: its end, where the task stands and the answer goes on."""
 
-BYTES_PER_TOKEN = 4.0
+BYTES_PER_TOKEN: Final = 4.0
 """UTF-8 bytes of a token: 4 to 4.5 in English prose with the vocabularies of today, fewer in code."""
 
-TOKENS_PER_MESSAGE = 5
+TOKENS_PER_MESSAGE: Final = 5
 """What a chat template puts around a message: header, role, end of turn."""
 
-MOST_BEGINNINGS = 64
+MOST_BEGINNINGS: Final = 64
 """Texts of a prompt that can end a beginning; of a longer conversation the rest is not told apart."""
 
-SHORTEST_BEGINNING_TOKENS = 32
+SHORTEST_BEGINNING_TOKENS: Final = 32
 """A shorter beginning saves nothing worth telling."""
 
 
@@ -92,7 +91,7 @@ class Prompt:
         return "\n".join(taken)
 
 
-def read_prompt(body: Mapping[str, Any]) -> Prompt:
+def read_prompt(body: dict[str, Any]) -> Prompt:
     """Read the prompt, whatever API the body speaks and however wrong it is; what makes no sense counts as absent.
 
     `messages` are chat's and Anthropic's (whose `system` stands beside them), `prompt` the completions', `input` the
@@ -107,7 +106,8 @@ def read_prompt(body: Mapping[str, Any]) -> Prompt:
     else:
         prompt = _read_plain(body.get("input"))
         _add_system(prompt, body.get("instructions"))
-    prompt.size_bytes += sum(map(_utf8_length, prompt.pieces))
+    for piece in prompt.pieces:
+        prompt.size_bytes += _utf8_length(piece)
     if tools := body.get("tools"):
         prompt.size_bytes += len(_as_json(tools))  # the chat template writes them into the prompt
     return prompt

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from policies import template
 from policies.overlap import overlap_of_ids, overlap_of_text
 from policies.prompt import Prompt, beginnings, read_prompt
 from policies.source_code import code_share
 
-MIN_P_EPSILON = 1e-5
+MIN_P_EPSILON: Final = 1e-5
 """vLLM's own bound (`_SAMPLING_EPS`): a `min_p` up to it is as good as none, and a speculating server takes it."""
 
-TEXT_FEATURES = frozenset({"overlap", "code_share", "template", "prefix"})
+TEXT_FEATURES: Final = frozenset({"overlap", "code_share", "template", "prefix"})
 """The features that cost a look at the prompt's text: more than all others together."""
 
-COMPLETIONS_MAX_TOKENS = 16
+COMPLETIONS_MAX_TOKENS: Final = 16
 """What vLLM, as OpenAI, takes for a completion that sends no `max_tokens`."""
 
-WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+WORKLOAD: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """The names of workloads that count when declared."""
 
-_TOOL_FORCED = ("required", "function", "any", "tool")
-_LARGEST = 2**31 - 1
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_SELDOM_SENT = frozenset(
+_TOOL_FORCED: Final = ("required", "function", "any", "tool")
+_LARGEST: Final = 2**31 - 1
+_GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SELDOM_SENT: Final = frozenset(
     {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", "logit_bias"}
 ).union(_GUIDED)
 """Fields that most requests have none of: one look at them all saves a look at each."""
@@ -44,6 +44,9 @@ class Endpoint(StrEnum):
     MESSAGES = "messages"
     EMBEDDINGS = "embeddings"
     OTHER = "other"
+
+
+_COMPLETIONS: Final = Endpoint.COMPLETIONS  # a member of an enum is looked up anew each time
 
 
 # Not frozen: that would make each of the fields cost a call to set, 2 us a request. Nobody changes one all the same.
@@ -180,7 +183,7 @@ ANY_REQUEST = RequestFeatures("", Endpoint.OTHER)
 
 def describe(
     endpoint: Endpoint,
-    body: Mapping[str, Any],
+    body: dict[str, Any],
     *,
     model: str,
     default_temperature: float,
@@ -255,14 +258,14 @@ def _template(prompt: Prompt) -> str:
     return template.of_token_ids(prompt.ids)
 
 
-def _max_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int | None:
+def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
     for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in the order in which vLLM looks
         if (limit := _count(body.get(key))) is not None:
             return limit
-    return COMPLETIONS_MAX_TOKENS if endpoint is Endpoint.COMPLETIONS and "max_tokens" not in body else None
+    return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS and "max_tokens" not in body else None
 
 
-def baseline_only(body: Mapping[str, Any]) -> tuple[str, ...]:
+def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
     """Return the parameters of a request that no speculating vLLM serves."""
     if "min_p" not in body and "logit_bias" not in body:
         return ()
@@ -274,7 +277,7 @@ def baseline_only(body: Mapping[str, Any]) -> tuple[str, ...]:
     return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
 
 
-def _structured(body: Mapping[str, Any]) -> bool:
+def _structured(body: dict[str, Any]) -> bool:
     if body.get("structured_outputs"):
         return True
     if _is_format(body.get("response_format")):
@@ -304,15 +307,20 @@ def _number(value: object) -> float | None:
     """Return a finite number, from a string too, as vLLM's own validation would; else None."""
     if value is None:
         return None
-    if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 32):
+    if isinstance(value, float):
+        number = value
+    elif isinstance(value, int) or (isinstance(value, str) and len(value) <= 32):
         try:
             number = float(value)
         except (ValueError, OverflowError):
             return None
-        return number if math.isfinite(number) else None
-    return None
+    else:
+        return None
+    return None if math.isnan(number) or math.isinf(number) else number
 
 
 def _count(value: object) -> int | None:
     number = _number(value)
-    return None if number is None else int(min(max(number, 0.0), _LARGEST))
+    if number is None:
+        return None
+    return _LARGEST if number > _LARGEST else int(number) if number > 0.0 else 0

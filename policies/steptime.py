@@ -13,19 +13,19 @@ from policies.cells import Key
 from policies.experience import Sums, Table
 from policies.prior import StepCost
 
-TERMS = 4
-_PAIRS = [(row, column) for row in range(TERMS) for column in range(row, TERMS)]
+TERMS: Final = 4
+_PAIRS: Final = [(row, column) for row in range(TERMS) for column in range(row, TERMS)]
 
-STEPS = Table("steps", 2 + len(_PAIRS) + TERMS, half_life_s=900.0, overflow=lambda key: key)
+STEPS: Final = Table("steps", 2 + len(_PAIRS) + TERMS, half_life_s=900.0, overflow=lambda key: key)
 """Normal equations of the fit by backend: weight, sum of log(observed / expected), x x' (upper half), x y.
 
 A quarter of an hour: an engine that was restarted with other settings should be known again soon.
 """
 
-PRIOR_SPREAD = 0.5
+PRIOR_SPREAD: Final = 0.5
 """Relative standard deviation of each cost around the calibration's."""
 
-NOISE = 0.15
+NOISE: Final = 0.15
 """Relative standard deviation of a request's mean step time around the fit."""
 
 _OUTLIER: Final = 3.0

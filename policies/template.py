@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Final
 from zlib import crc32
 
-SYSTEM_CHARS = 256
+SYSTEM_CHARS: Final = 256
 """Of a system prompt, what counts: applications put the date, the user or retrieved passages after it."""
 
-HEAD_CHARS = 64
+HEAD_CHARS: Final = 64
 """Of a prompt without a system prompt, what counts of its first line: the instruction, less often the matter."""
 
-HEAD_IDS = 32
+HEAD_IDS: Final = 32
 """Of a prompt of token ids, what counts: past the few ids that a chat template begins with."""
 
 
 def of_system_prompt(text: str) -> str:
     """Return eight hex digits for a system prompt; empty for an empty one."""
-    return _digest(text[:SYSTEM_CHARS].strip())
+    return _of_head(text[:SYSTEM_CHARS])
 
 
 def of_prompt(text: str) -> str:
@@ -30,6 +32,11 @@ def of_token_ids(ids: list[int]) -> str:
     return _digest(",".join(map(str, ids[:HEAD_IDS])))
 
 
+@lru_cache(maxsize=1024)  # an application sends the same each time; to look it up takes a third of working it out
+def _of_head(head: str) -> str:
+    return _digest(head.strip())
+
+
 def _digest(text: str) -> str:
     # The same in every process and on every machine, unlike hash(); nothing is at stake in a collision.
-    return f"{crc32(text.encode('utf-8', 'surrogatepass')):08x}" if text else ""
+    return crc32(text.encode("utf-8", "surrogatepass")).to_bytes(4, "big").hex() if text else ""

@@ -105,7 +105,7 @@ def _sparse(told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: what for name, what in told.items() if what is not None and what != ""}
 
 
-def _prompt_tokens(document: Mapping[str, Any], found: Mapping[str, Any], count_tokens: CountTokens) -> int:
+def _prompt_tokens(document: dict[str, Any], found: Mapping[str, Any], count_tokens: CountTokens) -> int:
     if "prompt_token_ids" in found:
         return len(found["prompt_token_ids"])
     if "prompt" not in found and "messages" not in found:
