@@ -137,10 +137,9 @@ class Chooser:
         control: bool | None,
     ) -> Memo:
         """Note that a request is sent to a backend."""
-        predictor = self._predictor
-        mark = predictor.known[backend].backlog.send(prediction.share, now_s)
-        if request.prefix:
-            predictor.prefixes.remember(backend, request)
+        known = self._predictor.known[backend]
+        mark = known.backlog.send(prediction.share, now_s)
+        known.prefixes.remember(request)
         return Memo(key, prediction, mark, control)
 
 

@@ -65,7 +65,7 @@ class Observer:
             self._guardrail.observe(outcome.e2e_s / work, control=memo.control)
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
-            self._predictor.prefixes.learn(known.name, expected, outcome.cached_tokens)
+            known.prefixes.learn(expected, outcome.cached_tokens)
 
     def observe_lookups(self, outcome: Outcome, now_s: float) -> None:
         """Note what lookups would have given, but for the method that was at work: its engine has told itself."""

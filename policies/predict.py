@@ -147,6 +147,7 @@ class Known:
         self.arm = arm
         self.prior = prior
         self.backlog = Backlog()
+        self.prefixes = PrefixMemory()
         self.slowness = 1.0
         self.learn(knowledge)
         self.read(_NO_REPORT)
@@ -172,7 +173,8 @@ class Known:
     def rehearsal(self) -> Known:
         """Return a copy; what is sent there changes nothing here."""
         other = Known(self.name, self.arm, self.prior, self.knowledge)
-        other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
+        other.backlog, other.prefixes = copy.copy(self.backlog), self.prefixes.rehearsal()
+        other.slowness = self.slowness
         return other
 
 
@@ -199,7 +201,6 @@ class Predictor:
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
         self.meter = meter
         self.calibration = calibration
-        self.prefixes = PrefixMemory()
         self.known: dict[str, Known] = {}
         self._knowledge = Knowledge(AcceptanceModel(calibration=calibration))
         self._alike: dict[Key, dict[str, _Expected]] = {}  # what is expected of a key, by backend
@@ -222,7 +223,6 @@ class Predictor:
         """Return a copy whose predictions, and what is sent by them, change nothing here."""
         other = Predictor(self.meter, self.calibration)
         other._knowledge = self._knowledge
-        other.prefixes = self.prefixes.rehearsal()
         other.known = {name: known.rehearsal() for name, known in self.known.items()}
         other.slow = set(self.slow)
         return other
@@ -277,8 +277,9 @@ class Predictor:
         """
         sequences = request.n
         tokens = self._knowledge.length.tokens(request, key) / sequences
-        context = request.prompt_tokens + tokens / 2
-        prefix = request.prefix
+        prompt_tokens = float(request.prompt_tokens)
+        context = prompt_tokens + tokens / 2
+        has_prefix = len(request.prefix) > 0
         alike = self._alike_to(key)
         oldest_s = self.meter.oldest_s()
         predictions = []
@@ -306,9 +307,9 @@ class Predictor:
             else:
                 left, theirs_s = steps, mine_s
             shared = requests * steps * left / (steps + left)
-            prompt = float(request.prompt_tokens)
-            if prefix:
-                prompt = max(1.0, prompt - self.prefixes.cached_tokens(name, request))
+            prompt = prompt_tokens
+            if has_prefix:
+                prompt = max(1.0, prompt - known.prefixes.cached_tokens(request))
             prefill_s = slow * known.per_prompt_token_s * prompt
             alone_s = slow * known.base_s + mine_s
             step_s = alone_s + requests * theirs_s

@@ -1,4 +1,4 @@
-"""What each backend's prefix cache should still hold of the prompts that were sent there."""
+"""What a backend's prefix cache should still hold of the prompts that were sent there."""
 
 from __future__ import annotations
 
@@ -12,63 +12,54 @@ MOST_REMEMBERED: Final = 20_000
 
 
 class PrefixMemory:
-    """Remembers the beginnings of prompts by backend.
+    """Remembers the beginnings of the prompts that a backend was sent.
 
     How long an engine keeps them depends on its memory and on everybody else who uses it. So what is remembered counts
     only as much as its engine's own reports of cached tokens bear out.
     """
 
-    def __init__(self) -> None:
-        self._seen: dict[str, OrderedDict[int, None]] = {}
-        self._trust: dict[str, float] = {}
+    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+        self._most = most
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._trust = 1.0
+        self._is_rehearsal = False
 
-    def cached_tokens(self, backend: str, request: RequestFeatures) -> float:
+    def cached_tokens(self, request: RequestFeatures) -> float:
         """Return how many tokens of the prompt the backend should find in its cache."""
-        seen = self._seen.get(backend)
-        if not seen or not request.prefix:
-            return 0.0
+        seen, prefix = self._seen, request.prefix
         # A beginning is remembered only with all shorter ones, so the longest known one can be found by halving.
-        low, high = 0, len(request.prefix)
+        low, high = 0, len(prefix) if seen else 0
         while low < high:
             middle = (low + high) // 2
-            if request.prefix[middle] in seen:
+            if prefix[middle] in seen:
                 low = middle + 1
             else:
                 high = middle
-        return request.prefix_tokens[low - 1] * self._trust.get(backend, 1.0) if low else 0.0
+        return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
-    def remember(self, backend: str, request: RequestFeatures) -> None:
-        """Note that a prompt was sent to a backend."""
-        if not request.prefix:
+    def remember(self, request: RequestFeatures) -> None:
+        """Note that a prompt was sent to the backend."""
+        if self._is_rehearsal:
             return
-        seen = self._seen.get(backend)
-        if seen is None:
-            seen = self._seen[backend] = OrderedDict()
+        seen = self._seen
         for beginning in reversed(request.prefix):  # the shortest last: it is of use to most, and goes last
             seen[beginning] = None
             seen.move_to_end(beginning)
-        while len(seen) > MOST_REMEMBERED:
+        while len(seen) > self._most:
             seen.popitem(last=False)
 
-    def learn(self, backend: str, expected_tokens: float, cached_tokens: int) -> None:
+    def learn(self, expected_tokens: float, cached_tokens: int) -> None:
         """Compare what was expected to be cached with what the engine says was."""
-        trust = self._trust.get(backend, 1.0)
+        trust = self._trust
         if expected_tokens >= _LEAST_TOKENS * trust:  # before trust took from it, or little trust would be for good
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
-            self._trust[backend] = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
+            self._trust = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
 
     def rehearsal(self) -> PrefixMemory:
         """Return one that knows what this one knows, and remembers nothing more."""
-        return _Rehearsed(self._seen, self._trust)
-
-
-class _Rehearsed(PrefixMemory):
-    def __init__(self, seen: dict[str, OrderedDict[int, None]], trust: dict[str, float]) -> None:
-        self._seen = seen
-        self._trust = trust
-
-    def remember(self, backend: str, request: RequestFeatures) -> None:
-        pass
+        other = PrefixMemory(self._most)
+        other._seen, other._trust, other._is_rehearsal = self._seen, self._trust, True
+        return other
 
 
 _LEAST_TOKENS: Final = 32.0

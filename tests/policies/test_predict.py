@@ -94,14 +94,14 @@ def test_what_the_prefix_cache_holds_need_not_be_computed() -> None:
     backend = _busy(predictor, backend, 4, Share(50.0, 800.0, 300.0))
     request = replace(REQUEST, prompt_tokens=4000, prefix=(1, 2, 3), prefix_tokens=(1000, 2000, 3900))
     cold = _predict(predictor, backend, request)
-    predictor.prefixes.remember("e", request)
+    predictor.of(backend).prefixes.remember(request)
     warm = _predict(predictor, backend, request)
     assert (cold.prompt_tokens, warm.prompt_tokens) == (4000, 100)
     assert warm.ttft_s < cold.ttft_s
     assert warm.others_s < cold.others_s
     assert warm.decode_s == cold.decode_s
     for _ in range(100):
-        predictor.prefixes.learn("e", 4000 - _predict(predictor, backend, request).prompt_tokens, 0)
+        predictor.of(backend).prefixes.learn(4000 - _predict(predictor, backend, request).prompt_tokens, 0)
     distrusted = _predict(predictor, backend, request)
     assert distrusted.prompt_tokens > 3800
 
@@ -110,7 +110,7 @@ def test_a_conversation_is_drawn_back_to_where_it_was() -> None:
     predictor = _predictor()
     two = [_backend("e1"), _backend("e2")]
     request = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
-    predictor.prefixes.remember("e2", request)
+    predictor.of(two[1]).prefixes.remember(request)
     costs = [each.own_s + each.others_s for each in predictor.predict(request, key_of(request), two, NOW_S)]
     assert costs[1] < costs[0]
 
