@@ -9,15 +9,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#if PY_VERSION_HEX >= 0x030E0000
-#define _Py_HashBytes Py_HashBuffer
-#endif
-
 enum { MOST_RUNS = 1024, PLACE_BITS = 12, PLACES = 1 << PLACE_BITS };
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15u; /* as in overlap.py */
 
-/* Odd, and another in each process: nobody can make a prompt whose runs all want the same place. */
+/* Odd, and made of a hash that is another in each process: nobody can make a prompt whose runs all want one place. */
 static uint64_t factor;
 
 static Py_ssize_t distinct(const char *raw, Py_ssize_t runs, Py_ssize_t unit_bytes, Py_ssize_t run_bytes) {
@@ -170,6 +166,11 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__tail(void) {
-    factor = (uint64_t)_Py_HashBytes("places of runs", 14) | 1;
+    PyObject *name = PyUnicode_FromString(definition.m_name);
+    Py_hash_t hash = name ? PyObject_Hash(name) : -1;
+    Py_XDECREF(name);
+    if (hash == -1)
+        return NULL;
+    factor = (uint64_t)hash | 1;
     return PyModuleDef_Init(&definition);
 }

@@ -10,16 +10,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#if PY_VERSION_HEX >= 0x030E0000
-#define _Py_HashBytes Py_HashBuffer
-#endif
-
-enum { PLACE_BITS = 16, BYTES = 256 };
+enum { PLACE_BITS = 16, BYTES = 256, SECRETS = 4 };
 
 /* Kinds of bytes, each a bit: those of units.py, whose two kinds of blanks are one here. */
 enum { BLANK = 1 << 0, LETTER = 1 << 1, DIGIT = 1 << 2, ALONE = 1 << 5, CONTINUED = 1 << 6 };
 
-/* A unit is known by its bytes; one of more than 16 by the interpreter's keyed hash of them, which nobody can foresee. */
+/* A unit is known by its bytes; one of more than 16 by a keyed hash of them. */
 typedef struct {
     uint64_t first, second;
     uint32_t size;
@@ -33,7 +29,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Known (*known)[2]; /* of the units that have the same place, the two seen last */
-    uint64_t factors[2];
+    uint64_t secrets[SECRETS]; /* two odd factors for places, and the key of the hash: nobody else can foresee either */
     uint8_t kinds[BYTES];
     bool is_busy;
 } Memory;
@@ -86,7 +82,43 @@ static uint64_t word_of(const uint8_t *data, size_t size, const uint8_t *text_en
     return word;
 }
 
-static inline Unit unit_of(const uint8_t *data, size_t size, const uint8_t *text_end) {
+static uint64_t turned(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
+
+static void sip_round(uint64_t v[4]) {
+    v[0] += v[1];
+    v[2] += v[3];
+    v[1] = turned(v[1], 13) ^ v[0];
+    v[3] = turned(v[3], 16) ^ v[2];
+    v[0] = turned(v[0], 32) + v[3];
+    v[2] += v[1];
+    v[1] = turned(v[1], 17) ^ v[2];
+    v[3] = turned(v[3], 21) ^ v[0];
+    v[2] = turned(v[2], 32);
+}
+
+/* SipHash-1-3 (Aumasson and Bernstein, 2012). */
+static uint64_t sip_hash(const uint64_t key[2], const uint8_t *data, size_t size) {
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
+                     key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
+    uint64_t word;
+    for (size_t at = 0; at <= size; at += 8) {
+        if (size - at >= 8) {
+            word = eight(data + at);
+        } else {
+            word = (uint64_t)size << 56;
+            memcpy(&word, data + at, size - at);
+        }
+        v[3] ^= word;
+        sip_round(v);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    for (int round = 0; round < 3; round++)
+        sip_round(v);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+static inline Unit unit_of(const Memory *self, const uint8_t *data, size_t size, const uint8_t *text_end) {
     Unit unit = {0, 0, size < UINT32_MAX ? (uint32_t)size : UINT32_MAX};
     if (size <= 8) {
         unit.first = word_of(data, size, text_end);
@@ -94,7 +126,7 @@ static inline Unit unit_of(const uint8_t *data, size_t size, const uint8_t *text
         unit.first = eight(data);
         unit.second = word_of(data + 8, size - 8, text_end);
     } else {
-        unit.first = (uint64_t)_Py_HashBytes(data, (Py_ssize_t)size);
+        unit.first = sip_hash(self->secrets + 2, data, size);
     }
     return unit;
 }
@@ -104,7 +136,7 @@ static bool is_same(Unit one, Unit other) {
 }
 
 static Known *place_of(const Memory *self, Unit unit) {
-    return self->known[(unit.first * self->factors[0] + unit.second * self->factors[1]) >> (64 - PLACE_BITS)];
+    return self->known[(unit.first * self->secrets[0] + unit.second * self->secrets[1]) >> (64 - PLACE_BITS)];
 }
 
 static inline const Known *find(const Memory *self, Unit unit) {
@@ -138,7 +170,7 @@ static int hash_units(Memory *self, Text *text, PyObject *digest) {
     while (text->at < text->size) {
         const uint8_t *data = text->data + text->at;
         size_t end = unit_end(self->kinds, text->data, text->at, text->size), size = end - text->at;
-        Unit unit = unit_of(data, size, text->data + text->size);
+        Unit unit = unit_of(self, data, size, text->data + text->size);
         const Known *known = find(self, unit);
         if (!known && digest)
             known = make(self, unit, digest, data, size);
@@ -228,25 +260,28 @@ static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given)
 }
 
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    Py_buffer kinds;
-    static char *names[] = {"kinds", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "y*", names, &kinds))
+    static char *names[] = {"kinds", "secret", NULL};
+    const char *kinds, *secret;
+    Py_ssize_t kinds_size, secret_size;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "y#y#", names, &kinds, &kinds_size, &secret, &secret_size))
         return NULL;
-    Memory *self = kinds.len == BYTES ? (Memory *)type->tp_alloc(type, 0) : NULL;
-    if (self) {
-        for (int byte = 0; byte < BYTES; byte++)
-            self->kinds[byte] = (uint8_t)(1 << (((uint8_t *)kinds.buf)[byte] >> 1 & 7));
-        self->factors[0] = (uint64_t)_Py_HashBytes("first", 5) | 1;
-        self->factors[1] = (uint64_t)_Py_HashBytes("second", 6) | 1;
-        self->known = PyMem_RawCalloc((size_t)1 << PLACE_BITS, sizeof *self->known);
-        if (!self->known) {
-            PyErr_NoMemory();
-            Py_CLEAR(self);
-        }
-    } else if (!PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "expected the kinds of %d bytes", BYTES);
+    if (kinds_size != BYTES || secret_size != SECRETS * 8) {
+        PyErr_Format(PyExc_ValueError, "expected the kinds of %d bytes and a secret of %d", BYTES, SECRETS * 8);
+        return NULL;
     }
-    PyBuffer_Release(&kinds);
+    Memory *self = (Memory *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    memcpy(self->secrets, secret, sizeof self->secrets);
+    self->secrets[0] |= 1;
+    self->secrets[1] |= 1;
+    for (int byte = 0; byte < BYTES; byte++)
+        self->kinds[byte] = (uint8_t)(1 << ((uint8_t)kinds[byte] >> 1 & 7));
+    self->known = PyMem_RawCalloc((size_t)1 << PLACE_BITS, sizeof *self->known);
+    if (!self->known) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
     return (PyObject *)self;
 }
 

@@ -7,9 +7,11 @@ class Memory:
     ----------
     kinds
         Those of the 256 bytes, as `units.py` has them.
+    secret
+        32 bytes, which decide where units are remembered.
     """
 
-    def __init__(self, kinds: bytes) -> None: ...
+    def __init__(self, kinds: bytes, secret: bytes) -> None: ...
     def pack(self, texts: tuple[str, ...], digest: Callable[[bytes], int], /) -> list[str]:
         """Return the hashes of the units of each text, packed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -229,7 +230,7 @@ def _compiled_memory() -> Memory | None:
         from gateway.recorder._units import Memory
     except ImportError:
         return None
-    return Memory(KINDS)
+    return Memory(KINDS, os.urandom(32))
 
 
 def _load(path: Path) -> Tokenizer:

@@ -54,6 +54,8 @@ PIECES += [
 PIECES += ["seventeenletters_", "x" * 70, "-" * 30, " " * 20]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
 
+SECRET = bytes(range(32))
+
 
 def by_numpy(texts: tuple[str, ...]) -> list[str]:
     """Cut texts with numpy, and pack the checksums of their units."""
@@ -66,13 +68,13 @@ def by_numpy(texts: tuple[str, ...]) -> list[str]:
 
 @given(st.lists(TEXTS, max_size=5).map(tuple))
 def test_it_cuts_as_numpy_does(units: ModuleType, texts: tuple[str, ...]) -> None:
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
     assert memory.pack(texts, crc32) == by_numpy(texts)
     assert memory.pack(texts[::-1], crc32) == by_numpy(texts)[::-1]
 
 
 def test_every_character_is_of_the_same_kind(units: ModuleType) -> None:
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
     for begin in range(0, 0x110000, 1 << 12):
         some = [chr(point) for point in range(begin, begin + (1 << 12), 1 if begin < 1 << 14 else 37)]
         texts = tuple(f"{one}a {one}{one} 1{one}  {one}" for one in some)
@@ -81,7 +83,7 @@ def test_every_character_is_of_the_same_kind(units: ModuleType) -> None:
 
 def test_units_are_found_again_however_many_there_were(units: ModuleType) -> None:
     draw = Random(2)
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
     words = [
         " " + "".join(draw.choices("abcdefgh", k=draw.choice((3, 7, 8, 9, 15, 16, 17, 40)))) for _ in range(250_000)
     ]
@@ -98,7 +100,7 @@ def test_only_what_is_not_remembered_is_hashed(units: ModuleType) -> None:
         asked.append(unit)
         return crc32(unit)
 
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
     memory.pack(("the cat and the cat", " the cat, a_very_long_identifier"), digest)
     assert asked == [b"the", b" cat", b" and", b" the", b",", b" a_very_long_identifier"]
     memory.pack((" cat, the a_very_long_identifiers a_very_long_identifier",), digest)
@@ -106,7 +108,7 @@ def test_only_what_is_not_remembered_is_hashed(units: ModuleType) -> None:
 
 
 def test_it_goes_on_after_an_error(units: ModuleType) -> None:
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
 
     def fails(unit: bytes) -> int:
         raise ZeroDivisionError(unit)
@@ -130,14 +132,16 @@ def test_it_goes_on_after_an_error(units: ModuleType) -> None:
             memory.pack(*wrong)
     assert memory.pack(texts, crc32) == by_numpy(texts)
     with pytest.raises(ValueError, match="256"):
-        units.Memory(KINDS[:-1])
-    for arguments in ((), ("text",), (KINDS, 1)):
+        units.Memory(KINDS[:-1], bytes(32))
+    with pytest.raises(ValueError, match="32"):
+        units.Memory(KINDS, bytes(31))
+    for arguments in ((), (KINDS,), ("text", bytes(32)), (KINDS, 1)):
         with pytest.raises(TypeError):
             units.Memory(*arguments)
 
 
 def test_two_threads_do_not_disturb_each_other(units: ModuleType) -> None:
-    memory = units.Memory(KINDS)
+    memory = units.Memory(KINDS, SECRET)
     texts = tuple("some words and more words, 12345 " * size for size in range(1, 60))
     expected, wrong = by_numpy(texts), []
 
