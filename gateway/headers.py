@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 Header = tuple[bytes, bytes]
 
@@ -89,9 +88,8 @@ def lines_for_client(headers: Iterable[Header]) -> bytes:
     return lines_of(one for one in headers if one[0] not in _NOT_SENT_BACK and not one[0].startswith(_OURS))
 
 
-@lru_cache(maxsize=4096)
 def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:
-    """Write the headers that say what became of a request; there are few kinds of them, and they are kept."""
+    """Write the headers that say what became of a request."""
     headers = [
         (b"x-gateway-backend", backend.encode()),
         (b"x-gateway-method", method.encode()),

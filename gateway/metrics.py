@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -37,12 +38,13 @@ _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
 _OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
 """What becomes of a gauge of several workers: the last value set, the sum, the least, or the most."""
-_TEMPERATURES = ((0.0, "0"), (0.3, "0-0.3"), (0.5, "0.3-0.5"), (0.7, "0.5-0.7"), (1.0, "0.7-1"))
+_TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
+_TEMPERATURE_LABELS = ("0", "0-0.3", "0.3-0.5", "0.5-0.7", "0.7-1", "1+")
 
 
 def temperature_bucket(temperature: float) -> str:
     """Return the label of a temperature: `0`, `0-0.3`, ... `0.7-1`, `1+`; bounds belong to the lower bucket."""
-    return next((label for bound, label in _TEMPERATURES if temperature <= bound), "1+")
+    return _TEMPERATURE_LABELS[bisect_left(_TEMPERATURES, temperature)]
 
 
 @dataclass(slots=True)

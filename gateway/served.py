@@ -25,7 +25,7 @@ class Upstream:
         Whether the answer whose head was last given to `lines_of_answer` is JSON as it stands, not compressed.
     """
 
-    __slots__ = ("_answer", "_answer_lines", "_choice", "_choice_lines", "answers_json", "backend", "client", "metrics")
+    __slots__ = ("_answer", "_answer_lines", "_choice_lines", "answers_json", "backend", "client", "metrics")
 
     def __init__(self, backend: Backend, client: UpstreamClient, metrics: BackendMetrics) -> None:
         self.backend = backend
@@ -34,8 +34,7 @@ class Upstream:
         self.answers_json = False
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
-        self._choice: Decision | None = None
-        self._choice_lines = b""
+        self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason: there are few of them
 
     def lines_of_answer(self, head: AnswerHead) -> bytes:
         """Write the headers of an answer as they go on to the client, less its length; written once for all alike."""
@@ -49,14 +48,13 @@ class Upstream:
 
     def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:
         """Write the headers that say why a request came here."""
-        if decision is self._choice and not retried_from:
-            return self._choice_lines
-        backend = self.backend
-        lines = gateway_lines(
-            backend.name, backend.method, decision.policy, decision.reason, backend.simulated, retried_from
-        )
-        if not retried_from:
-            self._choice, self._choice_lines = decision, lines
+        policy, reason = decision.policy, decision.reason
+        lines = None if retried_from else self._choice_lines.get((policy, reason))
+        if lines is None:
+            backend = self.backend
+            lines = gateway_lines(backend.name, backend.method, policy, reason, backend.simulated, retried_from)
+            if not retried_from:
+                self._choice_lines[policy, reason] = lines
         return lines
 
 

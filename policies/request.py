@@ -177,7 +177,7 @@ class RequestFeatures:
         return RequestFeatures, tuple([getattr(self, one.name) for one in fields(self)])
 
 
-ANY_REQUEST = RequestFeatures("", Endpoint.OTHER)
+ANY_REQUEST: Final = RequestFeatures("", Endpoint.OTHER)
 """What policies are shown that do not look at requests."""
 
 
