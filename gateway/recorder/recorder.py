@@ -63,7 +63,8 @@ class Recorder:
         self._writer: threading.Thread | None = None
         self._awake = threading.Event()
         self._stopping = False
-        self._pending_records = self._pending_bytes = 0  # added to what is to be written next
+        self._pending: list[bytes] = []
+        self._pending_records = self._pending_bytes = 0
         self._oldest_s = 0.0
         self._complained_s = -_COMPLAIN_S
         self._counted = (0, 0, 0, 0)
@@ -134,7 +135,7 @@ class Recorder:
             self._awake.clear()
             ending = self._stopping or not main.is_alive()
             self._empty_queue(_AT_ONCE if is_full and not ending else 1, 1 if ending else _AT_ONCE)
-            if self._pending_records and (ending or self._is_due()):
+            if self._pending and (ending or self._is_due()):
                 self._flush()
             self._files.upkeep()
         self._files.close()
@@ -151,9 +152,9 @@ class Recorder:
             except Exception as error:  # noqa: BLE001 -- as below
                 self._lose(len(drafts), error)
                 continue
-            if not self._pending_records:
+            if not self._pending:
                 self._oldest_s = time.monotonic()
-            self._files.add(lines)
+            self._pending.append(lines)
             self._pending_records += len(drafts)
             self._pending_bytes += len(lines)
             if self._pending_bytes >= _FRAME_BYTES or self._is_due():
@@ -183,10 +184,11 @@ class Recorder:
         return time.monotonic() - self._oldest_s >= self._settings.flush_s
 
     def _flush(self) -> None:
-        records = self._pending_records
+        lines, records = b"".join(self._pending), self._pending_records
+        self._pending.clear()
         self._pending_bytes = self._pending_records = 0
         try:
-            self.written_bytes += self._files.write()
+            self.written_bytes += self._files.write(lines)
         except OSError as error:
             self.failed += records
             self._complain(f"records are lost: {self._settings.path}: {error.strerror or error}")

@@ -62,11 +62,6 @@ def taken(recorder: Recorder, number: int = 0, **changes: Any) -> Taken:
     return replace(own, **changes)
 
 
-def write(files: TraceFiles, lines: bytes) -> None:
-    files.add(lines)
-    files.write()
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Any:
     """Return what starts recorders and stops them after the test."""
@@ -221,7 +216,7 @@ def test_a_disk_that_takes_nothing_is_counted_and_tried_again(
 
 def test_a_disk_that_is_full_in_the_middle_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TraceFiles(settings(tmp_path))
-    write(files, b'{"prompt_tokens": 1}\n')
+    files.write(b'{"prompt_tokens": 1}\n')
     real = os.write
 
     def full(descriptor: int, data: memoryview) -> int:
@@ -231,9 +226,9 @@ def test_a_disk_that_is_full_in_the_middle_leaves_whole_frames(tmp_path: Path, m
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
-        write(files, b'{"prompt_tokens": 2}\n' * 50)
+        files.write(b'{"prompt_tokens": 2}\n' * 50)
     monkeypatch.undo()
-    write(files, b'{"prompt_tokens": 3}\n')
+    files.write(b'{"prompt_tokens": 3}\n')
     files.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert [one.prompt_tokens for one in records(tmp_path)] == [1, 3]
@@ -245,14 +240,14 @@ def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
     line = b'{"prompt_tokens": 1, "id": "%s"}\n' % (b"x" * 400)
     for _ in range(6):  # three to a KiB
         clock[0] += 1
-        write(files, line)
+        files.write(line)
     assert sorted(path.stat().st_size for path in tmp_path.iterdir()) == [len(line) * 3] * 2
     clock[0] += 1
-    write(files, line)
+    files.write(line)
     files.upkeep()
     clock[0] += 60
     files.upkeep()
-    write(files, line)
+    files.write(line)
     files.close()
     assert len(list(tmp_path.iterdir())) == 4
     assert len(records(tmp_path)) == 8
@@ -263,23 +258,23 @@ def test_old_files_go_but_none_that_is_being_written(tmp_path: Path) -> None:
     line = b'{"prompt_tokens": 1}\n' * 100
     clock = [1e9]
     other = TraceFiles(settings(tmp_path, compression="none"), lambda: clock[0])
-    write(other, line)
+    other.write(line)
     clock[0] += 1
     files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=0.005), lambda: clock[0])
     (tmp_path / "mine.jsonl").write_bytes(line)
     for place in range(5):
         clock[0] += 1
-        write(files, line)
+        files.write(line)
         newest = max(tmp_path.glob("requests-*"))
         os.utime(newest, (1e9 + place, 1e9 + place))
-    write(files, line)
+    files.write(line)
     files.close()
     kept = sorted(tmp_path.glob("requests-*"))
     assert [path.name[9:24] for path in kept] == ["20010909T014640", "20010909T014646", "20010909T014646"]
     assert (tmp_path / "mine.jsonl").exists()
     other.close()
     late = TraceFiles(settings(tmp_path, keep_s=1e-3), lambda: 4e9)
-    write(late, line)
+    late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
 
