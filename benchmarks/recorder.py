@@ -148,6 +148,10 @@ def thread() -> None:
                 answer = "a stream" if streamed else "in one piece"
                 print(_LINE.format(f"thread: text: {text}, {answer}{kept}", best_us(line, _AT_ONCE)))
     print()
+    hasher, words, draw = TextHasher(b"salt"), WRITTEN.split(), Random(7)
+    begins = [draw.randrange(50_000) for _ in range(_AT_ONCE)]
+    pairs = [(WRITTEN[begin : begin + 2000], " ".join(draw.choices(words, k=TOKENS))) for begin in begins]
+    print(_LINE.format("thread: of which hashes, no unit new", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
     packer = zstandard.ZstdCompressor(level=3)
     for text in ("none", "hashes", "full"):
         documents = Documents(text, TextHasher(b"salt") if text == "hashes" else None)
