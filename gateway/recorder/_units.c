@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { PLACE_BITS = 16, BYTES = 256, SECRETS = 4 };
+enum { PLACE_BITS = 16, HASH_BITS = 24, BYTES = 256, SECRETS = 4 };
 
 /* Kinds of bytes, each a bit: those of units.py, whose two kinds of blanks are one here. */
 enum { BLANK = 1 << 0, LETTER = 1 << 1, DIGIT = 1 << 2, ALONE = 1 << 5, CONTINUED = 1 << 6 };
@@ -155,8 +155,8 @@ static const Known *make(Memory *self, Unit unit, PyObject *digest, const uint8_
     PyObject *made = PyObject_CallFunction(digest, "y#", (const char *)data, (Py_ssize_t)size);
     unsigned long hash = made ? PyLong_AsUnsignedLong(made) : 0;
     Py_XDECREF(made);
-    if (hash > UINT32_MAX && !PyErr_Occurred())
-        PyErr_SetString(PyExc_OverflowError, "expected a hash of 32 bits");
+    if (hash >> HASH_BITS && !PyErr_Occurred())
+        PyErr_Format(PyExc_OverflowError, "expected a hash of %d bits", HASH_BITS);
     if (PyErr_Occurred())
         return NULL;
     Known *place = place_of(self, unit);
@@ -182,19 +182,17 @@ static int hash_units(Memory *self, Text *text, PyObject *digest) {
     return 0;
 }
 
-static PyObject *base64(const uint8_t *data, size_t size) {
+/* Four signs a hash. */
+static PyObject *base64(const uint32_t *hashes, size_t count) {
     static const char signs[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    PyObject *text = PyUnicode_New((Py_ssize_t)((size + 2) / 3 * 4), 127);
+    PyObject *text = PyUnicode_New((Py_ssize_t)(4 * count), 127);
     char *out = text ? PyUnicode_DATA(text) : NULL;
-    for (size_t at = 0; out && at < size; at += 3, out += 4) {
-        size_t left = size - at;
-        uint32_t bits = (uint32_t)data[at] << 16;
-        bits |= left > 1 ? (uint32_t)data[at + 1] << 8 : 0;
-        bits |= left > 2 ? data[at + 2] : 0;
-        out[0] = signs[bits >> 18];
-        out[1] = signs[bits >> 12 & 63];
-        out[2] = left > 1 ? signs[bits >> 6 & 63] : '=';
-        out[3] = left > 2 ? signs[bits & 63] : '=';
+    for (size_t at = 0; out && at < count; at++, out += 4) {
+        uint32_t hash = hashes[at];
+        out[0] = signs[hash >> 18];
+        out[1] = signs[hash >> 12 & 63];
+        out[2] = signs[hash >> 6 & 63];
+        out[3] = signs[hash & 63];
     }
     return text;
 }
@@ -209,7 +207,7 @@ static PyObject *packed(Memory *self, Text *texts, Py_ssize_t count, PyObject *d
         Text *text = &texts[at];
         PyObject *one = hash_units(self, text, digest) < 0
                             ? NULL
-                            : base64((const uint8_t *)text->hashes, text->units * sizeof *text->hashes);
+                            : base64(text->hashes, text->units);
         if (one)
             PyList_SET_ITEM(told, at, one);
         else

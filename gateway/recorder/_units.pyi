@@ -18,7 +18,7 @@ class Memory:
         Parameters
         ----------
         digest
-            Hashes a unit, to 32 bits, that is not remembered.
+            Hashes a unit, to 24 bits, that is not remembered.
 
         Raises
         ------

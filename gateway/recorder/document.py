@@ -131,7 +131,7 @@ class Documents:
 
 
 def _add_hashes(drafts: Sequence[Draft], hasher: TextHasher) -> None:
-    """Add what stands for the texts: 32 bits a unit, packed into a text."""
+    """Add what stands for the texts: 24 bits a unit, packed into a text."""
     texts: list[tuple[str, str]] = []
     ids: list[tuple[list[int], list[int]]] = []
     of_texts, of_ids = [], []

@@ -13,15 +13,13 @@ import numpy.typing as npt
 
 from gateway.recorder.units import KINDS, Units, cut
 from policies.trace import Hashing
+from policies.trace.packed import HASH_BITS as UNIT_BITS
 from policies.trace.packed import pack
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from gateway.recorder._units import Memory
-
-UNIT_BITS = 32
-"""Of the hash of a unit: two of ten thousand have the same with odds of 1 to 85."""
 
 HASH_BITS = 52
 """Of other numbers that stand for something: what a number of JSON carries exactly wherever it is read."""
@@ -34,7 +32,7 @@ _PLACE_BITS = 16
 
 
 class TextHasher:
-    """Turns texts into hashes: of each unit, the first 32 bits of its BLAKE2b under the salt.
+    """Turns texts into hashes: of each unit, the first 24 bits of its BLAKE2b under the salt.
 
     What was hashed is remembered, so that most units cost a look into a table. It is found there by a sum of the unit's
     bytes that no hash is made of, and that others cannot foresee: its factors are drawn anew by each process. (What is

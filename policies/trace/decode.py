@@ -10,7 +10,7 @@ import orjson
 
 from policies.prompt import BYTES_PER_TOKEN, read_prompt
 from policies.trace.candidates import columns, read_candidates
-from policies.trace.packed import pack, unpack
+from policies.trace.packed import HASH_BITS, pack, unpack, unpack_version_2
 from policies.trace.record import VERSION, Hashing, Speculation, TraceRecord
 from policies.trace.values import (
     kind_of,
@@ -55,11 +55,13 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
         raise ValueError(f"expected an object, not {kind_of(document)}")  # noqa: TRY004 -- the file's fault
     if isinstance(document.get("prompt"), list):  # of the completions API, which takes token ids in its place
         document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
-    if read_count(document.get("version") or VERSION) > VERSION:
-        raise ValueError(f"written in version {document['version']} of the schema; this reader knows {VERSION}")
+    version = read_count(document.get("version") or VERSION)
+    if version > VERSION:
+        raise ValueError(f"written in version {version} of the schema; this reader knows {VERSION}")
+    readers = _READERS if version == VERSION else _READERS_OF_2
     found: dict[str, Any] = {}
     for key, value in document.items():
-        reader = _READERS.get(key)
+        reader = readers.get(key)
         if reader is not None and value is not None:
             name, read = reader
             try:
@@ -87,7 +89,7 @@ def encode(record: TraceRecord) -> bytes:
             document[name] = value
     for name in ("prompt_hashes", "output_hashes"):
         hashes = document.get(name)
-        if hashes and max(hashes) < 2**32:  # those of version 1 have 52 bits
+        if hashes and not max(hashes) >> HASH_BITS:  # those of versions 1 and 2 have more
             document[name] = pack(hashes)
     if record.candidates:
         document["candidates"] = columns(record.candidates)
@@ -123,6 +125,10 @@ def _integers(value: object) -> list[int]:
 
 def _hashes(value: object) -> list[int]:
     return unpack(value) if isinstance(value, str) else _integers(value)
+
+
+def _hashes_of_2(value: object) -> list[int]:
+    return unpack_version_2(value) if isinstance(value, str) else _integers(value)
 
 
 def _intervals(value: object) -> list[float]:
@@ -235,6 +241,7 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
 }
 _READERS = {one.name: (one.name, _BY_NAME.get(one.name) or _BY_TYPE[str(one.type)]) for one in fields(TraceRecord)}
 _READERS["hash_ids"] = _READERS["prefix_blocks"]
+_READERS_OF_2 = _READERS | {name: (name, _hashes_of_2) for name in ("prompt_hashes", "output_hashes")}
 _DEFAULTS = [
     (one.name, one.default if one.default is not MISSING else {})
     for one in fields(TraceRecord)

@@ -110,7 +110,8 @@ def test_candidates_are_columns_and_were_objects_before_version_3() -> None:
     rows = [dict(zip(names, row, strict=True)) for row in zip(*written["candidates"].values(), strict=True)]
     of_old = [{name: value for name, value in row.items() if value is not None} for row in rows]
     for version in (1, 2):
-        record = decode(written | {"version": version, "candidates": of_old}, 1)
+        hashes = {"prompt_hashes": [7], "output_hashes": [8, 9]}
+        record = decode(written | hashes | {"version": version, "candidates": of_old}, 1)
         assert record == replace(FULL, version=version)
         assert orjson.loads(encode(record)) == written
     assert "running" not in orjson.loads(encode(replace(FULL, candidates=[TraceCandidate("a")])))["candidates"]
@@ -198,14 +199,17 @@ def test_text_is_ids_or_hashes() -> None:
 
 
 def test_hashes_are_packed_or_numbers() -> None:
-    packed = encode(TraceRecord(prompt_hashes=[1, 2**32 - 1], output_hashes=[2**32]))
-    assert b'"prompt_hashes":"AQAAAP////8="' in packed
-    assert b'"output_hashes":[4294967296]' in packed  # as version 1 has them
+    packed = encode(TraceRecord(prompt_hashes=[1, 2**24 - 1], output_hashes=[2**24]))
+    assert b'"prompt_hashes":"AAAB////"' in packed
+    assert b'"output_hashes":[16777216]' in packed  # as version 1 has them
     read_again = decode(orjson.loads(packed), 1)
-    assert (read_again.prompt_hashes, read_again.output_hashes) == ([1, 2**32 - 1], [2**32])
-    for wrong in ("AQAAAP////8", "AQ==", "ä"):
+    assert (read_again.prompt_hashes, read_again.output_hashes) == ([1, 2**24 - 1], [2**24])
+    of_2 = decode({"version": 2, "prompt_tokens": 1, "prompt_hashes": "AQAAAP////8=", "output_hashes": [2]}, 1)
+    assert (of_2.prompt_hashes, of_2.output_hashes) == ([1, 2**32 - 1], [2])
+    assert decode(orjson.loads(encode(of_2)), 1) == replace(of_2, version=3)
+    for version, wrong in ((3, "AAAB///"), (3, "AQ=="), (3, "ä"), (2, "AAAB"), (2, "AQAAAP////8")):
         with pytest.raises(ValueError, match="prompt_hashes: expected hashes"):
-            decode({"prompt_tokens": 1, "prompt_hashes": wrong}, 1)
+            decode({"prompt_tokens": 1, "version": version, "prompt_hashes": wrong}, 1)
 
 
 def test_azure(tmp_path: Path) -> None:
