@@ -92,6 +92,7 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool) -> float:
             connection = Connection(upstream.client)
             connection.connection_made(Carrying(connection, carried))
             upstream.client.keep(connection)
+    writes = gateway.relay.writes
     requests, answers = [], []
     for number in range(_REQUESTS):
         body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)
@@ -102,7 +103,9 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool) -> float:
         begun_s = time.thread_time()
         for request, answer in zip(requests, answers, strict=True):
             door.data_received(request)
+            writes.flush()  # as at the end of a turn of the loop
             carried.pop().data_received(answer)
+            writes.flush()
         taken_s.append(time.thread_time() - begun_s)
         await asyncio.sleep(0)
     assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
