@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 HASH_BITS = 24
-"""Of 36,538 words and marks of 1,435 real prompts and answers, 38 have another's hash; two within one request, 3 times."""
+"""Of 36,538 words and marks of 1,435 real prompts and answers, 38 have another's hash; within one request, 3 times."""
 
 
 def pack(hashes: npt.NDArray[np.uint32] | Sequence[int]) -> str:
