@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.auth import Client
 from gateway.openai import GatewayError
@@ -25,9 +26,11 @@ class _Bucket:
         return max(0.0, (1.0 - self.level) * 60.0 / self.per_minute)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyUse:
-    """What a key used at one worker: requests and tokens since it last told, and requests under way there now."""
+class KeyUse(NamedTuple):
+    """What a key used at one worker: requests and tokens since it last told, and requests under way there now.
+
+    A tuple, since it goes from process to process: instances of a class that is compiled cannot be pickled.
+    """
 
     requests: int
     tokens: int
