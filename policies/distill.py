@@ -70,7 +70,7 @@ def distill(
         raise NothingLearnedError("no request was observed yet")
     calibration = policy.settings.calibration
     priors = {one.name: Predictor(LoadMeter(), calibration).of(one).prior for one in candidates}
-    choice = FluidChoice(policy.fitted(priors), calibration, policy.cost, candidates)
+    choice = FluidChoice(policy.fitted(priors), calibration, policy.cost.rehearsal(), candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
     plays = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]

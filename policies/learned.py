@@ -127,7 +127,7 @@ class Learned(LoadPolicy):
         """Tell the cost of each candidate in seconds, and what it is made of."""
         if self.pinned is not None:
             return self.pinned.assess(request, candidates)
-        key = key_of(request)
+        key, cost = key_of(request), self.cost.rehearsal()
         assessments = []
         predictions = self.predictor.predict(request, key, candidates, self.clock())
         for candidate, prediction in zip(candidates, predictions, strict=True):
@@ -138,7 +138,7 @@ class Learned(LoadPolicy):
             )
             if candidate.name in self.quarantine.reasons:
                 note += f"; in quarantine: {self.quarantine.reasons[candidate.name]}"
-            assessments.append(Assessment(candidate.name, self.cost.of(request, prediction), note))
+            assessments.append(Assessment(candidate.name, cost.of(request, prediction), note))
         return assessments
 
     def rehearsal(self) -> Self:
@@ -147,6 +147,7 @@ class Learned(LoadPolicy):
         other.rng = copy.copy(self.rng)
         other.predictor = self.predictor.rehearsal()
         other.quarantine = self.quarantine.rehearsal()
+        other.cost = self.cost.rehearsal()
         other.pinned = None if self.pinned is None else self.pinned.rehearsal()
         other._join()
         return other

@@ -27,6 +27,10 @@ class Cost(ABC):
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         """Return the cost of a request on a backend, in seconds or what stands for them; less is better."""
 
+    def rehearsal(self) -> Cost:
+        """Return one that costs the same, and remembers nothing here of what it is asked."""
+        return self
+
 
 _TIE_BREAK: Final = 0.05
 """Weight of the time to finish where it is not what counts: between backends that are equal, the faster one."""
@@ -88,6 +92,11 @@ class _Goodput(Cost):
         self._slo_ttft_s = slo_ttft_s
         self._slo_tpot_s = slo_tpot_s
         self._mean_urgency = 0.0
+
+    def rehearsal(self) -> Cost:
+        other = _Goodput(self._slo_ttft_s, self._slo_tpot_s)
+        other._mean_urgency = self._mean_urgency
+        return other
 
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         ttft_s = request.slo_ttft_s or self._slo_ttft_s

@@ -180,6 +180,22 @@ def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
     assert cost.of(REQUEST, beside) > cost.of(REQUEST, alone)
 
 
+def test_what_is_rehearsed_makes_nobody_more_urgent() -> None:
+    cost, one, strict = (
+        cost_of(Objective.GOODPUT, None, None),
+        _prediction(0.1, 0.015, 1.0),
+        replace(REQUEST, slo_tpot_s=1e-6),
+    )
+    for _ in range(100):
+        cost.of(strict, one)
+    untouched, rehearsal = cost.rehearsal().of(REQUEST, one), cost.rehearsal()
+    assert untouched > one.own_s + one.others_s
+    for _ in range(100):
+        rehearsal.of(strict, one)
+    assert rehearsal.of(REQUEST, one) > untouched
+    assert cost.of(REQUEST, one) == untouched
+
+
 def test_the_requests_own_bound_comes_first() -> None:
     cost = cost_of(Objective.GOODPUT, 10.0, None)
     late, early = _prediction(0.5, 0.010), _prediction(0.05, 0.015)

@@ -135,3 +135,17 @@ def test_however_much_acceptance_varies_the_healthy_stay_and_the_faulty_go(sprea
                 break
     assert len(delays) == 20
     assert max(delays) <= 40
+
+
+def test_a_rehearsal_lets_nobody_in_again_here() -> None:
+    quarantine = Quarantine()
+    _feed(quarantine, 10, 6.0, 1.0)
+    rehearsal = quarantine.rehearsal()
+    assert _names(rehearsal, FIRST_S - 0.1) == ["b"]
+    assert _names(rehearsal, FIRST_S) == ["a", "b"]
+    assert rehearsal.reasons == {}
+    assert list(quarantine.reasons) == ["a"]
+    assert _names(quarantine, FIRST_S - 0.1) == ["b"]
+    # Fed on, the rehearsal has forgotten what was before, and the other has not.
+    assert _feed(rehearsal, 1, 1.0, 1.0, FIRST_S) == 1.0
+    assert list(quarantine.reasons) == ["a"]
