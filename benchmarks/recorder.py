@@ -2,7 +2,7 @@
 
 First on the request path (notes, and the queue); then in the recorder's thread, which makes 32 records at a time, a
 record of a chat request with 2,000 characters of prompt and 128 tokens of answer, streamed or not, no two alike; then
-what a record takes in a file.
+what it takes to pack and write a record, and what a record takes in the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 
 import orjson
-import zstandard
 
 from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
@@ -23,6 +22,7 @@ from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
 from gateway.recorder import Recorder, Take, Taken
 from gateway.recorder.document import Documents
+from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.routing import Routed
 from gateway.served import ServedModel
@@ -34,7 +34,7 @@ from policies.request import Endpoint, describe
 
 TOKENS = 128
 WRITTEN = prose(60_000)
-_AT_ONCE = 32
+_AT_ONCE, _FRAME_BYTES = 32, 1 << 18
 _LINE = "{:<64} {:>9.2f}"
 
 
@@ -94,11 +94,15 @@ def request_path(folder: Path) -> None:
     backends = pool()
     recorder = Recorder(RecorderSettings(path=folder, queue=100))  # its thread not started: the queue is emptied here
     one = taken(backends, "thresholds", "none")
+    hashing = Recorder(RecorderSettings(path=folder, text="hashes", queue=100))
+    hashed = taken(backends, "thresholds", "hashes", streamed=False)
+    answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": WRITTEN[:700]}}]}
 
-    def whole() -> None:
+    def whole(recorder: Recorder, one: Taken) -> None:
         take = recorder.take(Endpoint.CHAT)
         assert take is not None
         take.choose(backends)
+        take.read(Endpoint.CHAT, answer, 900)
         recorder.add(
             Taken(
                 take,
@@ -119,7 +123,9 @@ def request_path(folder: Path) -> None:
         )
         recorder._queue.clear()
 
-    print(_LINE.format("request path: a request, five candidates", best_us(partial(_repeat, whole), 100)))
+    for text, into, ended in (("none", recorder, one), ("hashes", hashing, hashed)):
+        took = best_us(partial(_repeat, partial(whole, into, ended)), 100)
+        print(_LINE.format(f"request path: a request, five candidates, text: {text}", took))
     holder = [Take(None, 0)]
 
     def hundred() -> None:
@@ -133,7 +139,7 @@ def request_path(folder: Path) -> None:
     print(_LINE.format("request path: a chunk of a stream", best_us(hundred, 100)))
 
 
-def thread() -> None:
+def thread(folder: Path) -> None:
     """Print what the thread spends on a record, and what it takes."""
     backends = pool()
     print()
@@ -152,19 +158,25 @@ def thread() -> None:
     begins = [draw.randrange(50_000) for _ in range(_AT_ONCE)]
     pairs = [(WRITTEN[begin : begin + 2000], " ".join(draw.choices(words, k=TOKENS))) for begin in begins]
     print(_LINE.format("thread: of which hashes, no unit new", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
-    packer = zstandard.ZstdCompressor(level=3)
     for text in ("none", "hashes", "full"):
         documents = Documents(text, TextHasher(b"salt") if text == "hashes" else None)
-        lines = [documents.line(taken(backends, "thresholds", text, number), number * 0.37) for number in range(200)]
-        packed = len(packer.compress(b"".join(lines))) / len(lines)
-        print(f"bytes a record, text: {text:<7} {len(lines[0]):>6} plain, {packed:>6.0f} packed, 200 to a frame")
+        first = documents.line(taken(backends, "thresholds", text), 0.0)
+        lines = [
+            documents.line(taken(backends, "thresholds", text, number), number * 0.37)
+            for number in range(_FRAME_BYTES // len(first))
+        ]
+        files = TraceFiles(RecorderSettings(path=folder))
+        frame = b"".join(lines)
+        took, packed = best_us(partial(files.write, frame), len(lines)), files.write(frame) / len(lines)
+        files.close()
+        print(f"packing, text: {text:<7} {took:>6.2f} us; {len(first):>6} bytes plain, {packed:>6.0f} packed")
 
 
 def main() -> None:
     """Print all of it."""
     with tempfile.TemporaryDirectory() as folder:
         request_path(Path(folder))
-    thread()
+        thread(Path(folder))
 
 
 if __name__ == "__main__":
