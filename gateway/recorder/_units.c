@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { PLACE_BITS = 16, HASH_BITS = 24, BYTES = 256, SECRETS = 4 };
+enum { PLACE_BITS = 16, HASH_BITS = 24, SIGNS = HASH_BITS / 6, BYTES = 256, SECRETS = 4 };
 
 /* Kinds of bytes, each a bit: those of units.py, whose two kinds of blanks are one here. */
 enum { BLANK = 1 << 0, LETTER = 1 << 1, DIGIT = 1 << 2, ALONE = 1 << 5, CONTINUED = 1 << 6 };
@@ -21,9 +21,11 @@ typedef struct {
     uint32_t size;
 } Unit;
 
+typedef char Packed[SIGNS]; /* a hash in base64 */
+
 typedef struct {
     Unit unit;
-    uint32_t hash;
+    Packed packed;
 } Known;
 
 typedef struct {
@@ -37,7 +39,7 @@ typedef struct {
 typedef struct {
     PyObject *owner;
     const uint8_t *data;
-    uint32_t *hashes;
+    Packed *packed;
     size_t size, at, units; /* the unit after the first `units` begins at `at` */
 } Text;
 
@@ -159,9 +161,12 @@ static const Known *make(Memory *self, Unit unit, PyObject *digest, const uint8_
         PyErr_Format(PyExc_OverflowError, "expected a hash of %d bits", HASH_BITS);
     if (PyErr_Occurred())
         return NULL;
+    static const char signs[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     Known *place = place_of(self, unit);
     place[1] = place[0];
-    place[0] = (Known){unit, (uint32_t)hash};
+    place[0].unit = unit;
+    for (int at = 0; at < SIGNS; at++)
+        place[0].packed[at] = signs[hash >> (HASH_BITS - 6 * (at + 1)) & 63];
     return place;
 }
 
@@ -176,25 +181,10 @@ static int hash_units(Memory *self, Text *text, PyObject *digest) {
             known = make(self, unit, digest, data, size);
         if (!known)
             return -1;
-        text->hashes[text->units++] = known->hash;
+        memcpy(text->packed[text->units++], known->packed, SIGNS);
         text->at = end;
     }
     return 0;
-}
-
-/* Four signs a hash. */
-static PyObject *base64(const uint32_t *hashes, size_t count) {
-    static const char signs[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    PyObject *text = PyUnicode_New((Py_ssize_t)(4 * count), 127);
-    char *out = text ? PyUnicode_DATA(text) : NULL;
-    for (size_t at = 0; out && at < count; at++, out += 4) {
-        uint32_t hash = hashes[at];
-        out[0] = signs[hash >> 18];
-        out[1] = signs[hash >> 12 & 63];
-        out[2] = signs[hash >> 6 & 63];
-        out[3] = signs[hash & 63];
-    }
-    return text;
 }
 
 static PyObject *packed(Memory *self, Text *texts, Py_ssize_t count, PyObject *digest) {
@@ -205,9 +195,9 @@ static PyObject *packed(Memory *self, Text *texts, Py_ssize_t count, PyObject *d
     PyObject *told = PyList_New(count);
     for (Py_ssize_t at = 0; told && at < count; at++) {
         Text *text = &texts[at];
-        PyObject *one = hash_units(self, text, digest) < 0
-                            ? NULL
-                            : base64(text->hashes, text->units);
+        PyObject *one = NULL;
+        if (hash_units(self, text, digest) == 0)
+            one = PyUnicode_DecodeASCII(*text->packed, (Py_ssize_t)(SIGNS * text->units), NULL);
         if (one)
             PyList_SET_ITEM(told, at, one);
         else
@@ -226,8 +216,8 @@ static int encode(Text *text, PyObject *given) {
     text->data = is_ascii ? PyUnicode_DATA(given) : (const uint8_t *)PyBytes_AS_STRING(text->owner);
     text->size = (size_t)(is_ascii ? PyUnicode_GET_LENGTH(given) : PyBytes_GET_SIZE(text->owner));
     /* As many units as bytes at most. What is not touched of it takes no memory. */
-    text->hashes = PyMem_New(uint32_t, text->size);
-    return text->hashes ? 0 : (PyErr_NoMemory(), -1);
+    text->packed = PyMem_New(Packed, text->size);
+    return text->packed ? 0 : (PyErr_NoMemory(), -1);
 }
 
 static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given) {
@@ -251,7 +241,7 @@ static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given)
     self->is_busy = false;
     for (Py_ssize_t at = 0; at < count; at++) {
         Py_XDECREF(texts[at].owner);
-        PyMem_Free(texts[at].hashes);
+        PyMem_Free(texts[at].packed);
     }
     PyMem_Free(texts);
     return told;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from random import Random
 from types import ModuleType
 
@@ -15,42 +16,13 @@ from policies.source_code import _CODE_LINE, share_by_expression
 
 WORDS = ["def", *re.findall(r"[a-zA-Z]+", _CODE_LINE.pattern.partition("(?:def")[2].partition(")")[0])]
 SIGNS = [
-    "\n",
-    "\n\n",
-    " ",
-    "  ",
-    "\t",
-    "-",
-    "*",
-    "+",
-    "\u2022",
-    "1",
-    "12",
-    "\u0663",
-    ".",
-    ")",
-    "]",
-    "}",
-    "#",
-    "#!",
-    "/",
-    "//",
-]
-SIGNS += [
-    "/*",
-    "@",
-    "_",
-    ">>>",
+    *"\n\t -*+\u2022\u06631.)]}#/@_!x\u00e9\u6f22\U0001f600\u00b2\0\r",
     ">>> ",
+    ">>>",
+    "/*",
     "#include",
     "#define",
-    "x",
-    "\u00e9",
-    "\u6f22",
-    "\U0001f600",
-    "\u00b2",
-    "\0",
-    "\r",
+    "12",
 ]
 LINES = st.lists(st.sampled_from(WORDS + SIGNS) | st.text(max_size=2), max_size=25).map("".join)
 
@@ -60,13 +32,19 @@ def test_the_share_of_code_is_that_of_the_expression(tail: ModuleType, text: str
     assert tail.code_share(text) == share_by_expression(text)
 
 
+def test_of_every_beginning_of_a_line(tail: ModuleType) -> None:
+    for indent in ("", " ", "  ", "   ", "\t", " \t", "\t "):
+        for one, other in product(SIGNS + WORDS, [*SIGNS, "", "\nx"]):
+            text = indent + one + other
+            assert tail.code_share(text) == share_by_expression(text), text
+
+
 def test_each_word_counts_and_no_other(tail: ModuleType) -> None:
     assert len(WORDS) == 31
     for word in WORDS:
-        for text in (word, f"{word} x", f"{word}_", f"{word}\u00e9", f"{word}(", word[:-1], f"{word}\n\n{word}:\nno"):
-            assert tail.code_share(text) == share_by_expression(text), text
-        assert tail.code_share(word) == 1.0
-        assert tail.code_share(word + "x") == (word + "x" in WORDS)
+        assert tail.code_share(word) == tail.code_share(f"{word}:\n\n{word}") == 1.0
+        assert tail.code_share(word[:-1]) == (word[:-1] in WORDS)
+        assert tail.code_share(word + "x") == tail.code_share(word + "_") == tail.code_share(word + "\u00e9") == 0.0
 
 
 @pytest.mark.parametrize(("unit_bytes", "run_bytes"), [(1, 16), (4, 12), (1, 8), (3, 9)])
