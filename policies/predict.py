@@ -17,7 +17,7 @@ from policies.backlog import Backlog, Share
 from policies.cells import Key
 from policies.length import LengthModel
 from policies.load import LoadMeter
-from policies.prefixes import PrefixMemory
+from policies.prefixes import BackendPrefixes, PrefixMemory
 from policies.prior import DEFAULT_CALIBRATION, StepCost, expected_step, known_k
 from policies.request import RequestFeatures
 
@@ -142,12 +142,12 @@ class Known:
         What its engine reported when a prediction was last made; `waiting`, `others` and `reported_s` are of it.
     """
 
-    def __init__(self, name: str, arm: str, prior: StepCost, knowledge: Knowledge) -> None:
+    def __init__(self, name: str, arm: str, prior: StepCost, knowledge: Knowledge, prefixes: BackendPrefixes) -> None:
         self.name = name
         self.arm = arm
         self.prior = prior
         self.backlog = Backlog()
-        self.prefixes = PrefixMemory()
+        self.prefixes = prefixes
         self.slowness = 1.0
         self.learn(knowledge)
         self.read(_NO_REPORT)
@@ -172,9 +172,8 @@ class Known:
 
     def rehearsal(self) -> Known:
         """Return a copy; what is sent there changes nothing here."""
-        other = Known(self.name, self.arm, self.prior, self.knowledge)
-        other.backlog, other.prefixes = copy.copy(self.backlog), self.prefixes.rehearsal()
-        other.slowness = self.slowness
+        other = Known(self.name, self.arm, self.prior, self.knowledge, self.prefixes.rehearsal())
+        other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
         return other
 
 
@@ -201,6 +200,7 @@ class Predictor:
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
         self.meter = meter
         self.calibration = calibration
+        self.prefixes = PrefixMemory()
         self.known: dict[str, Known] = {}
         self._knowledge = Knowledge(AcceptanceModel(calibration=calibration))
         self._alike: dict[Key, dict[str, _Expected]] = {}  # what is expected of a key, by backend
@@ -223,6 +223,7 @@ class Predictor:
         """Return a copy whose predictions, and what is sent by them, change nothing here."""
         other = Predictor(self.meter, self.calibration)
         other._knowledge = self._knowledge
+        other.prefixes = self.prefixes.rehearsal()
         other.known = {name: known.rehearsal() for name, known in self.known.items()}
         other.slow = set(self.slow)
         return other
@@ -241,7 +242,8 @@ class Predictor:
         if known is None:
             k = known_k(candidate.method, candidate.num_speculative_tokens)
             prior = expected_step(self.calibration, candidate.method, k)
-            known = Known(candidate.name, arm_of(candidate), prior, self._knowledge)
+            prefixes = self.prefixes.of_another_backend()
+            known = Known(candidate.name, arm_of(candidate), prior, self._knowledge, prefixes)
             self.known[candidate.name] = known
         return known
 
@@ -279,7 +281,7 @@ class Predictor:
         tokens = self._knowledge.length.tokens(request, key) / sequences
         prompt_tokens = float(request.prompt_tokens)
         context = prompt_tokens + tokens / 2
-        has_prefix = len(request.prefix) > 0
+        holders = self.prefixes.holders(request)
         alike = self._alike_to(key)
         oldest_s = self.meter.oldest_s()
         predictions = []
@@ -308,8 +310,8 @@ class Predictor:
                 left, theirs_s = steps, mine_s
             shared = requests * steps * left / (steps + left)
             prompt = prompt_tokens
-            if has_prefix:
-                prompt = max(1.0, prompt - known.prefixes.cached_tokens(request))
+            if holders:
+                prompt = max(1.0, prompt - known.prefixes.cached_tokens(request, holders))
             prefill_s = slow * known.per_prompt_token_s * prompt
             alone_s = slow * known.base_s + mine_s
             step_s = alone_s + requests * theirs_s

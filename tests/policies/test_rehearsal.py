@@ -61,13 +61,13 @@ def test_a_rehearsal_of_what_was_learned_shares_what_is_large_and_nothing_that_c
     for number in range(30):
         policy.choose(_request(number), POOL)
     backlogs = {name: copy.copy(known.backlog) for name, known in policy.predictor.known.items()}
-    seen = {name: list(known.prefixes._seen) for name, known in policy.predictor.known.items()}
+    seen = {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()}
     rehearsal = policy.rehearsal()
     for number in range(200):
         rehearsal.choose(_request(1000 + number), POOL)
     assert rehearsal.experience is policy.experience
     assert {name: known.backlog for name, known in policy.predictor.known.items()} == backlogs
-    assert {name: list(known.prefixes._seen) for name, known in policy.predictor.known.items()} == seen
+    assert {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()} == seen
     assert rehearsal.rng.getstate() != policy.rng.getstate()
 
 
