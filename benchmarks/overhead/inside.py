@@ -96,8 +96,8 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     writes, recorder = gateway.relay.writes, gateway.relay.recorder if recorded else None
     if recorder is not None:
         recorder.start()
-        for model in gateway.models.values():
-            model.lookups = None
+    for model in gateway.models.values() if recorded else ():
+        model.lookups = None
     requests, answers = [], []
     for number in range(_REQUESTS):
         body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)
