@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -57,12 +58,13 @@ class Effects:
             value = self.mean
             for factor, effects in zip(self.factors, self.by_level, strict=True):
                 value += effects.get(factor.level(key), 0.0)
-            if len(self._known) < _REMEMBERED:
-                self._known[key] = value
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = value
         return value
 
 
-_REMEMBERED = 10_000
+_REMEMBERED: Final = 10_000
 
 
 def fit_effects(

@@ -263,9 +263,9 @@ class Predictor:
         """Return what was worked out for a key already, by backend."""
         alike = self._alike.get(key)
         if alike is None:
-            alike = {}
-            if len(self._alike) < _REMEMBERED:
-                self._alike[key] = alike
+            if len(self._alike) >= _REMEMBERED:
+                self._alike.clear()  # what is asked now is asked again, rather than what was asked first
+            alike = self._alike[key] = {}
         return alike
 
     def predict(
