@@ -19,10 +19,10 @@ from policies.choosing import Chooser
 from policies.experience import Experience
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.guardrail import Guardrail
-from policies.learned_settings import Exploration, GuardrailSettings
+from policies.learned_settings import Exploration, GuardrailSettings, Objective
 from policies.length import LENGTH, LengthModel
 from policies.lookups import LookupBias, LookupSettings
-from policies.objective import Objective, cost_of
+from policies.objective import cost_of
 from policies.observing import Observer
 from policies.policy import Assessment, Decision, Outcome, Policy, register
 from policies.predict import Knowledge, Predictor

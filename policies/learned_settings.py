@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class Objective(StrEnum):
+    """What counts: everybody's time to finish, to the first token, per token, or promises kept."""
+
+    LATENCY = "latency"
+    TTFT = "ttft"
+    TPOT = "tpot"
+    GOODPUT = "goodput"
 
 
 class Exploration(BaseModel):

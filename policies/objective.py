@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from enum import StrEnum
 from typing import Final
 
+from policies.learned_settings import Objective
 from policies.predict import Prediction
 from policies.request import RequestFeatures
-
-
-class Objective(StrEnum):
-    """What counts: everybody's time to finish, to the first token, per token, or promises kept."""
-
-    LATENCY = "latency"
-    TTFT = "ttft"
-    TPOT = "tpot"
-    GOODPUT = "goodput"
 
 
 class Cost(ABC):

@@ -12,8 +12,9 @@ from backends.speculation import Method
 from policies.acceptance import AcceptanceModel
 from policies.backlog import Share
 from policies.cells import key_of
+from policies.learned_settings import Objective
 from policies.load import LoadMeter
-from policies.objective import Objective, cost_of
+from policies.objective import cost_of
 from policies.predict import Knowledge, Prediction, Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost, expected_step
 from policies.request import Endpoint, RequestFeatures
