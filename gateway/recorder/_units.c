@@ -234,9 +234,9 @@ static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given)
     Text *texts = PyMem_Calloc((size_t)count, sizeof *texts);
     if (!texts)
         return PyErr_NoMemory();
+    self->is_busy = true;
     while (encoded < count && encode(&texts[encoded], PyTuple_GET_ITEM(args[0], encoded)) == 0)
         encoded++;
-    self->is_busy = true;
     PyObject *told = encoded == count ? packed(self, texts, count, args[1]) : NULL;
     self->is_busy = false;
     for (Py_ssize_t at = 0; at < count; at++) {
