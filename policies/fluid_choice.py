@@ -12,10 +12,11 @@ import numpy.typing as npt
 from backends.backend import Candidate
 from policies.cells import TEMPLATE, WORKLOAD, Key
 from policies.fluid import FluidBackend, Job, Kind, fluid_pool, play
+from policies.known import Knowledge
 from policies.load import LoadMeter
 from policies.objective import Cost
 from policies.policy import Policy
-from policies.predict import Knowledge, Predictor
+from policies.predict import Predictor
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,13 +19,14 @@ from policies.choosing import Chooser
 from policies.experience import Experience
 from policies.fixed import LoadPolicy, LoadSettings
 from policies.guardrail import Guardrail
+from policies.known import Knowledge
 from policies.learned_settings import Exploration, GuardrailSettings, Objective
 from policies.length import LENGTH, LengthModel
 from policies.lookups import LookupBias, LookupSettings
 from policies.objective import cost_of
 from policies.observing import Observer
 from policies.policy import Assessment, Decision, Outcome, Policy, register
-from policies.predict import Knowledge, Predictor
+from policies.predict import Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.quarantine import Quarantine
 from policies.request import TEXT_FEATURES, RequestFeatures

@@ -12,9 +12,10 @@ from policies.choosing import Memo
 from policies.decision import Outcome
 from policies.experience import Experience
 from policies.guardrail import Guardrail
+from policies.known import Known
 from policies.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.lookups import LookupBias
-from policies.predict import Known, Prediction, Predictor
+from policies.predict import Prediction, Predictor
 from policies.quarantine import Quarantine
 from policies.steptime import STEPS
 

@@ -6,19 +6,18 @@ request's and the method's. They are learned apart, so that their quotient holds
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from backends.backend import Candidate, EngineLoad
+from backends.backend import Candidate
 from policies.acceptance import AcceptanceModel, arm_of
-from policies.backlog import Backlog, Share
+from policies.backlog import Share
 from policies.cells import Key
-from policies.length import LengthModel
+from policies.known import Knowledge, Known
 from policies.load import LoadMeter
-from policies.prefixes import BackendPrefixes, PrefixMemory
-from policies.prior import DEFAULT_CALIBRATION, StepCost, expected_step, known_k
+from policies.prefixes import PrefixMemory
+from policies.prior import DEFAULT_CALIBRATION, expected_step, known_k
 from policies.request import RequestFeatures
 
 
@@ -100,81 +99,6 @@ class Prediction:
     def share(self) -> Share:
         """What it adds to the backend's work."""
         return Share(self.steps, self.context_tokens, self.prompt_tokens)
-
-
-@dataclass(slots=True)
-class Knowledge:
-    """Everything that was fitted; replaced whole by the next fit.
-
-    Parameters
-    ----------
-    steps
-        By backend; one that is not there is expected to be as its method on the calibration's machine.
-    observed
-        By backend, how many requests `steps` were fitted to.
-    """
-
-    acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
-    length: LengthModel = field(default_factory=LengthModel)
-    steps: Mapping[str, StepCost] = field(default_factory=dict)
-    observed: Mapping[str, float] = field(default_factory=dict)
-
-
-class Known:
-    """What is known of one backend.
-
-    What each request reads of its costs and of its engine's report is held number by number: compiled, those are read
-    in no time, where an attribute of an interpreted object takes as long as five multiplications.
-
-    Attributes
-    ----------
-    prior
-        Its step costs on the calibration's machine.
-    cost
-        Its step costs, as far as they were learned.
-    observed
-        How many requests they were fitted to.
-    spread
-        Standard deviation of log tokens per step around what is expected of a request on its arm.
-    slowness
-        By how much its latest steps were slower than its fit has it; 1 where nothing is noted.
-    load
-        What its engine reported when a prediction was last made; `waiting`, `others` and `reported_s` are of it.
-    """
-
-    def __init__(self, name: str, arm: str, prior: StepCost, knowledge: Knowledge, prefixes: BackendPrefixes) -> None:
-        self.name = name
-        self.arm = arm
-        self.prior = prior
-        self.backlog = Backlog()
-        self.prefixes = prefixes
-        self.slowness = 1.0
-        self.learn(knowledge)
-        self.read(_NO_REPORT)
-
-    def learn(self, knowledge: Knowledge) -> None:
-        """Take over what was fitted."""
-        self.knowledge = knowledge
-        self.cost = knowledge.steps.get(self.name, self.prior)
-        self.observed = knowledge.observed.get(self.name, 0.0)
-        self.spread = knowledge.acceptance.spread(self.arm)
-        self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
-
-    def read(self, load: EngineLoad) -> None:
-        """Take over what the engine reports."""
-        self.load = load
-        self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
-
-    def acceptance(self, key: Key) -> tuple[float, float]:
-        """Return the tokens per step to be expected, and how often requests like this one were seen on its arm."""
-        model = self.knowledge.acceptance
-        return model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
-
-    def rehearsal(self) -> Known:
-        """Return a copy; what is sent there changes nothing here."""
-        other = Known(self.name, self.arm, self.prior, self.knowledge, self.prefixes.rehearsal())
-        other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
-        return other
 
 
 class _Expected:
@@ -338,4 +262,3 @@ class Predictor:
 
 
 _REMEMBERED: Final = 10_000
-_NO_REPORT: Final = EngineLoad()

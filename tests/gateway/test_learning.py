@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gateway.settings import PoolSettings
+from policies.known import Knowledge
 from policies.learned import Learned
-from policies.predict import Knowledge
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.gateway.upstream import Wire, delta
 

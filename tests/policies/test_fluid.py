@@ -13,11 +13,12 @@ from policies.cells import LIMIT, key_of
 from policies.fixed import LeastLoaded, LoadSettings
 from policies.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.fluid_choice import FluidChoice, Notes
+from policies.known import Knowledge
 from policies.learned_settings import Objective
 from policies.likely_traffic import LikelyTraffic, Mix
 from policies.load import LoadMeter
 from policies.objective import cost_of
-from policies.predict import Knowledge, Predictor
+from policies.predict import Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.request import Endpoint, RequestFeatures
 

@@ -12,10 +12,11 @@ from backends.speculation import Method
 from policies.acceptance import AcceptanceModel
 from policies.backlog import Share
 from policies.cells import key_of
+from policies.known import Knowledge
 from policies.learned_settings import Objective
 from policies.load import LoadMeter
 from policies.objective import cost_of
-from policies.predict import Knowledge, Prediction, Predictor
+from policies.predict import Prediction, Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost, expected_step
 from policies.request import Endpoint, RequestFeatures
 

@@ -13,8 +13,8 @@ from backends.simulator.fleet import Completion, Fleet, Replica
 from gateway.state.ledger import Ledger
 from gateway.state.store import Store
 from policies.cells import key_of
+from policies.known import Knowledge
 from policies.learned import Learned, LearnedSettings
-from policies.predict import Knowledge
 from policies.replay import outcome_of
 from tests.gateway.state.conftest import Place
 from tests.gateway.state.member import Clock
