@@ -187,7 +187,9 @@ def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    recorder.add(taken(recorder, 1, request_id=None))
+    one = taken(recorder, 1)
+    considered = Considered(one.take.candidates[:1], [1.0], [])  # as a policy with a defect might tell
+    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
     recorder.add(taken(recorder, 2))
     recorder.stop()
     assert [one.id for one in records(tmp_path)] == ["2"]
