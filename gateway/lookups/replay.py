@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -30,6 +32,15 @@ _STOP_S = 5.0
 _LONGEST_PAUSE_S = 10.0
 _FEWEST_TOKENS = 8
 _TEXTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
+
+
+_COMMAND = (sys.executable, "-P", "-m", "gateway.lookups")
+
+
+def _environment() -> dict[str, str]:
+    """Return that of a process which imports what this one did, and not what the working directory calls `gateway`."""
+    here = str(Path(__file__).parents[2])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
 
 
 class LookupReplay:
@@ -172,8 +183,7 @@ class LookupReplay:
             if time.monotonic() < self._again_s:
                 self.failed += 1
                 return None
-            command = [sys.executable, "-m", "gateway.lookups"]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603
             self._process = process
         assert process.stdin is not None
         assert process.stdout is not None

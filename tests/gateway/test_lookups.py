@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -184,6 +185,19 @@ def test_long_texts_and_what_is_no_text_are_left_alone() -> None:
     kept.keep(b"x" * 1000)
     replay.add(_outcome(), b"{}", kept, streamed=True)
     assert replay.waiting == 0
+
+
+async def test_the_working_directory_has_no_say_in_what_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    replay = LookupReplay(_Listener(), LookupSettings(cpu=1.0), [NGRAM])
+    try:
+        _add(replay)
+        await _until(lambda: replay.replayed + replay.failed == 1)
+        assert replay.replayed == 1
+    finally:
+        replay.stop()
 
 
 async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
