@@ -23,7 +23,7 @@ _ALONE = "none (upstream alone)"
 def main() -> None:
     """Measure all systems in turns and print tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: only what is measured once")
     parser.add_argument("--only", action="append", help="part of a system's name; may be given again")
     parser.add_argument("--load", action="append", help="beginning of a load's name; may be given again")
     parser.add_argument("--pool", action="append", type=Path, default=[], help="a pool file instead of those of pools/")
@@ -45,7 +45,7 @@ def main() -> None:
                     cell = cells.setdefault((load.name, label), Cell())
                     if not measure(system, load, cell, folder):
                         missing.add(label)
-        for load in loads:
+        for load in loads if given.rounds else ():
             _print_table(load, {label: cell for (kind, label), cell in cells.items() if kind == load.name})
         if missing:
             print(f"\nNot installed: {', '.join(sorted(missing))}")
