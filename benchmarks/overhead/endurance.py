@@ -68,7 +68,7 @@ def open_streams(pool: Path, streams: int, folder: Path) -> str:
 
 
 def soak(pool: Path, requests: int, folder: Path) -> str:
-    """Send so many requests and tell how memory grows after the first tenth."""
+    """Send so many requests and tell how memory grows after the first tenth, and in the second half."""
     system = gateway(pool)
     done, held_mb = [0], []
     with _started(system, folder, _QUICK, {SYSTEM_CPU}) as (behind, port, pids):
@@ -78,13 +78,19 @@ def soak(pool: Path, requests: int, folder: Path) -> str:
                 time.sleep(2.0)
                 done.append(stats(behind)["requests"] - begun)
                 held_mb.append(rss_mb(pids))
-    late = [(count, mb) for count, mb in zip(done[1:], held_mb, strict=True) if count >= requests / 10]
-    counts, sizes_mb = np.array(late, dtype=float).T
-    slope = float(np.polyfit(counts, sizes_mb, 1)[0]) * 1e5 if len(late) > 2 else float("nan")
+    seen = list(zip(done[1:], held_mb, strict=True))
+    early, half = (next((count, mb) for count, mb in seen if count >= share * requests) for share in (0.1, 0.5))
     return (
-        f"{done[-1]} requests: {late[0][1]:.1f} MB after {late[0][0]}, {late[-1][1]:.1f} MB at the end; "
-        f"{slope:+.2f} MB for each 100,000 more"
+        f"{done[-1]} requests: {early[1]:.1f} MB after {early[0]}, {half[1]:.1f} after {half[0]}, "
+        f"{seen[-1][1]:.1f} at the end; for each 100,000 more {_slope_mb(seen, early[0]):+.2f} MB from the first tenth on, "
+        f"{_slope_mb(seen, half[0]):+.2f} from the half on"
     )
+
+
+def _slope_mb(seen: list[tuple[int, float]], least: int) -> float:
+    """Return by how many MB memory grew for each 100,000 requests from so many on."""
+    late = np.array([one for one in seen if one[0] >= least], dtype=float)
+    return float(np.polyfit(late[:, 0], late[:, 1], 1)[0]) * 1e5 if len(late) > 2 else float("nan")
 
 
 def workers(pool: Path, rounds: int, folder: Path) -> str:
