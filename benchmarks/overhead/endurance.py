@@ -82,8 +82,8 @@ def soak(pool: Path, requests: int, folder: Path) -> str:
     early, half = (next((count, mb) for count, mb in seen if count >= share * requests) for share in (0.1, 0.5))
     return (
         f"{done[-1]} requests: {early[1]:.1f} MB after {early[0]}, {half[1]:.1f} after {half[0]}, "
-        f"{seen[-1][1]:.1f} at the end; for each 100,000 more {_slope_mb(seen, early[0]):+.2f} MB from the first tenth on, "
-        f"{_slope_mb(seen, half[0]):+.2f} from the half on"
+        f"{seen[-1][1]:.1f} at the end; for each 100,000 more {_slope_mb(seen, early[0]):+.2f} MB from the first tenth "
+        f"on, {_slope_mb(seen, half[0]):+.2f} from the half on"
     )
 
 
