@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -69,12 +69,13 @@ async def test_what_must_not_wait_takes_along_what_does(pair: Pair) -> None:
     assert come(end) == b""
 
 
-async def test_closing_writes_what_waits_first(pair: Pair) -> None:
+@pytest.mark.parametrize("close", [BatchedTransport.close, BatchedTransport.write_eof])
+async def test_closing_writes_what_waits_first(pair: Pair, close: Callable[[BatchedTransport], None]) -> None:
     transport, end = pair
     batched = BatchedTransport(transport, WriteBatch())
     batched.write(b"the last words")
-    batched.close()
-    assert batched.is_closing()
+    close(batched)
+    assert batched.is_closing() == (close is BatchedTransport.close)
     end.settimeout(5.0)
     assert await asyncio.to_thread(end.recv, 100) == b"the last words"
     assert await asyncio.to_thread(end.recv, 100) == b"", "closed"
@@ -91,13 +92,3 @@ async def test_what_is_for_a_connection_that_broke_meanwhile_keeps_nothing_else(
     await asyncio.sleep(0)
     assert come(end) == b"kept"
     theirs.close()
-
-
-async def test_the_end_of_writing_comes_after_what_waits(pair: Pair) -> None:
-    transport, end = pair
-    batched = BatchedTransport(transport, WriteBatch())
-    batched.write(b"all")
-    batched.write_eof()
-    end.settimeout(5.0)
-    assert await asyncio.to_thread(end.recv, 100) == b"all"
-    assert await asyncio.to_thread(end.recv, 100) == b""
