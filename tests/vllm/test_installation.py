@@ -18,6 +18,17 @@ _expand_kernel_impl(output, torch.tensor([0.7, 0.3, 0.0]), torch.tensor([2, 2, 5
 assert torch.equal(output, torch.tensor([0.7, 0.7, 1.0, 1.0, 1.0])), output
 """
 
+# An engine and its worker wait for each other so, thousands of times a second.
+WAIT = """
+import time
+from vllm.distributed.utils import sched_yield
+began_s, began_cpu_s = time.monotonic(), time.process_time()
+for _ in range(200):
+    sched_yield()
+assert time.monotonic() - began_s >= 200 * 5e-5
+assert time.process_time() - began_cpu_s < (time.monotonic() - began_s) / 2
+"""
+
 
 def run(*argv: str) -> str:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -31,6 +42,10 @@ def test_the_command_knows_its_version(installed: Path) -> None:
 
 def test_the_parameters_of_each_request_reach_its_draft_tokens(installed: Path) -> None:
     run(str(installed / "bin/python"), "-c", EXPAND)
+
+
+def test_an_engine_that_waits_leaves_its_core_to_others(installed: Path) -> None:
+    run(str(installed / "bin/python"), "-c", WAIT)
 
 
 def test_installing_again_does_nothing(installed: Path) -> None:
