@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,6 +20,7 @@ from gateway.openai import GatewayError
 from gateway.paths import is_own
 from gateway.served import ServedModel
 from gateway.siblings import Siblings
+from policies.policy import Work
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ _SWEEP_S = 0.5
 _LEARN_SHARE = 0.02
 """Most of a core that fitting may take, once it takes more than that of half a second."""
 _LONGEST_PAUSE_S = 30.0
+_LET_OTHERS_S = 0.002
 
 
 class Application:
@@ -66,6 +68,8 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         await gateway.state.start()  # before the first request, so that it meets what was learned
         await gateway.pool.start()
         for model in gateway.models.values():
+            if model.lookups is not None:
+                model.lookups.start()  # its process makes itself ready meanwhile
             await asyncio.to_thread(model.policy.prepare)
         beside = [asyncio.create_task(_tick(gateway, siblings))]
         beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
@@ -185,11 +189,15 @@ async def _learn(model: ServedModel) -> None:
             model.failsafe.note(model.policy.name, "upkeep", error)
 
 
-def _cpu_s(work: Callable[[], None]) -> float:
-    """Do something, and return the seconds of a core that it took this thread."""
+def _cpu_s(work: Work) -> float:
+    """Do something a little at a time, and return the seconds of a core that it took this thread."""
     began_s = time.thread_time()
-    work()
+    work(_let_others)
     return time.thread_time() - began_s
+
+
+def _let_others() -> None:
+    time.sleep(_LET_OTHERS_S)  # the event loop has the interpreter meanwhile, and does what has come
 
 
 def _refresh(gateway: Gateway) -> None:

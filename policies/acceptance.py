@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,8 +60,10 @@ class AcceptanceModel:
     _seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     @classmethod
-    def fit(cls, cells: Mapping[Key, Sums], calibration: str) -> AcceptanceModel:
-        """Fit every arm to what was observed of it."""
+    def fit(
+        cls, cells: Mapping[Key, Sums], calibration: str, pause: Callable[[], object] = lambda: None
+    ) -> AcceptanceModel:
+        """Fit every arm to what was observed of it, one after the other, with a pause before each."""
         by_arm: dict[str, dict[Key, Sums]] = {}
         for key, sums in cells.items():
             by_arm.setdefault(key[ARM], {})[key] = sums
@@ -69,10 +71,11 @@ class AcceptanceModel:
         for key, sums in cells.items():
             alike = _alike(key[ARM], key[_REQUEST:])
             model._seen[alike] = model._seen.get(alike, 0.0) + sums[0]
-        model.arms = {
-            arm: fit_effects(mine, FACTORS, expected=model.expected, mean_spread=0.4, noise=NOISE)
-            for arm, mine in by_arm.items()
-        }
+        arms: dict[str, Effects] = {}
+        for arm, mine in by_arm.items():
+            pause()
+            arms[arm] = fit_effects(mine, FACTORS, expected=model.expected, mean_spread=0.4, noise=NOISE)
+        model.arms = arms
         return model
 
     def tokens_per_step(self, arm: str, backend: str, request: Key) -> float:

@@ -25,7 +25,7 @@ from policies.length import LENGTH, LengthModel
 from policies.lookups import LookupBias, LookupSettings
 from policies.objective import cost_of
 from policies.observing import Observer
-from policies.policy import Assessment, Decision, Outcome, Policy, register
+from policies.policy import Assessment, Decision, Outcome, Policy, Work, register
 from policies.predict import Predictor
 from policies.prior import DEFAULT_CALIBRATION, StepCost
 from policies.quarantine import Quarantine
@@ -166,7 +166,7 @@ class Learned(LoadPolicy):
         for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model", "sklearn.tree"):
             import_module(library)
 
-    def upkeep(self) -> Callable[[], None] | None:
+    def upkeep(self) -> Work | None:
         """Fit again what there are new observations of."""
         seen = self.experience.observations, len(self.predictor.known)
         if seen == self._fitted:
@@ -174,27 +174,29 @@ class Learned(LoadPolicy):
         self._fitted = seen
         priors = {name: known.prior for name, known in self.predictor.known.items()}
 
-        def fit() -> None:
-            self._fresh = self.fitted(priors)
+        def fit(pause: Callable[[], object] = lambda: None, /) -> None:
+            self._fresh = self.fitted(priors, pause)
 
         return fit
 
-    def fitted(self, priors: Mapping[str, StepCost]) -> Knowledge:
+    def fitted(self, priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None) -> Knowledge:
         """Fit everything to what was observed; in any thread, for it changes nothing here.
 
         Parameters
         ----------
         priors
             What is expected of each backend, by name.
+        pause
+            Called between the parts, see `policies.policy.Work`.
         """
         cells = self.experience.cells
-        steps = cells(STEPS)
-        return Knowledge(
-            AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration),
-            LengthModel.fit(cells(LENGTH)),
-            steptime.fit_steps(steps, priors),
-            {name: steps[name,][0] for name in priors if (name,) in steps},
-        )
+        acceptance = AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration, pause)
+        pause()
+        length = LengthModel.fit(cells(LENGTH))
+        pause()
+        sums = cells(STEPS)
+        steps = steptime.fit_steps(sums, priors, pause)
+        return Knowledge(acceptance, length, steps, {name: sums[name,][0] for name in priors if (name,) in sums})
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -32,7 +32,7 @@ class LookupSettings(BaseModel):
     sample: float = Field(
         default=1.0, ge=0, le=1, description="Share of the finished texts that are replayed; 0: none."
     )
-    cpu: float = Field(default=0.05, gt=0, le=1, description="Share of one core that replaying may take.")
+    cpu: float = Field(default=0.02, gt=0, le=1, description="Share of one core that replaying may take.")
     queue: int = Field(default=256, ge=1, description="Texts that may wait; what would be more is left out.")
     queue_mib: float = Field(default=64.0, gt=0, description="MiB of them.")
     max_text_kib: float = Field(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,12 +25,20 @@ __all__ = [
     "Policy",
     "PolicySettings",
     "SettingsPath",
+    "Work",
     "policies",
     "register",
 ]
 
 SettingsPath = tuple[str | int, ...]
 """Where in a policy's settings a value stands, as pydantic's `loc`: `("rules", 0, "prefer", 1)`."""
+
+
+class Work(Protocol):
+    """Work to be done beside the request path."""
+
+    def __call__(self, pause: Callable[[], object] = lambda: None, /) -> None:
+        """Do it, and call `pause` from time to time, where it can as well go on later."""
 
 
 class PolicySettings(BaseModel):
@@ -94,7 +102,7 @@ class Policy(ABC):
     def prepare(self) -> None:  # noqa: B027 -- most policies learn nothing
         """Load what learning takes, in any thread, before the first request comes or beside it."""
 
-    def upkeep(self) -> Callable[[], None] | None:
+    def upkeep(self) -> Work | None:
         """Return work to be done beside the request path, or None if there is none.
 
         Called about every half second, from the thread that calls `choose`; the work itself may run in another, so it

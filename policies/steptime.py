@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -95,7 +95,9 @@ def fit_scale(cells: Mapping[Key, Sums]) -> float:
     return math.exp(log / (count + 1.0)) if count else 1.0
 
 
-def fit_steps(cells: Mapping[Key, Sums], priors: Mapping[str, StepCost]) -> dict[str, StepCost]:
+def fit_steps(
+    cells: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
+) -> dict[str, StepCost]:
     """Fit each backend's costs: least squares, none below zero, drawn towards the scaled prior.
 
     Parameters
@@ -104,9 +106,15 @@ def fit_steps(cells: Mapping[Key, Sums], priors: Mapping[str, StepCost]) -> dict
         By (backend,).
     priors
         The calibration's costs, by backend; only these backends are fitted.
+    pause
+        Called before each.
     """
     scale = fit_scale(cells)
-    return {name: _fit(cells.get((name,)), prior.scaled(scale)) for name, prior in priors.items()}
+    costs = {}
+    for name, prior in priors.items():
+        pause()
+        costs[name] = _fit(cells.get((name,)), prior.scaled(scale))
+    return costs
 
 
 def _fit(sums: Sums | None, prior: StepCost) -> StepCost:

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from backends.ports import free_port
-from benchmarks.overhead.process import SYSTEM_CPU, cpu_s, load, rss_mb, running, stats, tree, until_answered, upstream
+from benchmarks.overhead.process import (
+    SYSTEM_CPU,
+    cpu_s,
+    load,
+    rss_mb,
+    running,
+    stats,
+    tree,
+    until_answered,
+    until_idle,
+    upstream,
+)
 from benchmarks.overhead.systems import System
 
 
@@ -84,6 +95,7 @@ def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool
         env, log = environment(behind, folder), folder / f"{system.name}.log"
         with running(argv, {SYSTEM_CPU}, log, env) as pid:
             until_answered(port, system.headers, log)
+            until_idle(pid)
             load(port, kind.connections, 1.0, kind.body_bytes, *stream, headers=system.headers)
             before, pids = stats(behind), tree(pid)
             spent_s = -cpu_s(pids)

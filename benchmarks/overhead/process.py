@@ -17,6 +17,7 @@ from pathlib import Path
 SYSTEM_CPU, LOAD_CPU = 0, 1
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
+_IDLE_S, _IDLE_SHARE = 0.5, 0.05
 _PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
 
@@ -143,3 +144,15 @@ def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:
         if time.monotonic() > end_s:
             raise SystemExit(f"no chat request is answered on port {port}: see {log}")
         time.sleep(0.1)
+
+
+def until_idle(pid: int) -> None:
+    """Wait until a process and what it started have done with their beginnings: what is measured is what stays."""
+    end_s = time.monotonic() + _START_S
+    while time.monotonic() < end_s:
+        pids = tree(pid)
+        began_s = cpu_s(pids)
+        time.sleep(_IDLE_S)
+        if cpu_s(pids) - began_s <= _IDLE_SHARE * _IDLE_S:
+            return
+    raise SystemExit(f"process {pid} is still at work {_START_S:g} s after it began to answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _AGAIN_S = 30.0
-_STOP_S = 5.0
 _LONGEST_PAUSE_S = 10.0
 _FEWEST_TOKENS = 8
 _TEXTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
@@ -74,6 +74,11 @@ class LookupReplay:
         self.cpu_s = 0.0
         self._counted = (0, 0, 0, 0.0)
 
+    def start(self) -> None:
+        """Start the thread and its process, which has made itself ready when the first text has ended."""
+        self._thread = threading.Thread(target=self._run, name="lookups", daemon=True)
+        self._thread.start()
+
     # On the event loop.
 
     @property
@@ -103,9 +108,6 @@ class LookupReplay:
         size = len(body) + self._text_bytes - kept.room
         self._entered_bytes += size
         self._queue.append(Finished(outcome, body, kept.parts, streamed, size))
-        if self._thread is None and not self._stopping.is_set():  # who never has a text needs neither it nor a process
-            self._thread = threading.Thread(target=self._run, name="lookups", daemon=True)
-            self._thread.start()
         if len(self._queue) == 1:
             self._awake.set()
 
@@ -131,14 +133,18 @@ class LookupReplay:
         """End the thread and its process; what still waits is not replayed."""
         self._stopping.set()
         self._awake.set()
+        if (process := self._process) is not None:
+            process.kill()  # it holds nothing that would be lost, and may be at something that takes long
         if self._thread is not None:
-            self._thread.join(_STOP_S)
-            if self._thread.is_alive() and (process := self._process) is not None:
-                process.kill()  # it is at a text that takes long
+            self._thread.join()
 
     # In the thread.
 
     def _run(self) -> None:
+        try:
+            self._begin_process()
+        except OSError as error:
+            self._put_off(error)
         try:
             while not self._stopping.is_set():
                 try:
@@ -158,11 +164,10 @@ class LookupReplay:
         try:
             told = self._ask(finished)
         except (OSError, ValueError) as error:  # it was killed, or could not be started
-            self.failed += 1
             self._end_process()
             if not self._stopping.is_set():
-                self._again_s = time.monotonic() + _AGAIN_S
-                log.warning("lookups cannot be replayed: %s; trying again in %g s", error, _AGAIN_S)
+                self.failed += 1
+                self._put_off(error)
             return 0.0
         if told is None:
             return 0.0
@@ -178,22 +183,18 @@ class LookupReplay:
         return min(_LONGEST_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
     def _ask(self, finished: Finished) -> dict[str, Any] | None:
-        process = self._process
-        if process is None:
-            if time.monotonic() < self._again_s:
-                self.failed += 1
-                return None
-            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603
-            self._process = process
+        if self._process is None and time.monotonic() < self._again_s:
+            self.failed += 1
+            return None
+        process = self._process or self._begin_process()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = b"".join(finished.answer)
-        head = b'{"endpoint":"%b","streamed":%b,"body":%d,"answer":%d,"arms":%b}\n' % (
+        head = b'{"endpoint":"%b","streamed":%b,"body":%d,"answer":%d}\n' % (
             finished.outcome.request.endpoint.value.encode(),
             b"true" if finished.streamed else b"false",
             len(finished.body),
             len(answer),
-            self._arms,
         )
         process.stdin.write(head + finished.body + answer)
         process.stdin.flush()
@@ -202,18 +203,25 @@ class LookupReplay:
             raise OSError(f"its process ended with status {process.poll()}")
         return orjson.loads(line)  # type: ignore[no-any-return]
 
+    def _begin_process(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603
+        self._process = process  # where `stop` finds it, whatever becomes of the next
+        assert process.stdin is not None
+        process.stdin.write(self._arms + b"\n")
+        process.stdin.flush()
+        return process
+
+    def _put_off(self, error: Exception) -> None:
+        self._again_s = time.monotonic() + _AGAIN_S
+        log.warning("lookups cannot be replayed: %s; trying again in %g s", error, _AGAIN_S)
+
     def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
+        process.kill()
+        process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                try:
-                    pipe.close()  # at the end of its input it ends
-                except OSError:  # it has ended already, and took what was written to it along
-                    continue
-        try:
-            process.wait(_STOP_S / 2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+                with contextlib.suppress(OSError):  # what it had not read yet goes nowhere
+                    pipe.close()

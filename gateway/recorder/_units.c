@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { PLACE_BITS = 16, HASH_BITS = 24, SIGNS = HASH_BITS / 6, BYTES = 256, SECRETS = 4 };
+enum { PLACE_BITS = 16, HASH_BITS = 24, SIGNS = HASH_BITS / 6, BYTES = 256, SECRETS = 4, SHORT = 1 << 14 };
 
 /* Kinds of bytes, each a bit: those of units.py, whose two kinds of blanks are one here. */
 enum { BLANK = 1 << 0, LETTER = 1 << 1, DIGIT = 1 << 2, ALONE = 1 << 5, CONTINUED = 1 << 6 };
@@ -188,10 +188,15 @@ static int hash_units(Memory *self, Text *text, PyObject *digest) {
 }
 
 static PyObject *packed(Memory *self, Text *texts, Py_ssize_t count, PyObject *digest) {
-    Py_BEGIN_ALLOW_THREADS
+    size_t size = 0;
     for (Py_ssize_t at = 0; at < count; at++)
-        hash_units(self, &texts[at], NULL);
-    Py_END_ALLOW_THREADS
+        size += texts[at].size;
+    if (size > SHORT) { /* less takes no longer than it takes to give the interpreter away and to get it back */
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t at = 0; at < count; at++)
+            hash_units(self, &texts[at], NULL);
+        Py_END_ALLOW_THREADS
+    }
     PyObject *told = PyList_New(count);
     for (Py_ssize_t at = 0; told && at < count; at++) {
         Text *text = &texts[at];

@@ -18,33 +18,56 @@ from gateway.transcript import read_answer
 from policies.policy import Outcome
 from policies.prompt import read_prompt
 from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
-from policies.trace import VERSION
+from policies.trace import VERSION, Hashing
 
-_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _MOST_INTERVALS = 8192
+_SHORT = 4096
+"""Characters of a prompt and its answer, all of which hashing takes a few microseconds if they were seen before, and
+half a millisecond if not."""
 
 Texts = tuple[str, str] | tuple[list[int], list[int]]
 """Of a prompt and its answer, or their token ids."""
 
 
-class Draft:
-    """A record but for the hashes of its texts.
+class Waiting:
+    """A request that has ended, and that has more to it than is worked out on the event loop.
 
     Parameters
     ----------
-    texts
-        To be hashed; None if none are.
+    head
+        The beginning of its line, everything that was at hand; empty if that wants its body.
+    wall_offset_s
+        Seconds since 1970 when the clock of `time.perf_counter` showed 0.
+    size_bytes
+        What it holds until then.
     """
 
-    __slots__ = ("document", "texts")
+    __slots__ = ("head", "size_bytes", "taken", "wall_offset_s")
 
-    def __init__(self, document: dict[str, Any], texts: Texts | None) -> None:
-        self.document = document
+    def __init__(self, head: bytes, taken: Taken, wall_offset_s: float) -> None:
+        self.head = head
+        self.taken = taken
+        self.wall_offset_s = wall_offset_s
+        self.size_bytes = len(head) + taken.held_bytes()
+
+
+class _Line:
+    """A line without its end, and what is yet to be hashed for it."""
+
+    __slots__ = ("head", "rest", "texts")
+
+    def __init__(self, head: bytes, rest: dict[str, Any], texts: Texts | None) -> None:
+        self.head = head
+        self.rest = rest
         self.texts = texts
 
 
 class Documents:
-    """Makes lines of what was taken.
+    """Makes lines of what was taken, whole ones at once if that is soon done.
+
+    What a record is made of is in the processor's caches when its request ends, and all of it can be let go then. So
+    that is cheaper than it would be a while later, even in a thread of its own, as long as nothing long is to be read.
 
     Parameters
     ----------
@@ -52,27 +75,80 @@ class Documents:
         `none`, `hashes` or `full`.
     hasher
         Makes the hashes, where they are wanted.
+    quick_hasher
+        Makes those of short texts on the event loop: another one, for a hasher does one thing at a time. None leaves
+        them to the thread.
     """
 
-    def __init__(self, text: str, hasher: TextHasher | None) -> None:
+    def __init__(self, text: str, hasher: TextHasher | None = None, quick_hasher: TextHasher | None = None) -> None:
         self._text = text
         self._hasher = hasher
+        self._quick_hasher = quick_hasher
         self._candidates = CandidateColumns()
 
-    def line(self, taken: Taken, wall_offset_s: float) -> bytes:
-        """Return the line of one request; see `draft`."""
-        return self.lines([self.draft(taken, wall_offset_s)])
+    # On the event loop.
 
-    def draft(self, taken: Taken, wall_offset_s: float) -> Draft:
-        """Return the record of a request, but for hashes.
+    def begin(self, taken: Taken, wall_offset_s: float) -> bytes | Waiting:
+        """Return the line of a request, or what `end` makes its line of.
 
         Parameters
         ----------
         wall_offset_s
             Seconds since 1970 when the clock of `time.perf_counter` showed 0.
         """
+        routed = taken.routed
+        features = routed.features
+        if taken.body and not routed.model.policy.text_features >= TEXT_FEATURES:
+            return Waiting(b"", taken, wall_offset_s)
+        document = self._document(taken, features, wall_offset_s)
+        is_whole = len(taken.take.chunks) < 2
+        if is_whole and self._text != "none" and features.n == 1:
+            is_whole = self._add_short(document, taken)
+        head = orjson.dumps(document, option=_OPTIONS)
+        return head + b"\n" if is_whole else Waiting(head, taken, wall_offset_s)
+
+    def _add_short(self, document: dict[str, Any], taken: Taken) -> bool:
+        """Add the hashes of texts that are short and at hand, and tell whether they are."""
+        hasher, prompt, answer = self._quick_hasher, taken.routed.prompt, taken.take.transcript
+        if hasher is None or prompt is None or answer is None or answer.token_ids:
+            return False
+        asked, answered = "\n".join(prompt.pieces), answer.text
+        if len(asked) + len(answered) > _SHORT:
+            return False
+        ((prompts, outputs),) = hasher.pack_all([(asked, answered)])
+        _add_hashes(document, prompts, outputs, hasher.of_texts)
+        return True
+
+    # In the recorder's thread.
+
+    def end(self, waiting: Sequence[Waiting]) -> list[bytes | Exception]:
+        """Return lines, or why one cannot be made; hashing the texts of many at once takes a third of the time."""
+        lines: list[_Line | Exception] = []
+        for one in waiting:
+            try:
+                lines.append(self._line(one))
+            except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not end all others
+                lines.append(error)
+        if (hasher := self._hasher) is not None:
+            _hash(lines, hasher)
+        return [line if isinstance(line, Exception) else _whole(line) for line in lines]
+
+    def _line(self, waiting: Waiting) -> _Line:
+        taken, head = waiting.taken, waiting.head
+        features = taken.routed.features
         body = _parsed(taken.body) if taken.body else {}
-        features = _complete(taken, body)
+        if not head:
+            head = orjson.dumps(self._document(taken, _described(taken, body), waiting.wall_offset_s), option=_OPTIONS)
+        rest: dict[str, Any] = {}
+        if taken.outcome is not None and len(taken.take.chunks) > 1:
+            rest["itl"] = _intervals(taken.take.chunks)
+        texts = None
+        if self._text != "none" and features.n == 1:
+            texts = self._add_text(rest, taken, body, features.endpoint)
+        return _Line(head, rest, texts)
+
+    def _document(self, taken: Taken, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
+        """Return everything of a record but its texts, and the intervals of a stream."""
         document: dict[str, Any] = {
             "version": VERSION,
             "id": taken.request_id.decode("latin-1"),
@@ -100,29 +176,20 @@ class Documents:
                 document["candidates"] = self._candidates.columns(features.model, taken.take, decision)
         if taken.outcome is not None:
             _add_outcome(document, taken, taken.outcome)
-        if self._text == "none" or features.n != 1:
-            return Draft(document, None)
-        return Draft(document, self._add_text(document, taken, body, features))
-
-    def lines(self, drafts: Sequence[Draft]) -> bytes:
-        """Return the lines of records; hashing the texts of many at once takes a third of the time."""
-        hasher = self._hasher
-        if hasher is not None:
-            _add_hashes(drafts, hasher)
-        return b"".join([orjson.dumps(draft.document, option=_OPTIONS) for draft in drafts])
+        return document
 
     def _add_text(
-        self, document: dict[str, Any], taken: Taken, body: dict[str, Any], features: RequestFeatures
+        self, document: dict[str, Any], taken: Taken, body: dict[str, Any], endpoint: Endpoint
     ) -> Texts | None:
         """Add the text, or return what is to stand for it: of a prompt alone if the answer was too long to keep."""
         answer = taken.take.transcript
         if answer is None:
-            answer = read_answer(features.endpoint, b"".join(taken.take.answer or ()), stream=True)
+            answer = read_answer(endpoint, b"".join(taken.take.answer or ()), stream=True)
         prompt = taken.routed.prompt or read_prompt(body)
         prompt_ids, output_ids = answer.prompt_token_ids or prompt.ids, answer.token_ids
         if self._text == "full":
             told = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
-            told |= _prompt(features.endpoint, body)
+            told |= _prompt(endpoint, body)
             document |= {name: text for name, text in told.items() if text}
             return None
         if prompt_ids and output_ids:
@@ -130,28 +197,41 @@ class Documents:
         return "\n".join(prompt.pieces), answer.text
 
 
-def _add_hashes(drafts: Sequence[Draft], hasher: TextHasher) -> None:
-    """Add what stands for the texts: 24 bits a unit, packed into a text."""
+def _hash(lines: Sequence[_Line | Exception], hasher: TextHasher) -> None:
+    """Add what stands for the texts of lines."""
     texts: list[tuple[str, str]] = []
     ids: list[tuple[list[int], list[int]]] = []
-    of_texts, of_ids = [], []
-    for draft in drafts:
-        if (both := draft.texts) is None:
+    of_texts: list[dict[str, Any]] = []
+    of_ids: list[dict[str, Any]] = []
+    for line in lines:
+        if isinstance(line, Exception) or (both := line.texts) is None:
             continue
         if isinstance(both[0], str):
             texts.append(both)
-            of_texts.append(draft.document)
+            of_texts.append(line.rest)
         else:
             ids.append(both)
-            of_ids.append(draft.document)
-    groups = ((of_texts, hasher.pack_all(texts), hasher.of_texts), (of_ids, hasher.pack_all_ids(ids), hasher.of_tokens))
-    for documents, hashes, how in groups:
-        for document, (prompt, output) in zip(documents, hashes, strict=True):
-            if prompt:
-                document["prompt_hashes"] = prompt
-            if output:
-                document["output_hashes"] = output
-            document["hashing"] = how
+            of_ids.append(line.rest)
+    for rest, (prompt, output) in zip(of_texts, hasher.pack_all(texts), strict=True):
+        _add_hashes(rest, prompt, output, hasher.of_texts)
+    for rest, (prompt, output) in zip(of_ids, hasher.pack_all_ids(ids), strict=True):
+        _add_hashes(rest, prompt, output, hasher.of_tokens)
+
+
+def _add_hashes(document: dict[str, Any], prompt: str, output: str, how: Hashing) -> None:
+    """Add the hashes of a prompt and its answer: 24 bits a unit, packed into a text."""
+    if prompt:
+        document["prompt_hashes"] = prompt
+    if output:
+        document["output_hashes"] = output
+    document["hashing"] = how
+
+
+def _whole(line: _Line) -> bytes:
+    """Return a line with its end."""
+    if not line.rest:
+        return line.head + b"\n"
+    return line.head[:-1] + b"," + orjson.dumps(line.rest, option=_OPTIONS)[1:] + b"\n"
 
 
 def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
@@ -189,10 +269,10 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _complete(taken: Taken, body: dict[str, Any]) -> RequestFeatures:
+def _described(taken: Taken, body: dict[str, Any]) -> RequestFeatures:
     """Return the features of a request, those too that its policy had no need of."""
     features, model = taken.routed.features, taken.routed.model
-    if not body or model.policy.text_features >= TEXT_FEATURES:
+    if not body:
         return features
     return describe(
         features.endpoint,
@@ -213,8 +293,6 @@ def _add_outcome(document: dict[str, Any], taken: Taken, outcome: Outcome) -> No
         document["cached_tokens"] = outcome.cached_tokens
     if outcome.ttft_s is not None:
         document["ttft_s"] = micro(outcome.ttft_s)
-    if len(taken.take.chunks) > 1:
-        document["itl"] = _intervals(taken.take.chunks)
     if usage is not None and usage.queue_s is not None:
         document["queue_s"] = usage.queue_s
     spec: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from collections import deque
 from pydantic import SecretStr
 
 from gateway.metrics import Metrics
-from gateway.recorder.document import Documents, Draft
+from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.take import Take, Taken
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _AT_ONCE, _AT_ONCE_BYTES = 32, 1 << 17
-"""Records, and bytes of their texts, that are made in one go: about a millisecond's work."""
+"""Records left to the thread, and bytes of their texts, that it makes in one go: about a millisecond's work."""
 _KEEP_PROMPT_BYTES = 1 << 14
 """The prompt of a longer body is read again, rather than kept beside it for as long as the answer takes."""
 
@@ -43,16 +43,18 @@ class Recorder:
 
     Attributes
     ----------
-    written, dropped, failed
-        Records: in a file, left out since the queue was full, left out since the disk took none (or, a defect, no
-        record could be made).
+    written, dropped
+        Records: in a file, and left out since the queue was full.
+    unmade, lost
+        Those that could not be made on the event loop (a defect); those left out in the thread since the disk took
+        none, or, a defect too, since they could not be made.
     written_bytes
         In files, packed.
     """
 
     def __init__(self, settings: RecorderSettings) -> None:
         self._settings = settings
-        self._queue: deque[Taken] = deque()
+        self._queue: deque[bytes | Waiting] = deque()
         self._most = settings.queue
         self._most_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
@@ -60,17 +62,21 @@ class Recorder:
         self._keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
         self._entered_bytes = 0  # written on the event loop alone; the next by the thread alone
         self._left_bytes = 0
+        self._until_full = 1.0
         self._files = TraceFiles(settings)
-        self._documents: Documents | None = None
+        hasher, quick_hasher = _hasher(settings), _hasher(settings)
+        is_quick = quick_hasher is not None and quick_hasher.is_quick
+        self._documents = Documents(settings.text, hasher, quick_hasher if is_quick else None)
+        self._wall_offset_s = _wall_offset_s()
         self._writer: threading.Thread | None = None
         self._awake = threading.Event()
         self._stopping = False
         self._pending: list[bytes] = []
-        self._pending_records = self._pending_bytes = 0
+        self._pending_bytes = 0
         self._oldest_s = 0.0
         self._complained_s = -_COMPLAIN_S
         self._counted = (0, 0, 0, 0)
-        self.written = self.dropped = self.failed = self.written_bytes = 0
+        self.written = self.dropped = self.lost = self.unmade = self.written_bytes = 0
 
     # On the request path.
 
@@ -89,21 +95,32 @@ class Recorder:
         return body if wanted and len(body) <= self._text_bytes else b""
 
     def add(self, taken: Taken) -> None:
-        """Put a request that has ended into the queue, or drop it if that is full."""
-        if len(self._queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
+        """Put the record of a request that has ended into the queue, or drop it if that is full."""
+        queue = self._queue
+        if len(queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
             self.dropped += 1
             return
-        taken.size_bytes = taken.held_bytes()
-        self._entered_bytes += taken.size_bytes
-        self._queue.append(taken)
-        if len(self._queue) == _AT_ONCE:  # soon, while all of it is in the cache
+        try:
+            begun = self._documents.begin(taken, self._wall_offset_s)
+        except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not fail its request
+            self.unmade += 1
+            self._complain(f"a request could not be recorded: {error!r}")
+            return
+        if isinstance(begun, bytes):
+            self._entered_bytes += len(begun)
+            self._until_full -= len(begun) / _FRAME_BYTES
+        else:
+            self._entered_bytes += begun.size_bytes
+            self._until_full -= 1.0 / _AT_ONCE
+        queue.append(begun)
+        if self._until_full <= 0.0:
+            self._until_full = 1.0
             self._awake.set()
 
     # Beside it.
 
     def start(self) -> None:
         """Start the thread."""
-        self._documents = Documents(self._settings.text, _hasher(self._settings))
         # No daemon: it ends with the main thread, whatever ends that, after it has written what there is.
         self._writer = threading.Thread(target=self._run, name="recorder")
         self._writer.start()
@@ -119,6 +136,7 @@ class Recorder:
 
     def count(self, metrics: Metrics) -> None:
         """Add what happened since the last call to the metrics; on the event loop."""
+        self._wall_offset_s = _wall_offset_s()  # the clock may have been set
         now = (self.written, self.dropped, self.failed, self.written_bytes)
         written, dropped, failed, written_bytes = (new - old for new, old in zip(now, self._counted, strict=True))
         self._counted = now
@@ -127,72 +145,89 @@ class Recorder:
         metrics.recorded_bytes.labels(self._settings.text).inc(written_bytes)
         metrics.recorder_queue.labels(self._settings.text).set(len(self._queue))
 
+    @property
+    def failed(self) -> int:
+        """Records that were to be written, and are not."""
+        return self.lost + self.unmade
+
     # In the thread.
 
     def _run(self) -> None:
         main = threading.main_thread()
         ending = False
         while not ending:
-            is_full = self._awake.wait(_LOOK_S)
+            self._awake.wait(_LOOK_S)
             self._awake.clear()
             ending = self._stopping or not main.is_alive()
-            self._empty_queue(_AT_ONCE if is_full and not ending else 1, 1 if ending else _AT_ONCE)
+            self._empty_queue(0 if ending else _AT_ONCE)
             if self._pending and (ending or self._is_due()):
                 self._flush()
             self._files.upkeep()
         self._files.close()
 
-    def _empty_queue(self, least: int = 1, then: int = 1) -> None:
-        """Make records of what is in the queue if that is `least` requests, and go on while it is `then`."""
-        wall_offset_s = time.time() - time.perf_counter()
-        assert self._documents is not None
-        while len(self._queue) >= least:
-            least = then
-            drafts = self._drafts(wall_offset_s)
-            try:
-                lines = self._documents.lines(drafts)
-            except Exception as error:  # noqa: BLE001 -- as below
-                self._lose(len(drafts), error)
-                continue
-            if not self._pending:
-                self._oldest_s = time.monotonic()
-            self._pending.append(lines)
-            self._pending_records += len(drafts)
-            self._pending_bytes += len(lines)
-            if self._pending_bytes >= _FRAME_BYTES or self._is_due():
+    def _empty_queue(self, least: int) -> None:
+        """Write what is in the queue, frame by frame; of what is to be ended, go on while it is `least`."""
+        while self._queue:
+            waiting = self._take_lines()
+            if waiting:
+                self._end(waiting)
+            if self._pending_bytes >= _FRAME_BYTES or (self._pending and self._is_due()):
                 self._flush()
-            time.sleep(_PAUSE_S)  # lets the event loop have the interpreter, which it would else wait 5 ms for
+            if waiting:
+                time.sleep(_PAUSE_S)  # lets the event loop have the interpreter, which it would else wait 5 ms for
+                if len(self._queue) < least:
+                    return
 
-    def _drafts(self, wall_offset_s: float) -> list[Draft]:
-        """Take requests from the queue, so many as are soon done with."""
-        assert self._documents is not None
-        drafts: list[Draft] = []
-        taken_bytes = 0
-        while self._queue and len(drafts) < _AT_ONCE and taken_bytes < _AT_ONCE_BYTES:
-            taken = self._queue.popleft()
-            self._left_bytes += taken.size_bytes
-            taken_bytes += taken.size_bytes
-            try:
-                drafts.append(self._documents.draft(taken, wall_offset_s))
-            except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not end all others
-                self._lose(1, error)
-        return drafts
+    def _take_lines(self) -> list[Waiting]:
+        """Take a frame of lines from the queue, or until as many are to be ended as is soon done; return these."""
+        waiting: list[Waiting] = []
+        waiting_bytes = 0
+        while self._queue and self._pending_bytes < _FRAME_BYTES:
+            one = self._queue.popleft()
+            if isinstance(one, bytes):
+                self._left_bytes += len(one)
+                self._append(one)
+                continue
+            self._left_bytes += one.size_bytes
+            waiting_bytes += one.size_bytes
+            waiting.append(one)
+            if len(waiting) >= _AT_ONCE or waiting_bytes >= _AT_ONCE_BYTES:
+                break
+        return waiting
+
+    def _end(self, waiting: list[Waiting]) -> None:
+        try:
+            lines = self._documents.end(waiting)
+        except Exception as error:  # noqa: BLE001 -- records that cannot be made must not end all others
+            self._lose(len(waiting), error)
+            return
+        for line in lines:
+            if isinstance(line, bytes):
+                self._append(line)
+            else:
+                self._lose(1, line)
+
+    def _append(self, line: bytes) -> None:
+        if not self._pending:
+            self._oldest_s = time.monotonic()
+        self._pending.append(line)
+        self._pending_bytes += len(line)
 
     def _lose(self, records: int, error: Exception) -> None:
-        self.failed += records
+        self.lost += records
         self._complain(f"a request could not be recorded: {error!r}")
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._oldest_s >= self._settings.flush_s
 
     def _flush(self) -> None:
-        lines, records = b"".join(self._pending), self._pending_records
+        lines, records = b"".join(self._pending), len(self._pending)
         self._pending.clear()
-        self._pending_bytes = self._pending_records = 0
+        self._pending_bytes = 0
         try:
             self.written_bytes += self._files.write(lines)
         except OSError as error:
-            self.failed += records
+            self.lost += records
             self._complain(f"records are lost: {self._settings.path}: {error.strerror or error}")
         else:
             self.written += records
@@ -238,3 +273,8 @@ def recorder_fault(settings: RecorderSettings) -> str:
     except ValueError as error:
         return f"recorder.tokenizer: {error}"
     return ""
+
+
+def _wall_offset_s() -> float:
+    """Return the seconds since 1970 when the clock of `time.perf_counter` showed 0."""
+    return time.time() - time.perf_counter()

@@ -100,8 +100,6 @@ class Taken:
         None if it was not answered.
     arrived_s, ended_s
         On the clock of `time.perf_counter`.
-    size_bytes
-        Of the texts that it holds, as `held_bytes` has it; the recorder's.
     """
 
     take: Take
@@ -118,7 +116,6 @@ class Taken:
     usage: Usage | None
     arrived_s: float
     ended_s: float
-    size_bytes: int
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -136,7 +133,6 @@ class Taken:
         usage: Usage | None,
         arrived_s: float,
         ended_s: float,
-        size_bytes: int = 0,
     ) -> None:
         self.take = take
         self.request_id = request_id
@@ -152,7 +148,6 @@ class Taken:
         self.usage = usage
         self.arrived_s = arrived_s
         self.ended_s = ended_s
-        self.size_bytes = size_bytes
 
     def held_bytes(self) -> int:
         """Return about how much memory its texts take."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from backends.backend import Candidate
 from backends.pool import Pool
-from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
+from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings, Work
 from policies.request import RequestFeatures
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
 
@@ -39,7 +39,7 @@ class Broken(Policy):
         if "observe" in self.breaks:
             raise TypeError("not that")
 
-    def upkeep(self) -> Callable[[], None] | None:
+    def upkeep(self) -> Work | None:
         if "upkeep" in self.breaks:
             raise RuntimeError("cannot fit")
         return None

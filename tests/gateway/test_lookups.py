@@ -155,10 +155,9 @@ async def _until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
+def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
     policy = _Listener()
-    replay = LookupReplay(policy, LookupSettings(queue=3), [NGRAM])
-    replay._stopping.set()  # nothing empties it
+    replay = LookupReplay(policy, LookupSettings(queue=3), [NGRAM])  # not started: nothing empties it
     early = replay.begin(_outcome().request, b"{}")
     for _ in range(3):
         _add(replay)
@@ -168,7 +167,6 @@ async def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
     replay.add(_outcome(), b"{}", early, streamed=False)
     assert (replay.waiting, replay.dropped) == (3, 2)
     small = LookupReplay(policy, LookupSettings(queue_mib=0.001), [NGRAM])
-    small._stopping.set()
     for _ in range(5):
         _add(small)
     assert small.dropped > 0
@@ -192,6 +190,7 @@ async def test_the_working_directory_has_no_say_in_what_is_run(tmp_path: Path, m
     (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     replay = LookupReplay(_Listener(), LookupSettings(cpu=1.0), [NGRAM])
+    replay.start()
     try:
         _add(replay)
         await _until(lambda: replay.replayed + replay.failed == 1)
@@ -204,6 +203,7 @@ async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr("gateway.lookups.replay._AGAIN_S", 0.0)
     policy = _Listener()
     replay = LookupReplay(policy, LookupSettings(cpu=1.0), [NGRAM, SUFFIX])
+    replay.start()
     try:
         _add(replay, b'{"choices": 7}')
         _add(replay, b"\xff\x00 not JSON")
@@ -236,11 +236,11 @@ def test_token_ids_are_taken_where_the_engine_sent_them() -> None:
         "streamed": False,
         "body": len(body),
         "answer": len(answer),
-        "arms": [{"arm": "ngram:3", "method": "ngram", "k": 3, "config": dict(NGRAM.config)}],
     }
+    arms = [{"arm": "ngram:3", "method": "ngram", "k": 3, "config": dict(NGRAM.config)}]
     told = subprocess.run(
         [sys.executable, "-m", "gateway.lookups"],
-        input=orjson.dumps(asked) + b"\n" + body + answer,
+        input=orjson.dumps(arms) + b"\n" + orjson.dumps(asked) + b"\n" + body + answer,
         stdout=subprocess.PIPE,
         check=True,
         timeout=_PATIENCE_S,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,8 +105,7 @@ def play(
 
 def fit(policy: Policy) -> None:
     """Let a policy learn from what it has observed."""
-    work: Callable[[], None] | None = policy.upkeep()
-    if work is not None:
+    if (work := policy.upkeep()) is not None:
         work()
 
 
