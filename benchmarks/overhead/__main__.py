@@ -63,16 +63,19 @@ def _print_table(load: Load, cells: dict[str, Cell]) -> None:
     alone = cells[_ALONE]
     unit, what = ("chunk", "streams") if load.chunk_interval_s else ("request", "requests")
     print(f"\n### {load.name}\n")
-    print(f"| system | CPU us/{unit} | {what}/s | added p50 ms | added p99 ms | over 1 ms | RSS MB | errors |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = f"CPU us/{unit} | {what}/s | added p50 ms | added p99 ms | over 1 ms | RSS MB | errors | not recorded"
+    print(f"| system | {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for label, cell in cells.items():
         if not cell.p50_ms:
             continue
         middle = {key: statistics.median(getattr(cell, key) or [0.0]) for key in Cell.__slots__ if key != "errors"}
+        left_out = f"{middle['left_out']:.1%}" if cell.left_out else ""
         added = [middle[key] - statistics.median(getattr(alone, key)) for key in ("p50_ms", "p99_ms")]
         print(
             f"| {label} | {middle['cpu_us']:.1f} | {middle['requests_per_s']:.0f} | {added[0]:.2f} | {added[1]:.2f} | "
-            f"{middle['over_1_ms']:.2%} | {middle['rss_mb']:.0f} | {cell.errors} |",
+            f"{middle['over_1_ms']:.2%} | {middle['rss_mb']:.0f} | {cell.errors} | "
+            f"{left_out} |",
             flush=True,
         )
 

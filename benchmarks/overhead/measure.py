@@ -11,6 +11,7 @@ from benchmarks.overhead.process import (
     SYSTEM_CPU,
     cpu_s,
     load,
+    records_left_out,
     rss_mb,
     running,
     stats,
@@ -68,6 +69,7 @@ class Cell:
     p99_ms: list[float] = field(default_factory=list)
     over_1_ms: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
+    left_out: list[float] = field(default_factory=list)
     errors: int = 0
 
     def note(self, kind: Load, result: dict[str, Any]) -> None:
@@ -106,6 +108,8 @@ def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool
             cell.cpu_us.append(1e6 * spent_s / max(1, after[what] - before[what]))
             cell.rss_mb.append(rss_mb(pids))
             cell.note(kind, result)
+            if system.records:
+                cell.left_out.append(records_left_out(port) / max(1, stats(behind)["requests"]))
     return True
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 SYSTEM_CPU, LOAD_CPU = 0, 1
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
+_COUNTED_S = 1.1  # what a worker counts, its page tells a second later
+_LEFT_OUT = 'gateway_recorder_records_total{result="dropped"}'
 _IDLE_S, _IDLE_SHARE = 0.5, 0.05
 _PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
@@ -128,6 +130,14 @@ def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[s
     )
     result: dict[str, object] = json.loads(done.stdout)
     return result
+
+
+def records_left_out(port: int) -> float:
+    """Return how many requests a gateway was too busy to record."""
+    time.sleep(_COUNTED_S)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        page: str = answer.read().decode()
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(_LEFT_OUT))
 
 
 def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:

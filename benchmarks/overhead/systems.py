@@ -44,11 +44,14 @@ class System:
         The environment has UPSTREAM and FOLDER too.
     headers
         What its requests must carry.
+    records
+        It records requests, and counts those it had to leave out.
     """
 
     name: str
     argv: Argv
     headers: tuple[str, ...] = ()
+    records: bool = False
 
 
 def gateway(pool: Path, *, workers: int = 1) -> System:
@@ -59,7 +62,7 @@ def gateway(pool: Path, *, workers: int = 1) -> System:
         command = [installed] if installed else [sys.executable, "-m", "gateway"]
         return [*command, "--config", str(pool), "--port", str(port), "--workers", str(workers)]
 
-    return System(f"gateway, {pool.stem}", argv, ("authorization: Bearer sk-bench",))
+    return System(f"gateway, {pool.stem}", argv, ("authorization: Bearer sk-bench",), "recorder:" in pool.read_text())
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str] | None:
