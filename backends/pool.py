@@ -8,6 +8,7 @@ request goes elsewhere before any probe has run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,6 +55,7 @@ class _Record:
 
     probe: Probe
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
     failed_probes: int = 0
     broken: int = 0
     ejections: int = 0
@@ -99,6 +101,17 @@ class Pool:
         """Begin to probe."""
         for backend in self:
             self._tasks.append(asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}"))
+
+    async def looked_at(self, timeout_s: float) -> None:
+        """Wait until every replica was looked at once, but no longer than that.
+
+        A worker that begins beside others gets its share of new connections as soon as it listens, and would refuse
+        requests while it does not know yet who is up.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for record in self._records.values():
+                    await record.looked.wait()
 
     async def stop(self) -> None:
         """Stop probing."""
@@ -178,6 +191,7 @@ class Pool:
             record.wake.clear()
             result = await record.probe.look(admit=backend.state is not State.UP)
             self._judge(backend, record, result)
+            record.looked.set()
             pause_s = self.rules.interval_s
             if backend.state is State.STARTING:
                 pause_s = min(pause_s, 0.25)  # a pool that starts is waited for

@@ -1,8 +1,8 @@
 """Time what recording costs: `python -m benchmarks.recorder`. Microseconds of CPU, best of nine.
 
-First on the request path (notes, and the queue); then in the recorder's thread, which makes 32 records at a time, a
-record of a chat request with 2,000 characters of prompt and 128 tokens of answer, streamed or not, no two alike; then
-what it takes to pack and write a record, and what a record takes in the file.
+Of a chat request with 2,000 characters of prompt and 128 tokens of answer, streamed or not, no two alike: first on
+the event loop (notes, and the record or as much of it as is made there); then in the recorder's thread, which makes the
+rest of 32 records at a time; then what it takes to pack and write a record, and what a record takes in the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backends.speculation import Method
 from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
 from gateway.recorder import Recorder, Take, Taken
-from gateway.recorder.document import Documents
+from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.routing import Routed
@@ -35,6 +35,7 @@ from policies.request import Endpoint, describe
 TOKENS = 128
 WRITTEN = prose(60_000)
 _AT_ONCE, _FRAME_BYTES = 32, 1 << 18
+_IS_COMPILED = TextHasher(b"salt").is_quick
 _LINE = "{:<64} {:>9.2f}"
 
 
@@ -45,8 +46,24 @@ def pool() -> list[Backend]:
     return [Backend(m.value, "m", m, "http://127.0.0.1:1", state=State.UP, in_flight=3, load=load) for m in methods]
 
 
-def _lines(documents: Documents, batch: Sequence[Taken]) -> bytes:
-    return documents.lines([documents.draft(one, 0.0) for one in batch])
+def _documents(text: str) -> Documents:
+    """Return what makes records, as a recorder has it."""
+    if text != "hashes":
+        return Documents(text)
+    return Documents(text, TextHasher(b"salt"), TextHasher(b"salt") if _IS_COMPILED else None)
+
+
+def _begin(documents: Documents, batch: Sequence[Taken]) -> list[bytes | Waiting]:
+    return [documents.begin(one, 0.0) for one in batch]
+
+
+def _line(documents: Documents, one: Taken, wall_offset_s: float = 0.0) -> bytes:
+    begun = documents.begin(one, wall_offset_s)
+    if isinstance(begun, Waiting):
+        (line,) = documents.end([begun])
+        assert isinstance(line, bytes)
+        return line
+    return begun
 
 
 def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True) -> Taken:
@@ -89,8 +106,8 @@ def _repeat(call: Callable[[], object]) -> None:
         call()
 
 
-def request_path(folder: Path) -> None:
-    """Print what the event loop spends."""
+def event_loop(folder: Path) -> None:
+    """Print what a request and a chunk of a stream take there."""
     backends = pool()
     recorder = Recorder(RecorderSettings(path=folder, queue=100))  # its thread not started: the queue is emptied here
     one = taken(backends, "thresholds", "none")
@@ -125,7 +142,7 @@ def request_path(folder: Path) -> None:
 
     for text, into, ended in (("none", recorder, one), ("hashes", hashing, hashed)):
         took = best_us(partial(_repeat, partial(whole, into, ended)), 100)
-        print(_LINE.format(f"request path: a request, five candidates, text: {text}", took))
+        print(_LINE.format(f"event loop: notes and record, five candidates, text: {text}, in one piece", took))
     holder = [Take(None, 0)]
 
     def hundred() -> None:
@@ -136,33 +153,35 @@ def request_path(folder: Path) -> None:
                     take.keep(b"")
         del holder[0].chunks[:]
 
-    print(_LINE.format("request path: a chunk of a stream", best_us(hundred, 100)))
+    print(_LINE.format("event loop: a chunk of a stream", best_us(hundred, 100)))
 
 
-def thread(folder: Path) -> None:
-    """Print what the thread spends on a record, and what it takes."""
+def records(folder: Path) -> None:
+    """Print what is spent on a record, where, and what it takes."""
     backends = pool()
     print()
     for policy in ("thresholds", "round_robin"):
         for text in ("none", "hashes", "full"):
             for streamed in (True, False):
-                documents = Documents(text, TextHasher(b"salt") if text == "hashes" else None)
+                documents = _documents(text)
                 batch = [taken(backends, policy, text, number, streamed=streamed) for number in range(_AT_ONCE)]
-                line = partial(_lines, documents, batch)
-                line()
+                waiting = [one for one in _begin(documents, batch) if isinstance(one, Waiting)]
+                documents.end(waiting)
                 kept = "" if policy == "thresholds" else ", features to be worked out"
-                answer = "a stream" if streamed else "in one piece"
-                print(_LINE.format(f"thread: text: {text}, {answer}{kept}", best_us(line, _AT_ONCE)))
+                kind = f"text: {text}, {'a stream' if streamed else 'in one piece'}{kept}"
+                print(_LINE.format(f"event loop: {kind}", best_us(partial(_begin, documents, batch), _AT_ONCE)))
+                if waiting:
+                    print(_LINE.format(f"thread:     {kind}", best_us(partial(documents.end, waiting), _AT_ONCE)))
     print()
     hasher, words, draw = TextHasher(b"salt"), WRITTEN.split(), Random(7)
     begins = [draw.randrange(50_000) for _ in range(_AT_ONCE)]
     pairs = [(WRITTEN[begin : begin + 2000], " ".join(draw.choices(words, k=TOKENS))) for begin in begins]
-    print(_LINE.format("thread: of which hashes, no unit new", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
+    print(_LINE.format("hashes, no unit new", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
     for text in ("none", "hashes", "full"):
-        documents = Documents(text, TextHasher(b"salt") if text == "hashes" else None)
-        first = documents.line(taken(backends, "thresholds", text), 0.0)
+        documents = _documents(text)
+        first = _line(documents, taken(backends, "thresholds", text))
         lines = [
-            documents.line(taken(backends, "thresholds", text, number), number * 0.37)
+            _line(documents, taken(backends, "thresholds", text, number), number * 0.37)
             for number in range(_FRAME_BYTES // len(first))
         ]
         files = TraceFiles(RecorderSettings(path=folder))
@@ -175,8 +194,8 @@ def thread(folder: Path) -> None:
 def main() -> None:
     """Print all of it."""
     with tempfile.TemporaryDirectory() as folder:
-        request_path(Path(folder))
-        thread(Path(folder))
+        event_loop(Path(folder))
+        records(Path(folder))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from policies.policy import Work
 log = logging.getLogger(__name__)
 
 _SWEEP_S = 0.5
+_FIRST_LOOK_S = 1.0
 _LEARN_SHARE = 0.02
 """Most of a core that fitting may take, once it takes more than that of half a second."""
 _LONGEST_PAUSE_S = 30.0
@@ -63,14 +64,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         recorder = gateway.relay.recorder
-        if recorder is not None:
-            recorder.start()
-        await gateway.state.start()  # before the first request, so that it meets what was learned
-        await gateway.pool.start()
-        for model in gateway.models.values():
-            if model.lookups is not None:
-                model.lookups.start()  # its process makes itself ready meanwhile
-            await asyncio.to_thread(model.policy.prepare)
+        await _start(gateway)
         beside = [asyncio.create_task(_tick(gateway, siblings))]
         beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
         try:
@@ -159,6 +153,19 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
             card |= known | {"id": alias}
             cards.append(card | {"simulated": True} if simulated else card)
     return cards
+
+
+async def _start(gateway: Gateway) -> None:
+    """Make everything ready for the first request."""
+    if gateway.relay.recorder is not None:
+        gateway.relay.recorder.start()
+    await gateway.state.start()  # so that it meets what was learned
+    await gateway.pool.start()
+    for model in gateway.models.values():
+        if model.lookups is not None:
+            model.lookups.start()  # its process makes itself ready meanwhile
+        await asyncio.to_thread(model.policy.prepare)
+    await gateway.pool.looked_at(_FIRST_LOOK_S)
 
 
 async def _tick(gateway: Gateway, siblings: Siblings) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +37,26 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def test_who_waits_for_the_first_look_knows_who_is_up() -> None:
+    async with watched() as (pool, backend, _):
+        assert backend.state is State.STARTING
+        await pool.looked_at(5.0)
+        assert backend.state is State.UP
+
+
+async def test_nobody_waits_long_for_one_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and no more than that
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        pool = Pool([Backend("a", "m", Method.BASELINE, url)], replace(RULES, timeout_s=60.0))
+        await pool.start()
+        try:
+            async with asyncio.timeout(5.0):
+                await pool.looked_at(0.05)
+            assert not pool.up("m")
+        finally:
+            await pool.stop()
 
 
 async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
