@@ -18,6 +18,7 @@ from backends.speculation import Method
 from gateway.config import load_pool
 from gateway.metrics import Metrics
 from gateway.recorder import Recorder, Taken, recorder_fault, with_salt
+from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.routing import Routed
@@ -302,6 +303,24 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert "cannot write to" in recorder_fault(settings(file / "below"))
     assert "cannot write to /proc" in recorder_fault(settings(Path("/proc/traces")))
     assert recorder_fault(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
+
+
+def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="hashes"))
+    at_once = Documents("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
+    later = Documents("hashes", TextHasher(b"salt"))
+    for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
+        one = taken(recorder)
+        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt, "and more"])))
+        del one.take.chunks[:]
+        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
+        begun, waiting = at_once.begin(one, 1.0), later.begin(one, 1.0)
+        assert isinstance(begun, bytes) is is_short
+        assert isinstance(waiting, Waiting)
+        lines = [begun] if isinstance(begun, bytes) else at_once.end([begun])
+        assert lines == later.end([waiting])
+        assert json.loads(waiting.head + b"\n").items() <= json.loads(lines[0]).items()  # type: ignore[arg-type]
+        assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(lines[0]).keys()  # type: ignore[arg-type]
 
 
 # With a gateway around it.

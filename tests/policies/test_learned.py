@@ -124,6 +124,27 @@ def test_it_gathers_what_it_predicts_with() -> None:
     assert policy.upkeep() is None  # nothing new
 
 
+def test_a_fit_pauses_between_its_parts_and_is_in_place_when_it_is_whole() -> None:
+    policy, at_once = _policy(), _policy()
+    for each in (policy, at_once):
+        play(each, replicas(), calls(200, 10.0, 5))
+    work = policy.upkeep()
+    assert work is not None
+    before, seen = policy.predictor.knowledge, []
+
+    def pause() -> None:
+        policy.choose(REQUEST, _pool())
+        seen.append(policy.predictor.knowledge)
+
+    work(pause)
+    assert len(seen) > len(before.acceptance.arms) + 4
+    assert all(one is before for one in seen)
+    policy.choose(REQUEST, _pool())
+    fit(at_once)
+    at_once.choose(REQUEST, _pool())
+    assert policy.predictor.knowledge.steps == at_once.predictor.knowledge.steps
+
+
 def test_half_its_own_and_half_others_is_as_good_as_all_its_own() -> None:
     alone, shared = _policy(), _policy()
     play(alone, replicas(), calls(200, 10.0, 5))
