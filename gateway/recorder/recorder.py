@@ -64,9 +64,10 @@ class Recorder:
         self._left_bytes = 0
         self._until_full = 1.0
         self._files = TraceFiles(settings)
-        hasher, quick_hasher = _hasher(settings), _hasher(settings)
-        is_quick = quick_hasher is not None and quick_hasher.is_quick
-        self._documents = Documents(settings.text, hasher, quick_hasher if is_quick else None)
+        salt = _salt(settings)
+        hasher = _hasher(settings, salt)
+        quick_hasher = _hasher(settings, salt) if hasher is not None and hasher.is_quick else None
+        self._documents = Documents(settings.text, hasher, quick_hasher)
         self._wall_offset_s = _wall_offset_s()
         self._writer: threading.Thread | None = None
         self._awake = threading.Event()
@@ -248,10 +249,13 @@ def with_salt(settings: PoolSettings) -> PoolSettings:
     return settings.model_copy(update={"recorder": made})
 
 
-def _hasher(settings: RecorderSettings) -> TextHasher | None:
+def _salt(settings: RecorderSettings) -> bytes:
+    return settings.hash_salt.get_secret_value().encode() if settings.hash_salt is not None else secrets.token_bytes(32)
+
+
+def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
     if settings.text != "hashes":
         return None
-    salt = settings.hash_salt.get_secret_value().encode() if settings.hash_salt is not None else secrets.token_bytes(32)
     return TextHasher(salt, settings.hash_ngram, settings.tokenizer)
 
 
@@ -267,7 +271,7 @@ def recorder_fault(settings: RecorderSettings) -> str:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
-        _hasher(settings)
+        _hasher(settings, b"")
     except OSError as error:
         return f"recorder.path: {settings.path}: cannot write to {folder}: {error.strerror}"
     except ValueError as error:

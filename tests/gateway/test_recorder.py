@@ -323,6 +323,20 @@ def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> Non
         assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(lines[0]).keys()  # type: ignore[arg-type]
 
 
+def test_all_hashes_of_a_recorder_have_one_salt(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started(text="hashes")
+    for number, prompt in enumerate(("two words", "two words" * 1000)):
+        one = taken(recorder, number)
+        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt])))
+        del one.take.chunks[:]
+        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
+        recorder.add(one)
+    recorder.stop()
+    short, long = records(tmp_path)
+    assert short.hashing == long.hashing
+    assert list(short.output_hashes) == list(long.output_hashes)
+
+
 # With a gateway around it.
 
 
