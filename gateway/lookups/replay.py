@@ -165,9 +165,8 @@ class LookupReplay:
             told = self._ask(finished)
         except (OSError, ValueError) as error:  # it was killed, or could not be started
             self._end_process()
-            if not self._stopping.is_set():
-                self.failed += 1
-                self._put_off(error)
+            self.failed += 1
+            self._put_off(error)
             return 0.0
         if told is None:
             return 0.0
@@ -205,15 +204,19 @@ class LookupReplay:
 
     def _begin_process(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603
-        self._process = process  # where `stop` finds it, whatever becomes of the next
+        self._process = process  # where `stop` finds it, unless it looked before
+        if self._stopping.is_set():
+            process.kill()
         assert process.stdin is not None
         process.stdin.write(self._arms + b"\n")
         process.stdin.flush()
         return process
 
     def _put_off(self, error: Exception) -> None:
-        self._again_s = time.monotonic() + _AGAIN_S
-        log.warning("lookups cannot be replayed: %s; trying again in %g s", error, _AGAIN_S)
+        """Say that the process is not to be had, unless that is since all is to end."""
+        if not self._stopping.is_set():
+            self._again_s = time.monotonic() + _AGAIN_S
+            log.warning("lookups cannot be replayed: %s; trying again in %g s", error, _AGAIN_S)
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
