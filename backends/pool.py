@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from backends.backend import Backend, EngineLoad, State
-from backends.metrics import EngineMetrics
+from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult
 
 logger = logging.getLogger(__name__)

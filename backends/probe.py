@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from backends.backend import Backend
-from backends.metrics import EngineMetrics, read_metrics
+from backends.engine_metrics import EngineMetrics, read_metrics
 
 
 @dataclass(frozen=True, slots=True)

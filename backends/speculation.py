@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from backends.faults import Fault, error_of, faults_of
+from backends.validation import Fault, error_of, faults_of
 
 
 class Method(StrEnum):

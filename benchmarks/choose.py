@@ -14,11 +14,11 @@ from random import Random
 
 from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
-from policies import predict as predict_module
-from policies.cells import key_of
-from policies.learned import Learned, LearnedSettings
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned import predict as predict_module
+from policies.learned.models.buckets import key_of
+from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision, Outcome
-from policies.request import Endpoint, RequestFeatures
 
 _METHODS = ((Method.BASELINE, 0), (Method.NGRAM, 5), (Method.SUFFIX, 32), (Method.EAGLE3, 3))
 _REQUESTS = 500

@@ -16,11 +16,11 @@ from random import Random
 from statistics import fmean, stdev
 
 from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
-from policies.fixed import LeastLoaded, LoadSettings
-from policies.learned import Learned, LearnedSettings
-from policies.lookups import LookupSettings
+from lab.replay.simulate import replay
+from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.shadow_drafting import LookupSettings
+from policies.load_balancing import LeastLoaded, LoadSettings
 from policies.policy import Policy
-from policies.replay import replay
 
 REQUESTS = 1000
 PARTS = {"first 250": slice(250), "first 500": slice(500), "501 to 1,000": slice(500, 1000)}

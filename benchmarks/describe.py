@@ -18,11 +18,11 @@ import orjson
 
 from backends.backend import Backend, State
 from backends.speculation import Method
-from policies.overlap import overlap_of_text
+from policies.features.code_share import code_share
+from policies.features.overlap import overlap_of_text
+from policies.features.prompt import TAIL_CHARS
+from policies.features.request import Endpoint, describe
 from policies.policy import policies
-from policies.prompt import TAIL_CHARS
-from policies.request import Endpoint, describe
-from policies.source_code import code_share
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _DRAFTED = {Method.BASELINE: 0, Method.NGRAM: 5, Method.SUFFIX: 32, Method.EAGLE3: 3, Method.DRAFT_MODEL: 3}

@@ -13,12 +13,12 @@ import time
 from random import Random
 
 from backends.speculation import Method
-from policies.distill import distill
-from policies.learned import Learned, LearnedSettings
-from policies.length import LENGTH
-from policies.logged import LoggedCandidate
+from lab.evaluate.log import LoggedCandidate
+from policies.distill.distill import distill
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.models.length import LENGTH
+from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
-from policies.request import Endpoint, RequestFeatures
 
 _POOL = [
     LoggedCandidate("plain", Method.BASELINE),

@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.backend import Candidate
-from backends.simulator.fleet import Replica
+from backends.simulator.engine.fleet import Replica
 from benchmarks.routing import makers
 from benchmarks.routing_ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
-from policies.lookups import steps_of
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import ReplicaSpec, replay
+from policies.features.request import RequestFeatures
+from policies.learned.models.prior import expected_step
+from policies.learned.shadow_drafting import steps_of
 from policies.policy import Decision, Outcome, Policy, PolicySettings
-from policies.prior import expected_step
-from policies.replay import ReplicaSpec, replay
-from policies.replay_request import ReplayRequest
-from policies.request import RequestFeatures
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 FOLDER holds the recordings of SpecDecode-Bench (`combined_*.jsonl.gz`), which are not part of the project. The real
 proposers are replayed on every second text, a shared suffix cache for each dataset; the other half is what the model is
-compared with. Prints the YAML of `backends/simulator/lookups.yaml`, and the comparison to the standard error.
+compared with. Prints the YAML of `backends/calibration/lookup_shares.yaml`, and the comparison to the standard error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from backends.simulator import suffix_compiled
-from backends.simulator.ngram import ngram_replay
-from backends.simulator.script import Steps
-from backends.simulator.suffix import SuffixCache
+from backends.drafting import suffix_jit
+from backends.drafting.ngram import ngram_replay
+from backends.drafting.script import Steps
+from backends.drafting.suffix import SuffixCache
 
 Floats = npt.NDArray[np.float64]
 
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     known = {kind: list(texts(folder, dataset)) for kind, dataset in KINDS.items()}
-    suffix_compiled.load()
+    suffix_jit.load()
     for low, high in BOUNDS:
         for k in KS:
             print(f"- {{method: ngram, prompt_lookup_min: {low}, prompt_lookup_max: {high}, k: {k}, by_kind: {{")

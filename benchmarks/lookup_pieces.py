@@ -3,7 +3,7 @@
 FILE has a JSON object a line with `prompt`, `output` and `kind` (gzipped or not); answers that no model wrote
 (`output_model` says "reference") and those under 40 characters are left out. T is a vocabulary of mistral_common
 (`tekken_240911.json`, 131,072 tokens), which must be installed; so run it with the Python of a vLLM. For each way of
-looking up: tokens per step on pieces (`policies.pieces`) over those on tokens, as geometric mean, its standard
+looking up: tokens per step on pieces (`policies.features.words`) over those on tokens, as geometric mean, its standard
 deviation in logarithms between requests, that of the tokens per step themselves, and the rank correlation of the two.
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.simulator import suffix_compiled
+from backends.drafting import suffix_jit
 from backends.speculation import Method
-from policies.lookups import LookupArm, replayed
-from policies.pieces import piece_ids
+from policies.features.words import piece_ids
+from policies.learned.shadow_drafting import LookupArm, replayed
 
 ARMS = (
     LookupArm("suffix", Method.SUFFIX, 24),
@@ -57,7 +57,7 @@ def main() -> None:
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer  # type: ignore[import-not-found, unused-ignore]
 
     tokenizer = Tekkenizer.from_file(str(arguments.tekken))
-    suffix_compiled.load()
+    suffix_jit.load()
     on_tokens, on_pieces, kinds, tokens, pieces = [], [], [], 0, 0
     for row in rows(arguments.file):
         prompt, output = (tokenizer.encode(row[part], bos=False, eos=False) for part in ("prompt", "output"))

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.overhead.process import rss_mb, tree
-from gateway.replay_command import pool_of, served_model
+from lab.replay.command import pool_of, served_model
+from lab.replay.request import replay_request
+from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.trace import TraceCandidate, TraceRecord, read_trace, write_trace
 from policies.policy import policies
-from policies.replay import Replayed, ReplicaSpec, replay
-from policies.replay_request import replay_request
-from policies.trace import TraceCandidate, TraceRecord, read_trace, write_trace
 
 Floats = npt.NDArray[np.float64]
 

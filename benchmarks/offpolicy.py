@@ -22,14 +22,14 @@ from functools import cache, partial
 
 import numpy as np
 
-from backends.simulator.calibration import load_calibration
-from backends.simulator.virtual_time import Arrival, run_fleet
+from backends.calibration.calibration import load_calibration
+from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
-from policies.logged import LoggedCandidate, chances, features_of, read_log
-from policies.offpolicy import Evaluation, evaluate
+from lab.evaluate.estimators import Evaluation, evaluate
+from lab.evaluate.log import LoggedCandidate, chances, features_of, read_log
+from lab.trace import TraceCandidate, TraceRecord
+from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies
-from policies.request import Endpoint, RequestFeatures
-from policies.trace import TraceCandidate, TraceRecord
 
 POOL: dict[str, tuple[Method, dict[str, int]]] = {
     "plain": (Method.BASELINE, {}),
@@ -153,7 +153,7 @@ def surface_truth(name: str, count: int = 200_000) -> float:
 
 def play(requests: Sequence[Request], seed: int, gap_s: float, choose: Callable[..., list[float]]) -> list[TraceRecord]:
     """Play requests on simulated replicas, each sent by the shares that `choose` returns, and log them."""
-    from backends.simulator.fleet import Completion, Fleet, Replica
+    from backends.simulator.engine.fleet import Completion, Fleet, Replica
 
     calibration = load_calibration("llama-3.1-8b-h100")
     fleet = Fleet([Replica(name, calibration, *how) for name, how in POOL.items()], seed=seed)

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.describe import by_compression, by_words
-from policies.overlap import overlap_of_text
-from policies.prompt import TAIL_CHARS
-from policies.source_code import code_share
+from policies.features.code_share import code_share
+from policies.features.overlap import overlap_of_text
+from policies.features.prompt import TAIL_CHARS
 
 _PIECE = re.compile(r"\s?\w{1,5}|\s?[^\w\s]|\s+")  # about the size of tokens
 _DRAFTED = 5

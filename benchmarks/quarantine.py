@@ -19,11 +19,11 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.routing_ground import Ground, Task, drawn, ground_of, pool_of, timed
-from policies.learned import Learned, LearnedSettings
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import replay
+from policies.learned.outlier_ejection import Quarantine
+from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
-from policies.quarantine import Quarantine
-from policies.replay import replay
-from policies.replay_request import ReplayRequest
 
 POOL = "2s/2e"
 LOAD = 0.5

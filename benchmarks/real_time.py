@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import httpx
 import uvloop
 
-from backends.connection import Address, Call, HeaderList, UpstreamClient, UpstreamError, request_head
-from backends.ports import free_port
+from backends.http.client import Address, Call, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.launch.ports import free_port
 
 _METHODS: tuple[tuple[str, dict[str, int]], ...] = (
     ("baseline", {}),

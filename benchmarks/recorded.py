@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.speculation import Method
-from policies.request import Endpoint, RequestFeatures, describe
+from policies.features.request import Endpoint, RequestFeatures, describe
 
 ARMS = {Method.BASELINE: "base", Method.NGRAM: "ngram5", Method.SUFFIX: "suffix", Method.EAGLE3: "eagle3_3"}
 """The methods, with the number of drafted tokens that stand for each."""

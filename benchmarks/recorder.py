@@ -20,17 +20,17 @@ from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
 from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
+from gateway.config.settings import RecorderSettings
+from gateway.http.usage import Usage
 from gateway.recorder import Recorder, Take, Taken
 from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.routing import Routed
-from gateway.served import ServedModel
-from gateway.settings import RecorderSettings
-from gateway.usage import Usage
+from gateway.routing.model import ServedModel
+from gateway.routing.router import Routed
+from policies.features.prompt import read_prompt
+from policies.features.request import Endpoint, describe
 from policies.policy import Considered, Decision, Outcome, policies
-from policies.prompt import read_prompt
-from policies.request import Endpoint, describe
 
 TOKENS = 128
 WRITTEN = prose(60_000)

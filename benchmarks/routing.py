@@ -45,12 +45,12 @@ from benchmarks.routing_ground import (
 )
 from benchmarks.routing_peers import Greedy, LatencyRegression
 from benchmarks.routing_report import report
-from policies.fixed import LeastLoaded, LoadSettings, RoundRobin, Static, StaticSettings
-from policies.learned import Learned, LearnedSettings
-from policies.objective import Objective
+from lab.replay.simulate import replay, set_learned
+from policies.learned.cost import Objective
+from policies.learned.policy import Learned, LearnedSettings
+from policies.load_balancing import LeastLoaded, LoadSettings, RoundRobin, Static, StaticSettings
 from policies.policy import Policy, PolicySettings
-from policies.replay import replay, set_learned
-from policies.thresholds import Thresholds, ThresholdSettings
+from policies.rules.policy import Thresholds, ThresholdSettings
 
 HURRIED = 1 / 3
 """Share of requests with an SLO."""

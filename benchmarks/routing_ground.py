@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from backends.speculation import Method
-from policies.distill import distill
-from policies.distilled import Distilled
-from policies.experience import Row
-from policies.learned import Learned, LearnedSettings
-from policies.logged import LoggedCandidate
-from policies.replay import ReplicaSpec, learned_rows, replay
-from policies.replay_request import ReplayRequest, replay_request
-from policies.trace import TraceRecord
+from lab.evaluate.log import LoggedCandidate
+from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.simulate import ReplicaSpec, learned_rows, replay
+from lab.trace import TraceRecord
+from policies.distill.distill import distill
+from policies.distill.report import Distilled
+from policies.learned.policy import Learned, LearnedSettings
+from policies.statistics import Row
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
 LONGEST_TOKENS = 1024
@@ -187,7 +187,7 @@ def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int 
     """Read everything."""
     gaps_s = None
     if azure is not None:
-        from policies.trace import read_trace
+        from lab.trace import read_trace
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])

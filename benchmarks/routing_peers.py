@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from backends.backend import Candidate
-from policies.learned import Learned, LearnedSettings
-from policies.objective import Cost
+from policies.features.request import RequestFeatures
+from policies.learned.cost import Cost
+from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.predict import Prediction
 from policies.policy import Decision, Outcome, Policy, PolicySettings
-from policies.predict import Prediction
-from policies.request import RequestFeatures
 
 
 class OwnTime(Cost):

@@ -28,19 +28,19 @@ from uuid import uuid4
 import numpy as np
 
 from backends.backend import EngineLoad
-from backends.simulator.calibration import load_calibration
-from backends.simulator.fleet import Fleet, Replica
-from backends.simulator.parameters import EngineParameters
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
 from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
 from gateway.state.ledger import Ledger
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
-from policies.learned import Learned, LearnedSettings
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import ReplicaSpec, TextLookups, outcome_of, set_learned
+from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision
-from policies.replay import ReplicaSpec, TextLookups, outcome_of, set_learned
-from policies.replay_request import ReplayRequest
 
 REQUESTS = 2000
 PARTS = {"1 to 250": slice(250), "251 to 1,000": slice(250, 1000), "1,001 to 2,000": slice(1000, 2000)}

@@ -12,8 +12,8 @@ import json
 import time
 from pathlib import Path
 
-from backends.simulator import suffix_compiled
-from backends.simulator.suffix import SuffixCache
+from backends.drafting import suffix_jit
+from backends.drafting.suffix import SuffixCache
 
 _DATASETS = ("gsm8k", "instructcoder", "cnn", "sharegpt")
 
@@ -37,7 +37,7 @@ def main() -> None:
             rows = [json.loads(line) for line in lines]
         known[name] = [(row["prompt_token_ids"], row["generated_token_ids"]) for row in rows]
     interpreted = {name: _cpu_s(pairs)[0] for name, pairs in known.items()}
-    suffix_compiled.load()
+    suffix_jit.load()
     for name, pairs in known.items():
         cpu_s, held = _cpu_s(pairs)
         tokens = sum(len(output_ids) for _, output_ids in pairs)

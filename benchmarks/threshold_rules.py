@@ -21,7 +21,7 @@ from backends.backend import EngineLoad
 from backends.speculation import Method
 from benchmarks.recorded import ARMS, Recorded, read, step_s
 from policies.policy import Policy, policies
-from policies.thresholds import Spill, Thresholds, ThresholdSettings
+from policies.rules.policy import Spill, Thresholds, ThresholdSettings
 
 RATES = (2.0, 10.0, 20.0, 40.0, 60.0, 80.0)
 SECONDS = 90.0

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.simulator.calibration import load_calibration
-from backends.simulator.engine import Engine
-from backends.simulator.parameters import EngineParameters
-from backends.simulator.script import Script, plain_steps
-from backends.simulator.virtual_time import Arrival, Timeline, run_fleet, run_virtual
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script, plain_steps
+from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.virtual_time import Arrival, Timeline, run_fleet, run_virtual
 from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import policies
-from policies.request import Endpoint, RequestFeatures
 
 MIXED: tuple[tuple[Method, dict[str, Any]], ...] = (
     (Method.BASELINE, {}),
@@ -86,7 +86,7 @@ def arrivals(path: Path, requests: int, rate: float, seed: int) -> Iterator[Arri
 def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> dict[str, float]:
     """Play a trace with `least_loaded`, and return what it took."""
     import_s = time.process_time()
-    from backends.simulator.fleet import Fleet, Replica
+    from backends.simulator.engine.fleet import Fleet, Replica
 
     import_s = time.process_time() - import_s
     calibration = load_calibration("llama-3.1-8b-h100")

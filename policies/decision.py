@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from policies.request import RequestFeatures
+from policies.features.request import RequestFeatures
 
 # Not frozen, and with an `__init__` that is written out: several are made for each request, and a compiled class
 # makes them in a fiftieth of the time so. Nobody changes one all the same.
@@ -124,7 +124,7 @@ class Outcome:
         Prompt tokens that the engine found in its prefix cache; None if it did not say.
     lookups
         Tokens per step that lookups would have given on the finished text, whoever wrote it, by arm (see
-        `policies.acceptance.arm_of`).
+        `policies.learned.models.acceptance.arm_of`).
     """
 
     request: RequestFeatures

@@ -6,16 +6,15 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from backends.backend import Candidate
 from policies.decision import Assessment, Considered, Decision, Outcome
-from policies.experience import Experience
-from policies.lookups import LookupSettings
-from policies.request import TEXT_FEATURES, RequestFeatures
+from policies.features.request import TEXT_FEATURES, RequestFeatures
+from policies.learned.shadow_drafting import LookupSettings
+from policies.statistics import Experience
 
 __all__ = [
     "Assessment",
@@ -61,9 +60,9 @@ class Policy(ABC):
     name: ClassVar[str]
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
     text_features: frozenset[str] = TEXT_FEATURES
-    """Those of `policies.request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
+    """Those of `request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
     reads_requests: bool = True
-    """Whether it looks at requests: if not, it sees `policies.request.ANY_REQUEST`, and none is described for it."""
+    """Whether it looks at requests: if not, it sees `request.ANY_REQUEST`, and none is described for it."""
     tells_considered: bool = False
     """Whether decisions are to tell of all candidates; set by whoever records them."""
     experience: Experience | None = None
@@ -129,9 +128,11 @@ def register(policy: P) -> P:
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Return every registered policy by name, importing each module of this package so that it can register."""
-    import policies
-
-    for module in iter_modules(policies.__path__):
-        import_module(f"policies.{module.name}")
+    """Return every registered policy by name, importing first the modules that register those of this package."""
+    for module in _OWN:
+        import_module(module)
     return dict(sorted(_REGISTRY.items()))
+
+
+_OWN = ("policies.load_balancing", "policies.rules.policy", "policies.learned.policy")
+"""The modules with policies in them."""

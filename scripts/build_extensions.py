@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-MODULES = ("gateway.recorder._units", "policies._tail")
+MODULES = ("gateway.recorder._units", "policies.features._tail")
 
 
 def build(root: Path, folder: Path) -> list[Path]:

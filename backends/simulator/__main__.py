@@ -20,9 +20,10 @@ from pathlib import Path
 import uvloop
 from pydantic import ValidationError
 
-from backends.simulator import suffix_compiled, text
-from backends.simulator.server import Replica
-from backends.simulator.settings import SimulatorSettings
+from backends.drafting import suffix_jit
+from backends.simulator.server.replica import Replica
+from backends.simulator.server.settings import SimulatorSettings
+from backends.simulator.text import model as text
 from backends.speculation import Method
 
 _GARBAGE_THRESHOLD = 20_000  # objects; hardly any are garbage that counting references does not find
@@ -80,7 +81,7 @@ async def _compile_suffix() -> None:
     Compiling them, once for an installation, is left to another process: here it would hold up the streams.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", suffix_compiled.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
+        *(sys.executable, "-m", suffix_jit.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
     )
     try:
         failed = await process.wait()
@@ -91,7 +92,7 @@ async def _compile_suffix() -> None:
     if failed:
         sys.stderr.write("simulator: suffix decoding could not be compiled and stays slow\n")
     else:
-        threading.Thread(target=suffix_compiled.load, name="compiled", daemon=True).start()
+        threading.Thread(target=suffix_jit.load, name="compiled", daemon=True).start()
 
 
 def main() -> int:

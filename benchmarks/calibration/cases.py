@@ -45,7 +45,7 @@ class Work:
     Parameters
     ----------
     kind
-        Kind of text, one of `backends.simulator.calibration.Kind`.
+        Kind of text, one of `backends.calibration.calibration.Kind`.
     prompt_tokens, output_tokens
         Mean lengths, for scripts without a text; the spread around them is the log's standard deviation.
     texts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from backends.simulator.calibration import load_calibration
+from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case, Closed, Collected, Figure, Given, Group, LeftOut, Open, Work
 from benchmarks.calibration.cases import geometric_survival as geometric

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backends.simulator.calibration import Calibration, Drafting, StepTime
+from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case
 from benchmarks.calibration.play import Played

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backends.simulator.calibration import Calibration
-from backends.simulator.engine import Engine, Step
-from backends.simulator.parameters import EngineParameters
-from backends.simulator.script import Script
-from backends.simulator.virtual_time import Timeline, run_closed_loop, run_virtual
+from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script
+from backends.simulator.engine.engine import Engine, Step
+from backends.simulator.engine.virtual_time import Timeline, run_closed_loop, run_virtual
 from benchmarks.calibration.cases import Case, Closed
 
 Floats = npt.NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from backends.simulator.calibration import Calibration
+from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.calibration.arithmetic import Row, rows_of
 from benchmarks.calibration.cases import Case, parts

@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from backends.simulator.acceptance import model_based_replay
-from backends.simulator.calibration import Calibration
-from backends.simulator.parameters import draft_tokens
-from backends.simulator.proposers import Proposer
-from backends.simulator.script import BLOCK_TOKENS, Script, Steps, plain_steps
+from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import draft_tokens
+from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
+from backends.simulator.drafting.acceptance import model_based_replay
+from backends.simulator.drafting.proposers import Proposer
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case, Given, Work
 from benchmarks.calibration.texts import Texts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from backends.simulator.calibration import Calibration, Drafting, StepTime, load_calibration
+from backends.calibration.calibration import Calibration, Drafting, StepTime, load_calibration
 from backends.speculation import Method
 
 _SGLANG = Path(__file__).parent / "sglang.yaml"

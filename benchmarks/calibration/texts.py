@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from backends.simulator import tokenizer
+from backends.simulator.text import tokenizer
 
 Pair = tuple[list[int], list[int]]
 

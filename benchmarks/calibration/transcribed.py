@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.simulator.calibration import load_calibration
+from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case, Closed, Collected, Figure, Given, Group, LeftOut, Work
 from benchmarks.calibration.cases import geometric_survival as geometric

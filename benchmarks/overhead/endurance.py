@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backends.ports import free_port
+from backends.launch.ports import free_port
 from benchmarks.overhead.measure import environment
 from benchmarks.overhead.process import (
     LOAD_CPU,

@@ -22,13 +22,13 @@ import uvloop
 from uvicorn.server import ServerState
 
 from backends.backend import State
-from backends.connection import Connection
+from backends.http.client import Connection
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
-from gateway.assembly import assemble
-from gateway.config import load_pool
-from gateway.fast import protocol_for
-from gateway.replicas import plan
+from gateway.config.load import load_pool
+from gateway.frontend.uvicorn import protocol_for
+from gateway.service.assembly import assemble
+from gateway.service.replicas import plan
 
 _REQUESTS = 512
 _ROUNDS = 24
@@ -89,7 +89,11 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     config.load()
     state = ServerState()
     state.default_headers = [(b"date", b"Sat, 21 Nov 2026 04:34:18 GMT")]
-    door, client, carried = protocol_for(gateway.relay, 1 << 26)(config, state, {}), Nowhere(), list[Connection]()
+    door, client, carried = (
+        protocol_for(gateway.relay, 1 << 26)(config, state, {}),
+        Nowhere(),
+        list[Connection](),
+    )
     door.connection_made(client)
     for model in gateway.models.values():
         for upstream in model.upstreams.values():

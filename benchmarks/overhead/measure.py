@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.ports import free_port
+from backends.launch.ports import free_port
 from benchmarks.overhead.process import (
     SYSTEM_CPU,
     cpu_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.ports import free_port
+from backends.launch.ports import free_port
 
 POOLS = Path(__file__).with_name("pools")
 _NGINX = """

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 import backends.simulator
-from backends.simulator.calibration import Calibration
+from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.vllm_cpu import calibrate, routed, side_by_side
 from benchmarks.vllm_cpu.compare import compare, table

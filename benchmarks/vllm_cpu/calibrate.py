@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from backends.simulator.calibration import Calibration
+from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.vllm_cpu.fit import FITTED, fit
 from benchmarks.vllm_cpu.measure import Cell

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from backends.ports import free_port
+from backends.launch.ports import free_port
 from benchmarks.vllm_cpu.engines import POOL
 
 ROOT = POOL.parents[1]

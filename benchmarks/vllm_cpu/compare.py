@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.simulator.calibration import Calibration
+from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.fit import FITTED

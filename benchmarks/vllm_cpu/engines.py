@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.launch import Launcher
+from backends.launch.supervisor import Launcher
 from backends.speculation import Method
-from gateway.config import load_pool
-from gateway.replicas import plan
-from gateway.settings import BackendSettings, PoolSettings
+from gateway.config.load import load_pool
+from gateway.config.settings import BackendSettings, PoolSettings
+from gateway.service.replicas import plan
 
 POOL = Path(__file__).parents[2] / "config" / "pool.vllm-cpu.yaml"
 DRAFT = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from backends.connection import Address, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.http.client import Address, HeaderList, UpstreamClient, UpstreamError, request_head
 
 
 @dataclass(slots=True)

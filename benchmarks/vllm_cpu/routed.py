@@ -23,14 +23,14 @@ import httpx
 import orjson
 from scipy.stats import t as student
 
-from backends.connection import Address, HeaderList, UpstreamClient, UpstreamError, request_head
-from backends.launch import Launcher
+from backends.http.client import Address, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.launch.supervisor import Launcher
 from benchmarks.vllm_cpu.command import serving
 from benchmarks.vllm_cpu.engines import POOL
 from benchmarks.vllm_cpu.prompts import pieces
 from benchmarks.vllm_cpu.quiet import Clock
-from gateway.config import load_pool
-from gateway.replicas import plan
+from gateway.config.load import load_pool
+from gateway.service.replicas import plan
 
 POLICIES = ("least_loaded", "round_robin", "learned")
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)

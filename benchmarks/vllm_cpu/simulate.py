@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.simulator.calibration import Calibration
-from backends.simulator.engine import Engine
-from backends.simulator.parameters import EngineParameters
-from backends.simulator.proposers import Proposer, Script
-from backends.simulator.virtual_time import run_closed_loop
+from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import EngineParameters
+from backends.simulator.drafting.proposers import Proposer, Script
+from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
 from benchmarks.vllm_cpu.engines import speculative_config
 from benchmarks.vllm_cpu.load import Answer

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.http.transcript import read_answer
 from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.rounding import micro
+from gateway.recorder.schema import VERSION, Hashing
 from gateway.recorder.take import Taken
-from gateway.transcript import read_answer
+from policies.features.prompt import read_prompt
+from policies.features.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.policy import Outcome
-from policies.prompt import read_prompt
-from policies.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
-from policies.trace import VERSION, Hashing
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _MOST_INTERVALS = 8192

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zstandard
 
-from gateway.settings import RecorderSettings
+from gateway.config.settings import RecorderSettings
 
 PREFIX = "requests-"
 _LEVEL = 1

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from gateway.recorder.packed import HASH_BITS as UNIT_BITS
+from gateway.recorder.packed import pack
+from gateway.recorder.schema import Hashing
 from gateway.recorder.units import KINDS, Units, cut
-from policies.trace import Hashing
-from policies.trace.packed import HASH_BITS as UNIT_BITS
-from policies.trace.packed import pack
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

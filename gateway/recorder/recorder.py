@@ -13,14 +13,14 @@ from collections import deque
 
 from pydantic import SecretStr
 
-from gateway.metrics import Metrics
+from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.take import Take, Taken
-from gateway.routing import Routed
-from gateway.settings import PoolSettings, RecorderSettings
-from policies.request import TEXT_FEATURES, Endpoint
+from gateway.routing.router import Routed
+from gateway.telemetry.metrics import Metrics
+from policies.features.request import TEXT_FEATURES, Endpoint
 
 logger = logging.getLogger(__name__)
 

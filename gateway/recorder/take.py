@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.backend import Backend, EngineLoad
-from gateway.routing import Routed
-from gateway.transcript import Transcript, read_document
-from gateway.usage import Usage
+from gateway.http.transcript import Transcript, read_document
+from gateway.http.usage import Usage
+from gateway.routing.router import Routed
+from policies.features.request import Endpoint
 from policies.policy import Decision, Outcome
-from policies.request import Endpoint
 
 
 # Made for each request, as what `policies.decision` has.
@@ -95,7 +95,7 @@ class Taken:
     retried_from
         The backend that failed it first; empty if none did.
     word
-        What became of it, one of `gateway.metrics.OUTCOMES`.
+        What became of it, one of `gateway.telemetry.metrics.OUTCOMES`.
     outcome
         None if it was not answered.
     arrived_s, ended_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.state.store import Content, Push, Receipt, Store
-from policies.experience import Experience, Key, Row, Sums, Table
+from policies.statistics import Experience, Key, Row, Sums, Table
 
 _ROUNDING = 1e-9
 """What is left of a sum when ours is taken from it, relative to it, is nobody's if it is no more than this."""

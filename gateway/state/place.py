@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.settings import PoolSettings, StateSettings
+from gateway.config.settings import PoolSettings, StateSettings
 from gateway.state.sqlite import SqliteStore
 from gateway.state.sqlite_file import is_corrupt, probe
 from gateway.state.store import StateError, Store

@@ -32,7 +32,7 @@ from gateway.state.store import (
     write_key,
     write_sums,
 )
-from policies.experience import Key, Sums
+from policies.statistics import Key, Sums
 
 _CONNECT_S = 0.5
 _ANSWER_S = 1.0

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import orjson
 
-from policies.experience import Key, Sums
+from policies.statistics import Key, Sums
 
 VERSIONS_KEPT = 50
 """Of each document; older ones are dropped."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from gateway.metrics import StateMetrics
 from gateway.state.documents import Documents
 from gateway.state.ledger import Ledger
 from gateway.state.store import Document, StateError, Store
-from policies.experience import Experience
+from gateway.telemetry.metrics import StateMetrics
+from policies.statistics import Experience
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from backends.backend import Backend, State
 from backends.pool import HealthRules, Pool
 from backends.speculation import Method
-from tests.gateway.upstream import Upstream
+from tests.support.upstream import Upstream
 
 RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5, stall_s=0.4)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backends.faults import faults_of
 from backends.speculation import Method, SpeculativeConfig, method_faults, num_speculative_tokens, serve_config
+from backends.validation import faults_of
 
 
 def told(config: dict[str, Any]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.simulator.calibration import Calibration, load_calibration
+from backends.calibration.calibration import Calibration, load_calibration
 from backends.speculation import Method
 from benchmarks.calibration import facts
 from benchmarks.calibration.arithmetic import Row, choice, rows_of, summarize

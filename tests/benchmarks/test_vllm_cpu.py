@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from backends.launch import Launcher
-from backends.simulator.calibration import Calibration
-from backends.simulator.engine import Engine
-from backends.simulator.parameters import EngineParameters
+from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import EngineParameters
+from backends.launch.supervisor import Launcher
+from backends.simulator.engine.engine import Engine
 from backends.speculation import Method
 from benchmarks.vllm_cpu import measure
 from benchmarks.vllm_cpu.calibrate import TEMPLATE
@@ -19,8 +19,8 @@ from benchmarks.vllm_cpu.fit import fit_step
 from benchmarks.vllm_cpu.load import Answer, closed_loop
 from benchmarks.vllm_cpu.measure import PREFILL_TURN, Cell
 from benchmarks.vllm_cpu.simulate import Scripts, measured, reported, scripts, simulated
-from gateway.replicas import plan
-from gateway.settings import PoolSettings
+from gateway.config.settings import PoolSettings
+from gateway.service.replicas import plan
 
 TRUE = {
     "base_s": 1.5e-3,

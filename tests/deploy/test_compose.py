@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import load_pool
-from tests.deploy.tools import DEPLOY, ROOT, run
+from gateway.config.load import load_pool
+from tests.support.deploy_tools import DEPLOY, ROOT, run
 
 COMPOSE = DEPLOY / "compose.yaml"
 

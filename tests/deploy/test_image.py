@@ -11,9 +11,9 @@ import re
 import sys
 import tomllib
 
-from backends.ports import free_port
-from tests.deploy.tools import DEPLOY, ROOT, run
+from backends.launch.ports import free_port
 from tests.gateway.conftest import start_gateway
+from tests.support.deploy_tools import DEPLOY, ROOT, run
 
 DOCKERFILE = DEPLOY / "Dockerfile"
 

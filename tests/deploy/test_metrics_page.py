@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from backends.backend import State
-from gateway.metrics import temperature_bucket
-from tests.deploy.registered import Series, registered, sample_names
-from tests.deploy.tools import ROOT
+from gateway.telemetry.metrics import temperature_bucket
+from tests.support.deploy_tools import ROOT
+from tests.support.registered_metrics import Series, registered, sample_names
 
 PAGE = (ROOT / "docs/metrics.md").read_text()
 ROW = re.compile(r"^\| `(gateway_\w+)` \| (\w+) \| ([\w, ]+) \| .+ \|$", re.MULTILINE)
@@ -27,7 +27,7 @@ def test_the_page_names_every_state_and_temperature_bucket() -> None:
 
 
 def test_the_page_names_every_outcome_that_is_counted() -> None:
-    source = (ROOT / "gateway/exchange.py").read_text()
+    source = (ROOT / "gateway/relay/exchange.py").read_text()
     counted = set(re.findall(r'self\._finish\([^)]*?"(\w+)"\)', source)) | {
         "ok",
         "client_error",

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.ports import free_port
-from tests.deploy.registered import sample_names
-from tests.deploy.tools import DEPLOY, ROOT, tool
+from backends.launch.ports import free_port
 from tests.gateway.conftest import Running, start_gateway
-from tests.gateway.upstream import Wire, answer, delta
+from tests.support.deploy_tools import DEPLOY, ROOT, tool
+from tests.support.registered_metrics import sample_names
+from tests.support.upstream import Wire, answer, delta
 
 TIMEOUT_S = 20.0
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.registered import sample_names
-from tests.deploy.tools import DEPLOY, ROOT, run
+from tests.support.deploy_tools import DEPLOY, ROOT, run
+from tests.support.registered_metrics import sample_names
 
 RULES = DEPLOY / "prometheus/rules.yml"
 UNIT_TESTS = ROOT / "tests/deploy/rules.test.yml"

@@ -6,11 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-from backends.engine_process import GUARD_END_S
-from backends.launch import LaunchSpec
-from gateway.config import load_pool
-from gateway.workers import _GRACE_S as WORKER_GRACE_S
-from tests.deploy.tools import DEPLOY, ROOT, run
+from backends.launch.process import GUARD_END_S
+from backends.launch.supervisor import LaunchSpec
+from gateway.config.load import load_pool
+from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
+from tests.support.deploy_tools import DEPLOY, ROOT, run
 
 UNIT = DEPLOY / "gateway.service"
 

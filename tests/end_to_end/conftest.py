@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.gateway.command import ROOT, Command, gateway_command, until
+from tests.support.command import ROOT, Command, gateway_command, until
 
 MODEL = "llama-3.1-8b"
 

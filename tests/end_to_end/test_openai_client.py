@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.end_to_end.conftest import MODEL
-from tests.gateway.command import Command, until
+from tests.support.command import Command, until
 
 SAY = [{"role": "user", "content": "Tell me about sequence types."}]
 CODE = '''def insort_right(a, x, lo=0, hi=None, *, key=None):

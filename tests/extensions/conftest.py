@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tail(folder: Path) -> ModuleType:
-    """Return `policies._tail`."""
-    return _module(folder, "policies._tail")
+    """Return `policies.features._tail`."""
+    return _module(folder, "policies.features._tail")
 
 
 @pytest.fixture(scope="session")

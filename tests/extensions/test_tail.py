@@ -1,4 +1,4 @@
-"""`policies/_tail.c` gives to the last bit what Python does."""
+"""`policies/features/_tail.c` gives to the last bit what Python does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.overlap import WINDOW_BYTES, share_by_sorting
-from policies.source_code import _CODE_LINE, share_by_expression
+from policies.features.code_share import _CODE_LINE, share_by_expression
+from policies.features.overlap import WINDOW_BYTES, share_by_sorting
 
 WORDS = ["def", *re.findall(r"[a-zA-Z]+", _CODE_LINE.pattern.partition("(?:def")[2].partition(")")[0])]
 SIGNS = [

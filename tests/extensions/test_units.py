@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.recorder.hashes import TextHasher
+from gateway.recorder.packed import pack, unpack
 from gateway.recorder.units import KINDS, cut
-from policies.trace.packed import pack, unpack
 
 PIECES = [
     "a",

@@ -14,11 +14,11 @@ import pytest
 
 from backends.backend import Backend, State
 from backends.speculation import Method
-from gateway.assembly import Gateway, assemble
-from gateway.server import Server, listen
-from gateway.settings import PoolSettings
-from gateway.siblings import Siblings
-from tests.gateway.upstream import Upstream
+from gateway.config.settings import PoolSettings
+from gateway.service.assembly import Gateway, assemble
+from gateway.service.server import Server, listen
+from gateway.service.worker_messages import Siblings
+from tests.support.upstream import Upstream
 
 ADMIN_KEY = "the-admin-key"
 MODEL = "m"

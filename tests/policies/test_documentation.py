@@ -11,9 +11,10 @@ import yaml
 import policies as package
 from policies import policy as contract
 from policies.policy import policies
-from policies.thresholds import ThresholdSettings
+from policies.rules.policy import ThresholdSettings
+from tests.support.paths import DOCS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
+PAGE = (DOCS / "policies.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -10,8 +10,8 @@ import policies as package
 from backends.backend import Backend
 from backends.speculation import Method
 from policies import policy as contract
+from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies, register
-from policies.request import Endpoint, RequestFeatures
 
 ONE_SMALL_FILE = '''
 from policies.policy import Decision, Policy, PolicySettings, register

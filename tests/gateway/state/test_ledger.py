@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Content, Push, Receipt, StateError
-from policies.experience import Table
+from policies.statistics import Table
 from tests.gateway.state.conftest import Place
-from tests.gateway.state.member import LENGTH, STEPS, Clock, Member, in_step
-from tests.gateway.state.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
+from tests.support.state_member import LENGTH, STEPS, Clock, Member, in_step
 
 
 def test_three_know_what_all_of_them_observed(place: Place) -> None:

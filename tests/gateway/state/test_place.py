@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, load_pool
-from gateway.settings import StateSettings
+from gateway.config.load import ConfigError, load_pool
+from gateway.config.settings import StateSettings
 from gateway.state.place import default_file, describe, open_store, with_place
 from gateway.state.sqlite import SqliteStore
 

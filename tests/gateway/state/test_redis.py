@@ -8,9 +8,9 @@ import pytest
 
 from gateway.state.redis import RedisStore, place
 from gateway.state.store import StateError
-from tests.gateway.state.cutting_proxy import cutting_proxy
-from tests.gateway.state.member import LENGTH, Clock, Member, in_step
-from tests.gateway.state.redis_server import RedisServer
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.redis_server import RedisServer
+from tests.support.state_member import LENGTH, Clock, Member, in_step
 
 
 @pytest.fixture

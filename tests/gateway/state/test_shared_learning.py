@@ -9,16 +9,16 @@ from uuid import uuid4
 
 import pytest
 
-from backends.simulator.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from gateway.state.ledger import Ledger
 from gateway.state.store import Store
-from policies.cells import key_of
-from policies.known import Knowledge
-from policies.learned import Learned, LearnedSettings
-from policies.replay import outcome_of
+from lab.replay.simulate import outcome_of
+from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.buckets import key_of
+from policies.learned.policy import Learned, LearnedSettings
 from tests.gateway.state.conftest import Place
-from tests.gateway.state.member import Clock
-from tests.policies.simulated import Call, calls, replicas
+from tests.support.simulated import Call, calls, replicas
+from tests.support.state_member import Clock
 
 GATEWAYS = 3
 

@@ -14,7 +14,7 @@ from gateway.state import sqlite_file
 from gateway.state.sqlite import SqliteStore
 from gateway.state.sqlite_file import set_aside
 from gateway.state.store import StateError
-from tests.gateway.state.member import LENGTH, Member, in_step
+from tests.support.state_member import LENGTH, Member, in_step
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.metrics import Metrics
 from gateway.state import State, StateError, sync
 from gateway.state import redis as redis_store
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
-from policies.experience import Experience
+from gateway.telemetry.metrics import Metrics
+from policies.statistics import Experience
 from tests.gateway.state.conftest import Place
-from tests.gateway.state.member import LENGTH, STEPS, Clock
-from tests.gateway.state.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
+from tests.support.state_member import LENGTH, STEPS, Clock
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""Measured step times and acceptance, per target model, machine and method."""

@@ -1,0 +1,1 @@
+"""vLLM's n-gram and suffix drafting, replayed on finished texts."""

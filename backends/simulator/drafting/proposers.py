@@ -1,0 +1,96 @@
+"""One replica's way of speculating: from a request's text to the script that its engine plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import draft_tokens
+from backends.drafting.ngram import UNLIMITED, ngram_replay
+from backends.drafting.script import Script, Steps, block_hashes, plain_steps
+from backends.drafting.suffix import SuffixCache
+from backends.simulator.drafting.acceptance import model_based_replay
+from backends.speculation import Method
+
+__all__ = ["Proposer", "Script", "Steps", "SuffixCache", "model_based_replay", "ngram_replay"]
+
+
+class Proposer:
+    """The proposer of one replica; for suffix decoding it remembers the replica's earlier answers.
+
+    Parameters
+    ----------
+    method, speculative_config
+        As given to vLLM; defaults are vLLM's.
+    calibration
+        Where the acceptance of model-based methods comes from.
+    seed
+        Of the draws of model-based acceptance.
+    max_model_len
+        No draft reaches beyond it.
+
+    Raises
+    ------
+    ValueError
+        If the configuration is wrong, or the calibration knows nothing of the method.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        speculative_config: Mapping[str, Any] | None,
+        calibration: Calibration,
+        seed: int = 0,
+        max_model_len: int = UNLIMITED,
+    ) -> None:
+        config = speculative_config or {}
+        calibration.method(method)
+        self.method = method
+        self.k = draft_tokens(method, config)
+        self._calibration = calibration
+        self._rng = np.random.default_rng(seed)
+        self._max_model_len = max_model_len
+        self._lookup = lookup_bounds(config)
+        self._suffix = SuffixCache.of(config, max_model_len) if method is Method.SUFFIX else None
+
+    def script(self, prompt_ids: Sequence[int], output_ids: Sequence[int], temperature: float, kind: str) -> Script:
+        """Return the script of a request whose answer will be `output_ids`.
+
+        Parameters
+        ----------
+        prompt_ids, output_ids
+            Token ids, at least one each.
+        temperature
+            Sampling temperature.
+        kind
+            Kind of text, see `calibration.Kind`; only model-based methods look at it.
+        """
+        emitted, drafted = self._steps(prompt_ids, output_ids, temperature, kind)
+        blocks = block_hashes([*prompt_ids, *output_ids])
+        return Script(len(prompt_ids), len(output_ids), emitted, drafted, blocks)
+
+    def _steps(self, prompt_ids: Sequence[int], output_ids: Sequence[int], temperature: float, kind: str) -> Steps:
+        if self.method is Method.BASELINE:
+            return plain_steps(len(output_ids))
+        if self.method is Method.NGRAM:
+            return ngram_replay(prompt_ids, output_ids, self.k, *self._lookup, self._max_model_len)
+        if self._suffix is not None:
+            return self._suffix.replay(prompt_ids, output_ids)
+        return model_based_replay(self._rng, self._calibration, self.method, self.k, temperature, kind, len(output_ids))
+
+
+def lookup_bounds(speculative_config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the n-gram lookup's minimum and maximum; with one bound given the other equals it, with none both are 5.
+
+    This is vLLM's rule (`vllm/config/speculative.py`).
+    """
+    low = speculative_config.get("prompt_lookup_min")
+    high = speculative_config.get("prompt_lookup_max")
+    if low is None and high is None:
+        return 5, 5
+    if low is None:
+        return int(high), int(high)  # type: ignore[arg-type]
+    return int(low), int(low if high is None else high)

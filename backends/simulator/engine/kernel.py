@@ -1,0 +1,561 @@
+"""The engine's step rules for many replicas at once, compiled: the same as `engine.Engine`, request by request.
+
+Names and order of the rules follow `engine.py`, and a test holds the two against each other step by step. All that is
+compiled stands in this one file because of how the result is cached (`compiled.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.drafting.jit import compiled
+from backends.drafting.script import BLOCK_TOKENS
+from backends.simulator.engine.state import NONE, Floats, Record, Records, State
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
+
+
+# Draws. They are numbered, not taken in turn: number n of a request is the same whenever it is asked for.
+
+
+@compiled
+def _mix(bits: np.uint64) -> np.uint64:
+    """Return the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014; constants of Stafford's variant 13)."""
+    bits = (bits ^ (bits >> _S30)) * _MIX_1
+    bits = (bits ^ (bits >> _S27)) * _MIX_2
+    return bits ^ (bits >> _S31)
+
+
+@compiled
+def _uniform(key: np.uint64, number: int) -> float:
+    """Return draw `number` of the stream `key`, uniform in [0, 1)."""
+    return float(_mix(key + np.uint64(number + 1) * _GOLDEN) >> _S11) * 2.0**-53
+
+
+@compiled
+def _request_key(seed: int, request_id: int) -> np.uint64:
+    """Return the stream of a request."""
+    return _mix(_mix(np.uint64(seed) * _GOLDEN) + np.uint64(request_id) * _GOLDEN)
+
+
+@compiled
+def _request_odds(key: np.uint64, spread: float) -> float:
+    """Return what a request's odds of acceptance are multiplied by: log-normal, by the transform of Box and Muller."""
+    if spread == 0.0:
+        return 1.0
+    normal = math.sqrt(-2.0 * math.log(1.0 - _uniform(key, 0))) * math.cos(2.0 * math.pi * _uniform(key, 1))
+    return math.exp(spread * normal)
+
+
+@compiled
+def _reached(key: np.uint64, odds: float, shares: Floats, position: int, limit: int) -> int:
+    """Return how many positions of a draft one draw reaches, at most `limit`, given the shares of steps that do."""
+    drawn = _uniform(key, 2 * position + 1)
+    count = 0
+    # u < s', where s' has the odds of s multiplied, without the division
+    while count < limit and drawn * (1.0 - shares[count] + shares[count] * odds) < shares[count] * odds:
+        count += 1
+    return count
+
+
+@compiled
+def _shift(profiles: Records, progress: Floats, profile: int, position: int) -> float:
+    """Return the shift of logits at an output position: linear between the profile's knots, flat beyond."""
+    knots = profiles[profile].knots
+    at, shifts = progress[profile, 0], progress[profile, 1]
+    if position <= at[0]:
+        return float(shifts[0])
+    for knot in range(1, knots):
+        if position <= at[knot]:
+            slope = (shifts[knot] - shifts[knot - 1]) / (at[knot] - at[knot - 1])
+            return float(shifts[knot - 1] + slope * (position - at[knot - 1]))
+    return float(shifts[knots - 1])
+
+
+@compiled
+def _drafts(
+    profiles: Records, drafted: Floats, profile: int, key: np.uint64, odds: float, position: int, limit: int
+) -> int:
+    """Return the tokens drafted by a step that starts at an output position, at most `limit`."""
+    if profiles[profile].always:
+        return limit
+    return _reached(key, odds, drafted[profile], position, limit)
+
+
+@compiled
+def _accepted(
+    profiles: Records,
+    accepted: Floats,
+    progress: Floats,
+    profile: int,
+    key: np.uint64,
+    odds: float,
+    position: int,
+    limit: int,
+) -> int:
+    """Return how many of the drafts of a step that starts at an output position are accepted.
+
+    With a lookup, long drafts are those that are accepted: one draw decides on both. With a model each output token has
+    its own hardness, as in `model_based_replay`.
+    """
+    if not profiles[profile].always:
+        return _reached(key, odds, accepted[profile], position, limit)
+    if profiles[profile].knots:
+        odds *= math.exp(_shift(profiles, progress, profile, position))
+    factor = profiles[profile].factor
+    count = 0
+    while count < limit:
+        rate = accepted[profile, count]
+        if not _uniform(key, 2 * (position + count)) * (1.0 - rate + rate * odds) < rate * odds * factor:
+            break
+        count += 1
+    return count
+
+
+@compiled
+def draw_script(
+    state: State,
+    seed: int,
+    request_id: int,
+    profile: int,
+    k: int,
+    emitted: npt.NDArray[np.int32],
+    drafted: npt.NDArray[np.int32],
+) -> None:
+    """Write down all that a request would draw; `emitted` and `drafted` are filled."""
+    profiles, progress = state.profiles, state.progress
+    key = _request_key(seed, request_id)
+    odds = _request_odds(key, profiles[profile].spread)
+    emitted[0], drafted[0] = 1, 0
+    for position in range(1, len(emitted)):
+        count = _drafts(profiles, state.drafted, profile, key, odds, position, k)
+        accepted = _accepted(profiles, state.accepted, progress, profile, key, odds, position, count)
+        drafted[position] = count
+        emitted[position] = min(accepted + 1, len(emitted) - position)
+
+
+@compiled
+def count_drawn(  # noqa: PLR0917 -- as `advance`
+    profiles: Records,
+    drafted: Floats,
+    accepted: Floats,
+    progress: Floats,
+    seed: int,
+    request_id: int,
+    profile: int,
+    k: int,
+    output: int,
+) -> int:
+    """Return how many steps a request would take if it drew them, that of its prefill among them."""
+    key = _request_key(seed, request_id)
+    odds = _request_odds(key, profiles[profile].spread)
+    position = steps = 1
+    while position < output:
+        count = _drafts(profiles, drafted, profile, key, odds, position, k)
+        position += 1 + _accepted(profiles, accepted, progress, profile, key, odds, position, count)
+        steps += 1
+    return steps
+
+
+# The prefix cache: `BlockPool`, as a hash table of nodes, with those that nobody uses in a list from oldest to newest.
+
+
+@compiled
+def _home(replica: Record, block: int) -> int:
+    """Return the entry of the index where `block` stands if there is no other."""
+    return np.int64(_mix(np.uint64(block)) & np.uint64(replica.mask))  # type: ignore[return-value] # int() would leave it unsigned
+
+
+@compiled
+def _find(state: State, replica: Record, block: int) -> int:
+    """Return the entry of the index that holds `block`, or the empty one where it would stand."""
+    at = _home(replica, block)
+    while True:
+        node = state.index[replica.index + at]
+        if node == NONE or state.nodes[node].hash == block:
+            return at
+        at = (at + 1) & replica.mask
+
+
+@compiled
+def _unlink(state: State, replica: Record, node: int) -> None:
+    before, after = state.nodes[node].before, state.nodes[node].after
+    if before == NONE:
+        replica.oldest = after
+    else:
+        state.nodes[before].after = after
+    if after == NONE:
+        replica.newest = before
+    else:
+        state.nodes[after].before = before
+    replica.remembered -= 1
+
+
+@compiled
+def _forget_oldest(state: State, replica: Record) -> None:
+    node = replica.oldest
+    _unlink(state, replica, node)
+    hole = _find(state, replica, state.nodes[node].hash)
+    state.nodes[node].after = replica.free_node
+    replica.free_node = node
+    # Linear probing: what stands behind the hole moves up where it may (Knuth, TAOCP 3, 6.4, algorithm R).
+    at = hole
+    while True:
+        at = (at + 1) & replica.mask
+        follower = state.index[replica.index + at]
+        if follower == NONE:
+            break
+        home = _home(replica, state.nodes[follower].hash)
+        if (at - home) & replica.mask >= (at - hole) & replica.mask:
+            state.index[replica.index + hole] = follower
+            hole = at
+    state.index[replica.index + hole] = NONE
+
+
+@compiled
+def _take(state: State, replica: Record, count: int) -> None:
+    replica.used += count
+    while replica.used + replica.remembered > replica.kv_blocks:
+        _forget_oldest(state, replica)
+
+
+@compiled
+def _share(state: State, replica: Record, block: int) -> None:
+    node = state.index[replica.index + _find(state, replica, block)]
+    if state.nodes[node].users == 0:
+        _unlink(state, replica, node)
+        replica.used += 1
+    state.nodes[node].users += 1
+
+
+@compiled
+def _release(state: State, replica: Record, block: int) -> None:
+    node = state.index[replica.index + _find(state, replica, block)]
+    state.nodes[node].users -= 1
+    if state.nodes[node].users:
+        return
+    state.nodes[node].before = replica.newest
+    state.nodes[node].after = NONE
+    if replica.newest == NONE:
+        replica.oldest = node
+    else:
+        state.nodes[replica.newest].after = node
+    replica.newest = node
+    replica.remembered += 1
+    replica.used -= 1
+
+
+@compiled
+def _publish(state: State, replica: Record, request: Record) -> None:
+    """Let others share the full blocks of a request that are computed."""
+    full = min(request.computed // BLOCK_TOKENS, request.prefix_blocks)
+    for number in range(request.published, full):
+        block = state.blocks[request.blocks_at + number]
+        at = replica.index + _find(state, replica, block)
+        node = state.index[at]
+        if node == NONE:
+            node = replica.free_node
+            replica.free_node = state.nodes[node].after
+            state.nodes[node].hash = block
+            state.index[at] = node
+        elif state.nodes[node].users:
+            continue  # another one stands for the same tokens
+        else:
+            _unlink(state, replica, node)
+        state.nodes[node].users = 1
+        state.blocks[request.blocks_at + request.prefix_blocks + number] = 1
+        request.shared += 1
+    request.published = max(request.published, full)
+
+
+# One iteration.
+
+
+@compiled
+def _held(tokens: int) -> int:
+    """Return the blocks that hold `tokens`."""
+    return (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+
+
+@compiled
+def _leave(state: State, replica: Record, request: Record) -> None:
+    """Free what a request holds."""
+    if request.prefix_blocks and replica.prefix_caching:
+        _publish(state, replica, request)
+    replica.used -= request.blocks - request.shared
+    if request.shared:
+        flags = request.blocks_at + request.prefix_blocks
+        for number in range(request.prefix_blocks - 1, -1, -1):
+            if state.blocks[flags + number]:
+                state.blocks[flags + number] = 0
+                _release(state, replica, state.blocks[request.blocks_at + number])
+        request.shared = 0
+
+
+@compiled
+def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
+    """Admit from the queue in order of arrival while requests, tokens and blocks allow."""
+    while replica.waiting and budget > 0 and replica.running < replica.max_num_seqs:
+        slot = replica.first
+        request = state.requests[slot]
+        length = request.prompt + request.sent
+        known = unused = 0
+        if replica.prefix_caching:
+            # The last token is always computed: its logits are what the first output token comes from.
+            limit = min((length - 1) // BLOCK_TOKENS, request.prefix_blocks)
+            while known < limit:
+                node = state.index[replica.index + _find(state, replica, state.blocks[request.blocks_at + known])]
+                if node == NONE:
+                    break
+                unused += state.nodes[node].users == 0
+                known += 1
+        cached = known * BLOCK_TOKENS
+        tokens = min(length - cached, budget)
+        private = _held(cached + tokens) - known
+        if private + unused > replica.kv_blocks - replica.used:
+            break
+        for number in range(known):
+            _share(state, replica, state.blocks[request.blocks_at + number])
+            state.blocks[request.blocks_at + request.prefix_blocks + number] = 1
+        _take(state, replica, private)
+        replica.first = request.following
+        if replica.first == NONE:
+            replica.last = NONE
+        replica.waiting -= 1
+        request.shared = known
+        request.published = known
+        request.computed = cached
+        request.blocks = known + private
+        request.granted = tokens
+        if not request.looked_up:
+            request.looked_up = 1
+            request.cached = cached
+            replica.prefix_queries += length
+            replica.prefix_hits += cached
+            replica.prompt_tokens += length
+        batch[replica.running] = slot
+        replica.running += 1
+        budget -= tokens
+
+
+@compiled
+def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
+    """Schedule and run one iteration, if there is anything to run; return the entries of `finished` in use."""
+    replica = state.replicas[number]
+    batch = state.batches[number]
+    profiles = state.profiles
+    stay = 0
+    for column in range(replica.running):
+        request = state.requests[batch[column]]
+        if request.sent < request.output:
+            batch[stay] = batch[column]
+            stay += 1
+        else:
+            _leave(state, replica, request)
+            replica.tokens_in_flight -= request.prompt + request.output
+            request.ended_s = replica.now_s
+            state.finished[ended] = batch[column]
+            ended += 1
+    replica.finished += replica.running - stay
+    replica.running = stay
+
+    k = replica.k
+    if replica.schedule:
+        k = state.schedules[number, min(stay, replica.schedule - 1)]
+
+    # Grant tokens to the requests in the batch, oldest first; preempt the newest where blocks run out.
+    budget = replica.max_num_batched_tokens
+    preempted = False
+    column = 0
+    while column < replica.running:
+        request = state.requests[batch[column]]
+        rest = request.prompt + request.sent - request.computed
+        need = rest
+        if k and rest == 1 and request.sent:
+            if request.steps_at != NONE:
+                need += min(k, state.steps[request.steps_at + request.output + request.sent])
+            else:
+                need += _drafts(profiles, state.drafted, request.profile, request.key, request.odds, request.sent, k)
+        granted = min(need, budget)
+        budget -= granted
+        request.granted = granted
+        more = max(0, _held(request.computed + granted) - request.blocks)
+        if more:
+            while replica.kv_blocks - replica.used < more and column < replica.running:
+                preempted = True
+                replica.running -= 1
+                slot = batch[replica.running]
+                newest = state.requests[slot]
+                _leave(state, replica, newest)
+                replica.preemptions += 1
+                newest.preemptions += 1
+                newest.following = replica.first
+                replica.first = slot
+                if replica.last == NONE:
+                    replica.last = slot
+                replica.waiting += 1
+            if column < replica.running:
+                _take(state, replica, more)
+                request.blocks += more
+        column += 1
+    if replica.waiting and not preempted:
+        _admit(state, replica, batch, budget)
+    if not replica.running:
+        return ended
+
+    batch_tokens = context_tokens = speaking = firsts = drafted_tokens = 0
+    for column in range(replica.running):
+        request = state.requests[batch[column]]
+        granted = request.granted
+        if granted == 0:
+            continue
+        batch_tokens += granted
+        context_tokens += request.computed
+        rest = request.prompt + request.sent - request.computed
+        if granted < rest:  # in the midst of its prefill
+            request.computed += granted
+            if request.prefix_blocks and replica.prefix_caching:
+                _publish(state, replica, request)
+            continue
+        speaking += 1
+        drafted = granted - rest
+        tokens = 1
+        if drafted:
+            if request.steps_at != NONE:
+                tokens = min(state.steps[request.steps_at + request.sent], drafted + 1)
+            else:
+                tokens += _accepted(
+                    profiles,
+                    state.accepted,
+                    state.progress,
+                    request.profile,
+                    request.key,
+                    request.odds,
+                    request.sent,
+                    drafted,
+                )
+                tokens = min(tokens, request.output - request.sent)
+            drafted_tokens += drafted
+            replica.drafts += 1
+            replica.accepted_tokens += tokens - 1
+            state.accepted_counts[number, tokens - 1] += 1
+            request.drafted += drafted
+            request.accepted += tokens - 1
+        firsts += request.sent == 0
+        # Of drafted tokens only the accepted ones stay in the KV cache.
+        request.computed += rest - 1 + tokens
+        request.sent += tokens
+        request.steps += 1
+        replica.generation_tokens += tokens
+        replica.tokens_in_flight += tokens
+        if rest > 1 and request.prefix_blocks and replica.prefix_caching:
+            _publish(state, replica, request)
+
+    below = min(batch_tokens, replica.knee_tokens)
+    verify_s = (
+        replica.base_s
+        + replica.per_token_below_knee_s * below
+        + replica.per_token_above_knee_s * (batch_tokens - below)
+        + replica.per_context_token_s * context_tokens
+    )
+    drafting_s = 0.0
+    if k and speaking:
+        passes = 1 if replica.parallel else k
+        drafting_s = (
+            replica.draft_base_s
+            + replica.draft_verify_share * verify_s
+            + passes
+            * (
+                replica.draft_per_pass_s
+                + replica.draft_per_request_s * speaking
+                + replica.draft_per_context_token_s * context_tokens
+            )
+        )
+    duration_s = verify_s + replica.overhead_s + drafting_s
+    if drafting_s or drafted_tokens:
+        duration_s += replica.speculation_overhead_s
+    replica.now_s += duration_s
+    replica.busy_s += duration_s
+    replica.steps += 1
+    replica.draft_tokens += drafted_tokens
+    if firsts:
+        for column in range(replica.running):
+            request = state.requests[batch[column]]
+            if request.steps and request.first_s < 0.0:
+                request.first_s = replica.now_s
+    return ended
+
+
+@compiled
+def advance(  # noqa: PLR0917 -- handing over a tuple of arrays takes numba four times as long as the arrays themselves
+    until_s: float,
+    replicas: Records,
+    requests: Records,
+    batches: npt.NDArray[np.int32],
+    schedules: npt.NDArray[np.int32],
+    steps: npt.NDArray[np.int16],
+    blocks: npt.NDArray[np.int64],
+    nodes: Records,
+    index: npt.NDArray[np.int32],
+    profiles: Records,
+    drafted: Floats,
+    accepted: Floats,
+    progress: Floats,
+    accepted_counts: npt.NDArray[np.int64],
+    finished: npt.NDArray[np.int32],
+) -> int:
+    """Begin every step that begins before `until_s`, given the fields of `State`.
+
+    Returns
+    -------
+    int
+        How many entries of `finished` are in use: slots of the requests whose last step has ended.
+    """
+    state = State(
+        replicas,
+        requests,
+        batches,
+        schedules,
+        steps,
+        blocks,
+        nodes,
+        index,
+        profiles,
+        drafted,
+        accepted,
+        progress,
+        accepted_counts,
+        finished,
+    )
+    ended = 0
+    for number in range(len(replicas)):
+        replica = replicas[number]
+        while replica.now_s < until_s and (replica.running or replica.waiting):
+            ended = _step(state, number, ended)
+    return ended
+
+
+@compiled
+def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, seed: int) -> None:
+    """Put a request, of which id, arrival, lengths, script and blocks are there, at the end of its replica's queue."""
+    request = requests[slot]
+    request.first_s = -1.0
+    request.key = _request_key(seed, request.id)
+    request.odds = _request_odds(request.key, profiles[request.profile].spread)
+    request.following = NONE
+    replica = replicas[request.replica]
+    if not replica.running and not replica.waiting:
+        replica.now_s = max(replica.now_s, request.arrived_s)
+    if replica.last == NONE:
+        replica.first = slot
+    else:
+        requests[replica.last].following = slot
+    replica.last = slot
+    replica.waiting += 1
+    replica.tokens_in_flight += request.prompt

@@ -1,0 +1,1 @@
+"""A simulated replica's HTTP server, which speaks as vLLM does."""

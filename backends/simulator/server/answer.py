@@ -1,0 +1,87 @@
+"""What one choice of an answer will say, decided before the engine plays it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backends.calibration.calibration import Kind
+from backends.simulator.server.protocol import SampledBody
+from backends.simulator.text.model import Sampling, TargetModel
+from backends.simulator.text.tokenizer import END_OF_TURN
+
+_FORCED_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice.
+
+    Parameters
+    ----------
+    lengths
+        For each token, how many characters of `text` can be shown once it is there.
+    confidence
+        For each token, its probability.
+    finish_reason, stop_reason
+        `stop` or `length`; and the stop string or token that ended it, None where the model ended by itself.
+    """
+
+    prompt_ids: list[int]
+    ids: list[int]
+    text: str
+    lengths: list[int]
+    confidence: list[float]
+    kind: Kind
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+def compose(
+    model: TargetModel, prompt_ids: list[int], body: SampledBody, limit: int, index: int, forced: str | None
+) -> Answer:
+    """Decide what choice `index` of a request says.
+
+    Parameters
+    ----------
+    limit
+        Tokens at most.
+    forced
+        Text that a schema or a tool asks for; None lets the model write.
+    """
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if body.top_k == 1:
+        temperature = 0.0
+    if forced is None:
+        top_p = 1.0 if body.top_p is None else body.top_p
+        sampling = Sampling(temperature, top_p, body.seed, index)
+        writing = model.write(prompt_ids, sampling, limit, body.min_tokens, endless=body.ignore_eos)
+        ids, confidence, kind, stopped = writing.ids, writing.confidence, writing.kind, writing.stopped
+    else:
+        whole = [*model.tokenizer.encode(forced), END_OF_TURN]
+        ids, stopped, kind = whole[:limit], len(whole) <= limit, Kind.EXTRACTION
+        confidence = [_FORCED_CONFIDENCE] * len(ids)
+    stop_reason: str | int | None = None
+    if body.stop_token_ids:
+        for position, token in enumerate(ids[body.min_tokens :], body.min_tokens):
+            if token in body.stop_token_ids:
+                ids, confidence, stopped, stop_reason = ids[: position + 1], confidence[: position + 1], True, token
+                break
+    text, lengths = model.tokenizer.pieces(ids)
+    stop = _first_stop(text, body, lengths)
+    if stop is not None:
+        start, string = stop
+        tokens = bisect_left(lengths, start + len(string)) + 1
+        text = text[: start + len(string)] if body.include_stop_str_in_output else text[:start]
+        ids, confidence, stopped, stop_reason = ids[:tokens], confidence[:tokens], True, string
+        lengths = [min(length, len(text)) for length in lengths[:tokens]]
+    return Answer(prompt_ids, ids, text, lengths, confidence, kind, "stop" if stopped else "length", stop_reason)
+
+
+def _first_stop(text: str, body: SampledBody, lengths: Sequence[int]) -> tuple[int, str] | None:
+    """Return where the first stop string begins that ends after the least number of tokens, and the string."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    since = lengths[min(body.min_tokens, len(lengths)) - 1] if body.min_tokens and lengths else 0
+    found = [(at, stop) for stop in stops if stop and (at := text.find(stop, since)) >= 0]
+    return min(found, key=lambda each: each[0] + len(each[1]), default=None)

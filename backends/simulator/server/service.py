@@ -1,0 +1,229 @@
+"""From a request for text to an engine that plays its answers, and back to the client who may leave meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
+
+import orjson
+
+from backends.drafting.script import Script
+from backends.simulator.drafting.proposers import Proposer
+from backends.simulator.server.answer import Answer
+from backends.simulator.server.composing import Served
+from backends.simulator.server.driver import Driver
+from backends.simulator.server.http import Exchange
+from backends.simulator.server.playback import Play
+from backends.simulator.server.protocol import RequestError, SampledBody, busy, read_json, validate
+from backends.simulator.server.rendering import DONE, Head, spaced_event
+
+
+class Choices(Protocol):
+    """What an API was given for answers."""
+
+    @property
+    def answers(self) -> Sequence[Answer]:
+        """The answers to play."""
+        ...
+
+
+class Renderer(Protocol):
+    """Who writes an answer while it is played."""
+
+    def on_tokens(self, play: Play, start: int, end: int) -> None:
+        """Take the tokens of one step."""
+
+    def done(self, plays: Sequence[Play]) -> None:
+        """End the answer."""
+
+
+B = TypeVar("B", bound=SampledBody)
+C = TypeVar("C", bound=Choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Api(Generic[B, C]):
+    """One of vLLM's APIs for text.
+
+    Parameters
+    ----------
+    prefix
+        Of the ids of its answers, with the hyphen or underscore.
+    read
+        Makes the body of a request from its JSON; may raise `RequestError`, as may `compose`.
+    compose
+        Decides what the answers say.
+    whole, stream
+        Write an answer in one piece, and step by step.
+    error
+        Writes an error.
+    """
+
+    prefix: str
+    read: Callable[[Any], B]
+    compose: Callable[[Served, B], C]
+    whole: Callable[[Head, C, Sequence[Play]], dict[str, Any]]
+    stream: Callable[[Exchange, Head, C], Renderer]
+    error: Callable[[RequestError], dict[str, Any]] = RequestError.body
+
+
+class TextService:
+    """Takes the requests for text of one replica.
+
+    Parameters
+    ----------
+    executor
+        Of one thread (a proposer may remember requests), on which prompts are read and the proposer is replayed on
+        the answers, so that running streams stay on time.
+    max_queued
+        Requests that may wait for the engine before more are refused; None for any number.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        driver: Driver,
+        proposer: Proposer,
+        executor: Executor,
+        fingerprint: str,
+        max_queued: int | None,
+    ) -> None:
+        self.under_way = 0
+        self._served = served
+        self._driver = driver
+        self._proposer = proposer
+        self._executor = executor
+        self._fingerprint = fingerprint
+        self._max_queued = max_queued
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, api: Api[B, C], exchange: Exchange) -> None:
+        """Answer a request, now or when the engine has played it."""
+        self.under_way += 1
+        request = exchange.request
+        try:
+            body = api.read(read_json(request.headers.get("content-type", ""), request.body))
+            head = self._head(api.prefix, exchange, body)
+        except RequestError as error:
+            self._refuse(api, exchange, error)
+            return
+        composing = self._loop.run_in_executor(self._executor, self._compose, api, body)
+        exchange.on_gone = composing.cancel
+        composing.add_done_callback(partial(self._play, api, exchange, head, body))
+
+    def _head(self, prefix: str, exchange: Exchange, body: SampledBody) -> Head:
+        asked_id = exchange.request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
+        name = self._served.name_for(body.model)
+        return Head(prefix + asked_id, int(time.time()), name, self._fingerprint, self._served.num_speculative_tokens)
+
+    def _compose(self, api: Api[B, C], body: B) -> tuple[C, list[Script]]:
+        choices = api.compose(self._served, body)
+        temperature = 1.0 if body.temperature is None else body.temperature
+        return choices, [
+            self._proposer.script(answer.prompt_ids, answer.ids, temperature, answer.kind) for answer in choices.answers
+        ]
+
+    def _play(
+        self,
+        api: Api[B, C],
+        exchange: Exchange,
+        head: Head,
+        body: B,
+        composing: asyncio.Future[tuple[C, list[Script]]],
+    ) -> None:
+        if exchange.gone or composing.cancelled():
+            self.under_way -= 1
+            return
+        try:
+            choices, scripts = composing.result()
+        except RequestError as error:
+            self._refuse(api, exchange, error)
+            return
+        answers, tallies = choices.answers, self._driver.tallies
+        if self._max_queued is not None and self._driver.engine.waiting + len(answers) > self._max_queued:
+            tallies.rejected += len(answers)
+            self._turn_away(api, exchange, streaming=bool(body.stream))
+            return
+        renderer: Renderer
+        if body.stream:
+            exchange.start()
+            renderer = api.stream(exchange, head, choices)
+        else:
+            renderer = _Whole(exchange, partial(api.whole, head, choices))
+        generation = _Generation(self._driver, renderer, len(answers), self._leave)
+        exchange.on_gone = generation.abort
+        for index, (answer, script) in enumerate(zip(answers, scripts, strict=True)):
+            generation.plays.append(self._driver.play(index, answer, script, generation))
+            tallies.request_n.observe(body.n or 1)
+            if body.max_tokens is not None:
+                tallies.request_max_tokens.observe(body.max_tokens)
+
+    def _turn_away(self, api: Api[B, C], exchange: Exchange, *, streaming: bool) -> None:
+        """Refuse a request for want of room: a stream has its status by then, and gets an error event."""
+        if not streaming:
+            self._refuse(api, exchange, busy())
+            return
+        self.under_way -= 1
+        exchange.start()
+        exchange.end(spaced_event(api.error(busy())) + DONE)
+
+    def _refuse(self, api: Api[B, C], exchange: Exchange, error: RequestError) -> None:
+        self.under_way -= 1
+        exchange.respond(error.code, orjson.dumps(api.error(error)))
+
+    def _leave(self) -> None:
+        self.under_way -= 1
+
+
+class _Whole:
+    """Writes an answer in one piece when it is complete."""
+
+    def __init__(self, exchange: Exchange, body: Callable[[Sequence[Play]], dict[str, Any]]) -> None:
+        self._exchange = exchange
+        self._body = body
+
+    def on_tokens(self, play: Play, start: int, end: int) -> None:
+        """Wait for the rest."""
+
+    def done(self, plays: Sequence[Play]) -> None:
+        """Write it."""
+        self._exchange.respond(200, orjson.dumps(self._body(plays)))
+
+
+class _Generation:
+    """The choices of one request under way."""
+
+    def __init__(self, driver: Driver, renderer: Renderer, count: int, leave: Callable[[], None]) -> None:
+        self.plays: list[Play] = []
+        self._driver = driver
+        self._renderer = renderer
+        self._left = count
+        self._leave = leave
+
+    def on_tokens(self, play: Play, start: int, end: int) -> None:
+        """Pass tokens on; after the last ones, end the answer."""
+        self._renderer.on_tokens(play, start, end)
+        if play.finished:
+            self._left -= 1
+            if self._left == 0:
+                self._leave()
+                self._renderer.done(self.plays)
+
+    def abort(self) -> None:
+        """Take what is left off the engine: the client has gone."""
+        if self._left:
+            self._left = 0
+            self._leave()
+            for play in self.plays:
+                self._driver.cancel(play)
+
+
+def reader(shape: type[B]) -> Callable[[Any], B]:
+    """Return a function that reads the JSON of a request as `shape`."""
+    return partial(validate, shape)

@@ -1,0 +1,109 @@
+"""What a simulator process is told to host, checked before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import BLOCK_TOKENS
+from backends.simulator.drafting.proposers import Proposer
+from backends.speculation import Method
+
+
+class ReplicaSettings(BaseModel):
+    """One simulated replica.
+
+    Parameters
+    ----------
+    model
+        The target model; replicas of one model write the same answers to greedy requests.
+    served_model_names
+        What clients may call it; the model's own name if empty.
+    port
+        0 lets the system choose.
+    seed
+        Of the chance in model-based acceptance.
+    time_scale
+        Seconds of the clock for each second of the simulated engine: 0.1 runs ten times as fast.
+    max_num_queued_reqs
+        Requests that may wait before more are refused with 503; None for any number.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    model: str = Field(min_length=1)
+    served_model_names: tuple[str, ...] = ()
+    method: Method = Method.BASELINE
+    speculative_config: dict[str, Any] = Field(default_factory=dict)
+    calibration: str = "llama-3.1-8b-h100"
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    seed: int = 0
+    api_key: str | None = Field(default=None, repr=False)
+    max_model_len: int = Field(default=8192, ge=2)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    max_num_queued_reqs: int | None = Field(default=None, ge=0)
+    time_scale: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _can_be_simulated(self) -> Self:
+        self.proposer()
+        parameters = self.engine_parameters()
+        room = parameters.kv_blocks * BLOCK_TOKENS - parameters.k
+        if room < self.max_model_len:
+            raise ValueError(f"max_model_len {self.max_model_len} does not fit into the KV cache, which holds {room}")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model; the first is what it calls itself."""
+        return self.served_model_names or (self.model,)
+
+    def proposer(self) -> Proposer:
+        """Return a new proposer for the replica.
+
+        Raises
+        ------
+        ValueError
+            If there is no such calibration, or the speculative config is wrong for the method.
+        """
+        calibration = load_calibration(self.calibration)
+        return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
+
+    def engine_parameters(self) -> EngineParameters:
+        """Return the engine's parameters.
+
+        Raises
+        ------
+        ValueError
+            If there is no such calibration, or it knows nothing of the method.
+        """
+        return EngineParameters.of(
+            load_calibration(self.calibration),
+            self.method,
+            self.speculative_config,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
+
+
+class SimulatorSettings(BaseModel):
+    """All replicas of one process."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replicas: tuple[ReplicaSettings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [replica.name for replica in self.replicas]
+        if len(set(names)) < len(names):
+            raise ValueError("two replicas have the same name")
+        ports = [(replica.host, replica.port) for replica in self.replicas if replica.port]
+        if len(set(ports)) < len(ports):
+            raise ValueError("two replicas listen on the same port")
+        return self

@@ -1,0 +1,1 @@
+"""What simulated replicas answer: tasks, text and tokens."""

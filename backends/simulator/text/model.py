@@ -1,0 +1,268 @@
+"""What the simulated target model writes.
+
+The text depends on the model, the prompt, the seed and the temperature, and on nothing else: not on how a replica
+speculates. Replicas of one model therefore answer greedy requests alike, and what n-gram and suffix drafting find in
+the text is really there: asked to repeat or to edit something, the model copies it; asked for code or for an
+extraction, it often takes up what the prompt or it itself said before; in chat it seldom does.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from itertools import pairwise
+from os import urandom
+from random import Random
+
+from backends.calibration.calibration import Kind
+from backends.simulator.text import corpus, task, tokenizer
+from backends.simulator.text.language import CorpusModel
+from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
+
+# Per kind: median length in tokens, chance per token to take up something said before, mean length of what is taken up.
+_HABITS: dict[Kind, tuple[int, float, float]] = {
+    Kind.CHAT: (220, 0.02, 4.0),
+    Kind.CODE: (300, 0.07, 9.0),
+    Kind.MATH: (180, 0.06, 5.0),
+    Kind.SUMMARIZATION: (110, 0.10, 7.0),
+    Kind.EXTRACTION: (90, 0.25, 9.0),
+    Kind.TRANSLATION: (160, 0.02, 3.0),
+    Kind.REASONING: (600, 0.08, 5.0),
+    Kind.RAG: (120, 0.15, 8.0),
+}
+_LENGTH_SPREAD = 0.5  # standard deviation of the logarithm of the length
+_COPIED_CONFIDENCE = 0.97
+_FOLLOWED_CONFIDENCE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample.
+
+    Parameters
+    ----------
+    seed
+        None draws a fresh one; a greedy request (temperature 0) has no use for it.
+    index
+        Which of the `n` choices of a request this is.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    index: int = 0
+
+    @property
+    def spread(self) -> float:
+        """Effective randomness, 0 for greedy: the temperature, narrowed by nucleus sampling."""
+        return 0.0 if self.temperature < 1e-5 else min(self.temperature, 2.0) * min(1.0, max(self.top_p, 0.05))
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A finished text.
+
+    Parameters
+    ----------
+    ids
+        Output tokens; the last one is the end of the turn if the model stopped by itself.
+    confidence
+        For each token, the probability the model gave it, in (0, 1).
+    stopped
+        Whether the model stopped by itself; else the limit cut it.
+    """
+
+    ids: list[int]
+    confidence: list[float]
+    kind: Kind
+    stopped: bool
+
+
+class TargetModel:
+    """The simulated target model of one name."""
+
+    def __init__(self, name: str, tokens: Tokenizer, prose: CorpusModel, code: CorpusModel) -> None:
+        self.name = name
+        self.tokenizer = tokens
+        self._prose = prose
+        self._code = code
+        self.blank = frozenset(token for token in range(len(tokens)) if not tokens.string(token).strip())
+        self.starts = frozenset(
+            token for token in range(len(tokens)) if tokens.string(token).endswith((".", "\n\n", ":\n", ".\n"))
+        )
+
+    def write(
+        self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, minimum: int = 0, *, endless: bool = False
+    ) -> Writing:
+        """Write an answer to `prompt_ids` of at most `limit` tokens.
+
+        Parameters
+        ----------
+        minimum
+            Tokens before which the model does not stop.
+        endless
+            Never stop before `limit` (`ignore_eos`).
+        """
+        asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
+        random = self.random(prompt_ids, sampling)
+        median, _, _ = _HABITS[asked.kind]
+        length = max(6, min(4096, int(median * math.exp(random.gauss(0.0, _LENGTH_SPREAD)))))
+        opening, closing = self.tokenizer.encode(asked.opening), self.tokenizer.encode(asked.closing)
+        draft = _Draft(self, prompt_ids, asked.kind, sampling.spread, random, limit)
+        draft.say(opening)
+        if asked.passage:
+            draft.copy(self.tokenizer.encode(asked.passage), asked.edit_rate + _slips(asked.edit_rate, sampling.spread))
+        else:
+            draft.ramble(min(limit, length), continuing=asked.continues)
+        draft.say(closing)
+        draft.ramble(limit if endless else min(limit, minimum))
+        stopped = not endless and len(draft) < limit
+        if stopped:
+            draft.say([END_OF_TURN])
+        return Writing(draft.ids, draft.confidence, asked.kind, stopped)
+
+    def corpus_for(self, kind: Kind) -> CorpusModel:
+        """Return the corpus that answers of this kind resemble."""
+        return self._code if kind is Kind.CODE else self._prose
+
+    def alternatives(self, context: Sequence[int], kind: Kind, limit: int) -> list[tuple[int, float]]:
+        """Return at most `limit` tokens that might have followed `context`, with their shares of such places."""
+        return self.corpus_for(kind).continuations(context, limit)
+
+    def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
+        """Return the source of chance for one choice: the same for the same request, greedy or seeded."""
+        digest = blake2b(self.name.encode(), digest_size=8)
+        digest.update(array("I", prompt_ids).tobytes())
+        if sampling.spread:
+            seed = urandom(8) if sampling.seed is None else f"{sampling.seed}/{sampling.spread}".encode()
+            digest.update(seed + bytes([sampling.index % 256]))
+        return Random(int.from_bytes(digest.digest(), "big"))
+
+
+class _Draft:
+    """A text being written: the history it may take up again, and the walk through the corpus."""
+
+    def __init__(
+        self, model: TargetModel, prompt_ids: Sequence[int], kind: Kind, spread: float, random: Random, limit: int
+    ) -> None:
+        self.confidence: list[float] = []
+        self.limit = limit
+        self._model = model
+        self._corpus = model.corpus_for(kind)
+        self._random = random
+        self._history = list(prompt_ids)
+        # Where a pair of tokens ends: in the prompt the last one of its kind, in the answer the first.
+        self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
+        self._entered = self._prompt_length = len(prompt_ids)
+        _, take_up, self._mean_run = _HABITS[kind]
+        # Hotter text jumps more often, to places that look less alike, and takes up less of what was said.
+        self._jump_rate = 0.06 + 0.22 * spread
+        self._jump_order = 3 if spread < 0.5 else 2 if spread < 1.2 else 1
+        self._take_up_rate = take_up / (1.0 + 1.5 * spread)
+
+    @property
+    def ids(self) -> list[int]:
+        """What has been written."""
+        return self._history[self._prompt_length :]
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    def _add(self, token: int, confidence: float) -> None:
+        self._history.append(token)
+        self.confidence.append(confidence)
+
+    def _last_seen(self) -> int | None:
+        """Return where the last two tokens were before."""
+        history, enter = self._history, self._seen.setdefault
+        since = max(1, self._entered)
+        for place, pair in enumerate(pairwise(history[since - 1 :]), since):
+            enter(pair, place)
+        self._entered = len(history)
+        return self._seen.get((history[-2], history[-1]))
+
+    def say(self, tokens: Sequence[int]) -> None:
+        """Write `tokens` as they are."""
+        for token in tokens[: max(0, self.limit - len(self))]:
+            self._add(token, _FOLLOWED_CONFIDENCE)
+
+    def copy(self, source: Sequence[int], edit_rate: float) -> None:
+        """Write `source`, each token being the start of a small edit with probability `edit_rate`."""
+        random, position = self._random, 0
+        while position < len(source) and len(self) < self.limit:
+            if edit_rate and random.random() < edit_rate:
+                place, share = self._corpus.jump(self._history[-3:], 2, random)
+                for offset in range(1 + int(random.random() * 3)):
+                    if len(self) < self.limit and place + 1 + offset < len(self._corpus.ids):
+                        self._add(self._corpus.ids[place + 1 + offset], min(0.9, 0.1 + share * 0.5))
+                position += int(random.random() * 4)  # what the edit replaces; none for an insertion
+            else:
+                self._add(source[position], _COPIED_CONFIDENCE)
+                position += 1
+
+    def ramble(self, until: int, *, continuing: bool = False) -> None:
+        """Write freely until there are `until` tokens, on a topic of the prompt or `continuing` where it ends."""
+        random, corpus_ids, last = self._random, self._corpus.ids, len(self._corpus.ids) - 1
+        if len(self) >= until:
+            return
+        if continuing:
+            place, _ = self._corpus.jump(self._history[-3:], 3, random)
+        else:
+            place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
+        while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
+            place += 1
+        quiet = 0  # tokens for which nothing is taken up, so that a text does not go round in circles
+        history, confidence = self._history, self.confidence
+        draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
+        while len(confidence) < until:
+            roll = draw()
+            if quiet <= 0 and roll < take_up_rate and len(history) > 1:
+                place, quiet = self._take_up(place)
+                continue
+            if place >= last or roll > stays:
+                place, share = self._corpus.jump(history[-3:], self._jump_order, random)
+                place = min(place, last - 1)
+                confidence.append(min(0.95, 0.05 + 0.6 * share))
+            else:
+                confidence.append(_FOLLOWED_CONFIDENCE)
+            place += 1
+            history.append(corpus_ids[place])
+            quiet -= 1
+
+    def _take_up(self, place: int) -> tuple[int, int]:
+        """Copy a run from the prompt or from the text so far; return where the walk goes on, and a quiet time."""
+        at = self._last_seen()
+        if at is None or at + 1 >= len(self._history) - 1:
+            if self._random.random() < 0.5 or self._prompt_length < 16:
+                return place, 2
+            at = int(self._random.random() * (self._prompt_length - 8))  # quotes something from the prompt
+            if self._history[at] == START_OF_TURN:
+                at += 2  # not the name of the role
+        run = 2 + int(self._random.expovariate(1.0 / self._mean_run))
+        for token in self._history[at + 1 : at + 1 + run]:
+            if len(self) >= self.limit or token <= END_OF_TURN:
+                break
+            self._add(token, _COPIED_CONFIDENCE)
+        resumed, _ = self._corpus.jump(self._history[-3:], 2, self._random)
+        return resumed, run + 4
+
+
+def _slips(edit_rate: float, spread: float) -> float:
+    """Return the probability per copied token of leaving the original unasked, which grows with the temperature."""
+    return (0.025 if edit_rate else 0.01) * spread**2
+
+
+@cache
+def _corpora() -> tuple[CorpusModel, CorpusModel]:
+    tokens = tokenizer.load()
+    return tuple(CorpusModel(tokens.encode(text), len(tokens)) for text in (corpus.prose(), corpus.code()))  # type: ignore[return-value]
+
+
+def load(name: str) -> TargetModel:
+    """Return the target model called `name`. The first call reads the corpus: about half a second."""
+    prose, code = _corpora()
+    return TargetModel(name, tokenizer.load(), prose, code)

@@ -1,0 +1,149 @@
+"""The simulated model's tokenizer: byte-level BPE with 4,096 entries, and a ChatML template.
+
+The vocabulary is an asset of the package, so that token ids are the same everywhere. To train it anew (this changes
+every id): `python -m backends.simulator.text.tokenizer`.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer as BpeTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+VOCABULARY = 4096
+END_OF_TEXT, START_OF_TURN, END_OF_TURN = range(3)
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_ASSET = Path(__file__).parent / "assets" / "tokenizer.json"
+
+
+class Tokenizer:
+    """Text to token ids and back. Every text round-trips: the alphabet is the 256 bytes."""
+
+    def __init__(self, bpe: BpeTokenizer) -> None:
+        self._bpe = bpe
+        byte_of = _byte_of_character()
+        self._bytes = [b""] * bpe.get_vocab_size()
+        self._strings = [""] * bpe.get_vocab_size()
+        for entry, token in bpe.get_vocab().items():
+            special = entry in _SPECIAL
+            self._bytes[token] = b"" if special else bytes(byte_of[character] for character in entry)
+            self._strings[token] = entry if special else self._bytes[token].decode("utf-8", "replace")
+        self._named = [*(name.encode() for name in _SPECIAL), *self._bytes[len(_SPECIAL) :]]
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`; the names of special tokens in it become those tokens."""
+        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of `ids`, with `special` tokens by name or without them."""
+        table = self._named if special else self._bytes
+        return b"".join([table[token] for token in ids]).decode("utf-8", "replace")
+
+    def string(self, token: int) -> str:
+        """Return the text of one token alone; bytes that are no character by themselves show as U+FFFD."""
+        return self._strings[token]
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one token; none for a special one."""
+        return self._bytes[token]
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return the text of `ids`, and by how many characters it can be shown after each token.
+
+        A character split over several tokens shows with the last of them, as a streaming server must do it.
+        """
+        joined = [self._bytes[token] for token in ids]
+        text = b"".join(joined)
+        if text.isascii():
+            return text.decode("ascii"), list(accumulate(map(len, joined)))
+        decoder = getincrementaldecoder("utf-8")("replace")
+        parts = []
+        whole = True  # whether no character has been begun
+        last = len(joined) - 1
+        for index, piece in enumerate(joined):
+            if whole and piece.isascii():
+                parts.append(self._strings[ids[index]] if piece else "")
+            else:
+                parts.append(decoder.decode(piece, index == last))
+                whole = not decoder.getstate()[0]
+        return "".join(parts), list(accumulate(map(len, parts)))
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the ids of a conversation in the ChatML template, ready for the assistant's answer.
+
+        Parameters
+        ----------
+        messages
+            As in the chat API: `role` and `content`, a string or a list of parts (parts without text are left out).
+        tools
+            As in the chat API; they are told to the model in a system turn of their own.
+        """
+        turns = []
+        if tools:
+            listed = "\n".join(orjson.dumps(tool).decode() for tool in tools)
+            turns.append(("system", f"# Tools\n\nYou may call these functions:\n<tools>\n{listed}\n</tools>"))
+        turns += [(str(message.get("role", "user")), _content_text(message)) for message in messages]
+        text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+        return self.encode(text + ("<|im_start|>assistant\n" if add_generation_prompt else ""))
+
+
+def _content_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None:
+        calls = message.get("tool_calls") or []
+        return "\n".join(f"<tool_call>\n{orjson.dumps(call.get('function')).decode()}\n</tool_call>" for call in calls)
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) if isinstance(part, Mapping) else str(part) for part in content)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+@cache
+def load() -> Tokenizer:
+    """Return the packaged tokenizer."""
+    return Tokenizer(BpeTokenizer.from_file(str(_ASSET)))
+
+
+def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> BpeTokenizer:
+    """Train a byte-level BPE tokenizer of `vocabulary` entries, special tokens first."""
+    bpe = BpeTokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+if __name__ == "__main__":
+    from backends.simulator.text import corpus
+
+    _ASSET.parent.mkdir(exist_ok=True)
+    train([corpus.prose(), corpus.code()]).save(str(_ASSET), pretty=False)

@@ -1,0 +1,1 @@
+"""The command `gateway`: one file for each subcommand."""

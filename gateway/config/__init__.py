@@ -1,0 +1,1 @@
+"""The pool file: settings, loading, checks and schema."""

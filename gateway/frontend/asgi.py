@@ -1,0 +1,180 @@
+"""The plain ASGI door to the relay: works under any ASGI server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gateway.http.errors import GatewayError, endpoint_of, too_large
+from gateway.http.headers import Header
+from gateway.relay.context import Inbound, Relay
+from gateway.relay.exchange import Exchange
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_HIGH_WATER_BYTES = 256 * 1024
+_LOW_WATER_BYTES = 64 * 1024
+
+
+class AsgiReply:
+    """Takes an answer from the relay and hands it to the server as fast as that takes it.
+
+    When more than 256 KiB wait for a slow client, the backend is not read on until 64 KiB are left.
+    """
+
+    __slots__ = ("_messages", "_paused", "_waiter", "_waiting_bytes", "exchange")
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+        self._messages: deque[Message | None] = deque()  # None: cut
+        self._waiter: asyncio.Future[None] | None = None
+        self._waiting_bytes = 0
+        self._paused = False
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer."""
+        headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n") if line]
+        self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    def data(self, chunk: bytes) -> None:
+        """Send bytes of its body."""
+        self._waiting_bytes += len(chunk)
+        self._put({"type": "http.response.body", "body": chunk, "more_body": True})
+        if self._waiting_bytes > _HIGH_WATER_BYTES and not self._paused and self.exchange is not None:
+            self._paused = True
+            self.exchange.pause()
+
+    def end(self) -> None:
+        """End it well."""
+        self._put({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send all of it."""
+        self.head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
+        self.data(body)
+        self.end()
+
+    def cut(self) -> None:
+        """End it badly: the server closes the connection of an answer that was not completed."""
+        self._put(None)
+
+    def _put(self, message: Message | None) -> None:
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def deliver(self, send: Send) -> None:
+        """Send until the answer has ended."""
+        while True:
+            while self._messages:
+                message = self._messages.popleft()
+                if message is None:
+                    return
+                if message["type"] == "http.response.body":
+                    message = self._joined(message)
+                await send(message)
+                if message.get("more_body") is False:
+                    return
+                self._sent(len(message.get("body", b"")))
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _joined(self, message: Message) -> Message:
+        """Join the last bytes and the end, which come together: one message less."""
+        if message["more_body"] and self._messages:
+            following = self._messages[0]
+            if following is not None and following.get("more_body") is False:
+                self._messages.popleft()
+                message["more_body"] = False
+        return message
+
+    def _sent(self, size: int) -> None:
+        self._waiting_bytes -= size
+        if self._paused and self._waiting_bytes < _LOW_WATER_BYTES and self.exchange is not None:
+            self._paused = False
+            self.exchange.resume()
+
+
+class RelayDoor:
+    """An ASGI application that relays every request.
+
+    Parameters
+    ----------
+    max_body_bytes
+        Larger bodies are refused with 413.
+    """
+
+    def __init__(self, relay: Relay, max_body_bytes: int) -> None:
+        self._relay = relay
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        headers: list[Header] = scope["headers"]
+        path: str = scope["path"]
+        try:
+            envelope = self._relay.envelope(scope["method"], headers)
+            body = await self._read(headers, receive)
+        except GatewayError as error:
+            self._relay.metrics.count_refusal()
+            await refuse(error, headers, path, send)
+            return
+        if body is None:
+            return  # the client left while it was still sending
+        target: bytes = scope.get("raw_path") or path.encode()
+        if scope["query_string"]:
+            target = target + b"?" + scope["query_string"]
+        reply = AsgiReply()
+        exchange = Exchange(self._relay, Inbound(envelope, path, target, body), reply)
+        reply.exchange = exchange
+        exchange.begin()
+        watch = asyncio.ensure_future(_watch(receive, exchange, reply))
+        try:
+            await reply.deliver(send)
+        except (asyncio.CancelledError, OSError):  # the server shuts down, or found the client gone as it wrote
+            exchange.client_gone()
+            raise
+        finally:
+            watch.cancel()
+            reply.exchange = None  # each holds the other
+
+    async def _read(self, headers: list[Header], receive: Receive) -> bytes | None:
+        """Read the body; None if the client left before its end."""
+        limit = self._max_body_bytes
+        declared = next((value for name, value in headers if name == b"content-length"), b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            if part:
+                parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None:
+    """Wait for the client to leave. Without it nobody notices, and the engine works on for nobody."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.client_gone()
+    reply.cut()
+
+
+async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
+    """Answer a request that never got as far as the relay."""
+    sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
+    await send({"type": "http.response.start", "status": error.status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})

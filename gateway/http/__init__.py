@@ -1,0 +1,1 @@
+"""Headers, errors, server-sent events and usage, as the APIs define them."""

@@ -1,0 +1,107 @@
+"""The APIs that clients speak: which path is which, and how each writes an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from policies.features.request import Endpoint
+
+_OTHER: Final = Endpoint.OTHER  # a member of an enum is looked up anew each time
+_ENDPOINTS: Final = {
+    "/v1/chat/completions": Endpoint.CHAT,
+    "/v1/completions": Endpoint.COMPLETIONS,
+    "/v1/responses": Endpoint.RESPONSES,
+    "/v1/messages": Endpoint.MESSAGES,
+    "/v1/embeddings": Endpoint.EMBEDDINGS,
+}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    503: "overloaded_error",
+}
+
+
+def endpoint_of(path: str) -> Endpoint:
+    """Tell which API a path belongs to; `Endpoint.OTHER` for what only passes through."""
+    return _ENDPOINTS.get(path, _OTHER)
+
+
+class GatewayError(Exception):
+    """An answer that the gateway gives itself, in place of a backend's.
+
+    Parameters
+    ----------
+    message
+        What is wrong and what would be right.
+    code
+        OpenAI's short word for it, such as `model_not_found`.
+    retry_after_s
+        When to try again; sent as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self, endpoint: Endpoint = Endpoint.CHAT) -> bytes:
+        """Write the error as the client of this endpoint expects it: OpenAI's shape, or Anthropic's for messages."""
+        return orjson.dumps(self._document(endpoint))
+
+    def answer(self, endpoint: Endpoint, request_id: bytes = b"") -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return headers and body of the whole answer; `request_id` is echoed where there is one."""
+        body = self.body(endpoint)
+        headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
+        if request_id:
+            headers.append((b"x-request-id", request_id))
+        return headers, body
+
+    def event(self, endpoint: Endpoint) -> bytes:
+        """Write the error as the last event of a stream that has begun, with what ends such a stream."""
+        document = self._document(endpoint)
+        if endpoint is Endpoint.MESSAGES:
+            return b"event: error\ndata: " + orjson.dumps(document) + b"\n\n"
+        if endpoint is Endpoint.RESPONSES:
+            flat = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+            return b"event: error\ndata: " + orjson.dumps(flat) + b"\n\n"
+        return b"data: " + orjson.dumps(document) + b"\n\ndata: [DONE]\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that go with `body`."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, round(self.retry_after_s))).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+    def _document(self, endpoint: Endpoint) -> Mapping[str, Any]:
+        kind = _TYPES.get(self.status, "api_error")
+        if endpoint is Endpoint.MESSAGES:
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def too_large(limit_bytes: int) -> GatewayError:
+    """Return the error for a body over the limit."""
+    what = f"The body is larger than {limit_bytes} bytes, all that this gateway takes."
+    return GatewayError(413, what, code="body_too_large")

@@ -1,0 +1,1 @@
+"""One request to one replica and back: the hot path."""

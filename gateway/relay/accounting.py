@@ -1,0 +1,177 @@
+"""What an exchange came to: times, tokens, acceptance; told to the policy and counted for Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.http.sse import EventStream
+from gateway.http.usage import Usage
+from gateway.routing.model import ServedModel, Upstream
+from gateway.routing.router import Routed
+from gateway.telemetry.metrics import Metrics
+from policies.policy import Decision, Outcome, Policy
+
+
+@dataclass(slots=True, init=False)
+class Timing:
+    """When things happened, on the clock of `time.perf_counter`; 0.0 for what did not.
+
+    Parameters
+    ----------
+    first_s, last_s
+        First and last chunk of a stream.
+    """
+
+    arrived_s: float
+    first_s: float
+    last_s: float
+    ended_s: float
+
+    def __init__(
+        self,
+        arrived_s: float,
+        first_s: float,
+        last_s: float,
+        ended_s: float,
+    ) -> None:
+        self.arrived_s = arrived_s
+        self.first_s = first_s
+        self.last_s = last_s
+        self.ended_s = ended_s
+
+
+@dataclass(slots=True, init=False)
+class Ended:
+    """An exchange that has ended, with everything that is known of it.
+
+    Parameters
+    ----------
+    usage
+        The engine's own account; None if it gave none.
+    stream
+        What was seen of the stream; None if the answer was none.
+    """
+
+    routed: Routed
+    decision: Decision
+    upstream: Upstream
+    status: int
+    timing: Timing
+    usage: Usage | None
+    stream: EventStream | None
+
+    def __init__(
+        self,
+        routed: Routed,
+        decision: Decision,
+        upstream: Upstream,
+        status: int,
+        timing: Timing,
+        usage: Usage | None,
+        stream: EventStream | None,
+    ) -> None:
+        self.routed = routed
+        self.decision = decision
+        self.upstream = upstream
+        self.status = status
+        self.timing = timing
+        self.usage = usage
+        self.stream = stream
+
+
+def account(ended: Ended, metrics: Metrics) -> Outcome:
+    """Work out the outcome, count it, and let the policy observe it."""
+    outcome = outcome_of(ended)
+    _count(outcome, ended, metrics)
+    model = ended.routed.model
+    try:
+        model.policy.observe(outcome)
+    except Exception as error:  # noqa: BLE001 -- the request has been served, whatever the policy makes of it
+        model.failsafe.note(model.policy.name, "observe", error)
+    return outcome
+
+
+def is_plain(usage: Usage | None, model: ServedModel) -> bool:
+    """Tell whether all that is to be counted of an answer in one piece is how long it took, and its tokens.
+
+    So it is for a policy that learns nothing, where the engine told nothing of its own times and acceptance.
+    """
+    return (
+        usage is not None
+        and usage.prompt_tokens is not None
+        and usage.output_tokens is not None
+        and usage.accepted_tokens is None
+        and usage.drafted_tokens is None
+        and usage.queue_s is None
+        and usage.generation_s is None
+        and type(model.policy).observe is Policy.observe
+    )
+
+
+def count_plain(upstream: Upstream, usage: Usage, e2e_s: float) -> int:
+    """Count a plain answer, as `account` would; return its prompt and output tokens."""
+    bound = upstream.metrics
+    prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
+    bound.e2e.observe(e2e_s)
+    bound.prompt_tokens.inc(prompt_tokens)
+    bound.output_tokens.inc(output_tokens)
+    return prompt_tokens + output_tokens
+
+
+def outcome_of(ended: Ended) -> Outcome:
+    """Work out what became of a request.
+
+    Tokens come from the engine's usage, else from the number and size of the chunks; tokens per step from the
+    engine's acceptance, else from the tokens per chunk, since one content chunk is one step.
+    """
+    routed, timing, stream, usage = ended.routed, ended.timing, ended.stream, ended.usage or Usage()
+    features = routed.features
+    endpoint = features.endpoint
+    single = features.n == 1
+    output_tokens = usage.output_tokens
+    if output_tokens is None:
+        output_tokens = 0
+        if stream is not None:
+            steps = stream.steps(endpoint, with_usage=False)
+            output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
+    elif stream is not None and single:
+        routed.model.learn_token_size(stream.text_bytes(), output_tokens)
+    tokens_per_step = usage.tokens_per_step
+    if tokens_per_step is None and stream is not None and single and output_tokens:
+        steps = stream.steps(endpoint, with_usage=usage.output_tokens is not None)
+        tokens_per_step = max(1.0, output_tokens / steps) if steps else None
+    generation_s = timing.last_s - timing.first_s if timing.first_s else usage.generation_s
+    return Outcome(
+        request=features,
+        decision=ended.decision,
+        method=ended.upstream.backend.method,
+        status=ended.status,
+        ttft_s=timing.first_s - timing.arrived_s if timing.first_s else None,
+        tpot_s=generation_s / (output_tokens - 1) if generation_s and single and output_tokens > 1 else None,
+        e2e_s=timing.ended_s - timing.arrived_s,
+        prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_per_step=tokens_per_step,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def _count(outcome: Outcome, ended: Ended, metrics: Metrics) -> None:
+    bound, usage, temperature = ended.upstream.metrics, ended.usage, outcome.request.temperature
+    bound.e2e.observe(outcome.e2e_s)
+    if outcome.ttft_s is not None:
+        bound.ttft.observe(outcome.ttft_s)
+    if outcome.tpot_s is not None:
+        bound.tpot.observe(outcome.tpot_s)
+    if usage is not None and usage.queue_s is not None:
+        bound.queue.observe(usage.queue_s)
+    bound.prompt_tokens.inc(outcome.prompt_tokens)
+    bound.output_tokens.inc(outcome.output_tokens)
+    if outcome.tokens_per_step is not None:
+        source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
+        steps = outcome.output_tokens / outcome.tokens_per_step
+        metrics.count_steps(bound, temperature, source, steps, outcome.output_tokens)
+    if outcome.drafted_tokens is not None and outcome.accepted_tokens is not None:
+        metrics.count_drafts(bound, temperature, outcome.drafted_tokens, outcome.accepted_tokens)

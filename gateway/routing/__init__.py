@@ -1,0 +1,1 @@
+"""From a request's head and body to the replica that serves it."""

@@ -1,0 +1,1 @@
+"""The running service: application, administration, workers, start and stop."""

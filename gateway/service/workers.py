@@ -1,0 +1,220 @@
+"""Several worker processes on one port: starting them, passing on what they tell each other, ending them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from backends.backend import Backend
+from gateway.config.settings import PoolSettings
+from gateway.service.worker_messages import Drained, Launched, Note, Siblings, WorkerDied
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """All that a worker process needs to know; it is pickled to it over a pipe."""
+
+    number: int
+    settings: PoolSettings
+    backends: Sequence[Backend]
+    admin_key: str
+    address: tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+
+
+class Workers:
+    """The worker processes, seen from the process that started them.
+
+    Parameters
+    ----------
+    address
+        Host and port that all of them listen on (SO_REUSEPORT).
+    run_dir
+        Where they keep the values of their metrics.
+    """
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        backends: Sequence[Backend],
+        admin_key: str,
+        address: tuple[str, int],
+        run_dir: Path,
+    ) -> None:
+        self._settings = settings
+        self._backends = backends
+        self._admin_key = admin_key
+        self._address = address
+        self._workers: dict[int, _Worker] = {}
+        self._drained: dict[tuple[str, str], Drained] = {}
+        self._launched = Launched({})
+        self._stopping = asyncio.Event()
+        metrics_dir = run_dir / "metrics"
+        metrics_dir.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+
+    async def run(self) -> int:
+        """Keep the workers running until `stop`, then wait for them to end."""
+        tasks = [asyncio.create_task(self._keep(number)) for number in range(self._settings.server.workers)]
+        await self._stopping.wait()
+        await asyncio.gather(*tasks)
+        return 0
+
+    def stop(self) -> None:
+        """Let every worker drain and end; a second call ends them sooner."""
+        self._stopping.set()
+        for worker in self._workers.values():
+            worker.process.terminate()
+
+    def tell_launched(self, replicas: Mapping[str, Mapping[str, Any]]) -> None:
+        """Tell the workers how the replicas are that the gateway started."""
+        self._launched = Launched(replicas)
+        self._tell_all(self._launched)
+
+    async def _keep(self, number: int) -> None:
+        """Run one worker, and another in its place if it dies."""
+        backoff_s = _FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            worker = self._start(number)
+            code = await self._wait(worker)
+            self._forget(number)
+            if self._stopping.is_set():
+                return
+            logger.warning("worker %d ended with %s; another is started in %g s", number, code, backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+            backoff_s = min(2.0 * backoff_s, _MAX_BACKOFF_S)
+
+    def _start(self, number: int) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        assignment = Assignment(number, self._settings, self._backends, self._admin_key, self._address)
+        process = context.Process(target=work, args=(assignment, theirs), name=f"gateway worker {number}")
+        process.start()
+        theirs.close()
+        worker = self._workers[number] = _Worker(process, ours)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, number)
+        notes: list[Note] = [self._launched, *self._drained.values()]
+        for note in notes:
+            self._tell(worker, note)
+        return worker
+
+    async def _wait(self, worker: _Worker) -> int | None:
+        """Wait for a worker to end, and kill it if it does not although it was told to."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        sentinel = worker.process.sentinel
+
+        def note_end() -> None:
+            loop.remove_reader(sentinel)
+            ended.set()
+
+        loop.add_reader(sentinel, note_end)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        waiting = asyncio.ensure_future(ended.wait())
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.wait({waiting}, timeout=self._settings.server.drain_s + _GRACE_S)
+        if not ended.is_set():
+            worker.process.kill()
+            await waiting
+        worker.process.join()
+        return worker.process.exitcode
+
+    def _forget(self, number: int) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        worker = self._workers.pop(number)
+        asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+        worker.pipe.close()
+        mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
+        self._tell_all(WorkerDied(number))
+
+    def _hear(self, number: int) -> None:
+        worker = self._workers[number]
+        try:
+            note: Note = worker.pipe.recv()
+        except (EOFError, OSError):  # it died; `_wait` sees to that
+            asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+            return
+        if isinstance(note, Drained):
+            self._drained[note.model, note.backend] = note
+        for other, sibling in self._workers.items():
+            if other != number:
+                self._tell(sibling, note)
+
+    def _tell_all(self, note: Note) -> None:
+        for worker in self._workers.values():
+            self._tell(worker, note)
+
+    @staticmethod
+    def _tell(worker: _Worker, note: Note) -> None:
+        with contextlib.suppress(OSError):  # it died; `_wait` sees to that
+            worker.pipe.send(note)
+
+
+def work(assignment: Assignment, pipe: Connection) -> None:
+    """Be a worker process: what `multiprocessing` runs in it."""
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]: %(message)s",
+        level=logging.INFO if assignment.number == 0 else logging.ERROR,  # each would report the same of the pool
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.exit(uvloop.run(_work(assignment, pipe)))
+
+
+async def _work(assignment: Assignment, pipe: Connection) -> int:
+    from gateway.service.assembly import assemble
+    from gateway.service.server import Server, listen
+
+    settings = assignment.settings
+    if settings.server.max_in_flight is not None:
+        share = math.ceil(settings.server.max_in_flight / settings.server.workers)
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
+    gateway = assemble(settings, assignment.backends, assignment.admin_key)
+    siblings = Siblings(assignment.number, pipe.send)
+    gateway.relay.router.homes.on_new = siblings.share_response
+    server = Server(gateway, siblings, has_process=True)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.drain)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
+
+    def hear() -> None:
+        try:
+            note: Note = pipe.recv()
+        except (EOFError, OSError):  # the parent is gone, and so is what it started
+            loop.remove_reader(pipe.fileno())
+            server.drain()
+            return
+        siblings.hear(note, gateway)
+
+    loop.add_reader(pipe.fileno(), hear)
+    with listen(*assignment.address, shared=True, checked=True) as opened:
+        await server.serve(sockets=[opened])
+    return 0 if server.started else 1

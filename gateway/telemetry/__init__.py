@@ -1,0 +1,1 @@
+"""Metrics, and the fallback for policies that fail."""

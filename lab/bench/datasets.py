@@ -1,0 +1,132 @@
+"""Prompts from files: conversations in ShareGPT's format, and JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lab.bench.prompts import Prompt
+from lab.bench.settings import BenchError
+
+_CHARACTERS_PER_TOKEN = 4.0
+# The bounds of `vllm bench serve` on conversations of ShareGPT.
+_SHORTEST_TOKENS = 4
+_LONGEST_PROMPT_TOKENS = 1024
+_LONGEST_TOTAL_TOKENS = 2048
+
+CountTokens = Callable[[str], int]
+
+
+def token_counter(path: Path | None) -> CountTokens:
+    """Return what counts the tokens of a text: the tokenizer in `path`, or a quarter of the characters without one.
+
+    Parameters
+    ----------
+    path
+        A `tokenizer.json`, or a folder that holds one.
+
+    Raises
+    ------
+    BenchError
+        If it holds no tokenizer.
+    """
+    if path is None:
+        return lambda text: max(1, round(len(text) / _CHARACTERS_PER_TOKEN))
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        # The library raises bare exceptions from Rust for whatever is wrong with the file.
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # noqa: BLE001
+        raise BenchError(f"gateway bench: --tokenizer: {file}: {error}") from None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def read_dataset(path: Path, count_tokens: CountTokens, output_tokens: int | None, *, chat: bool) -> list[Prompt]:
+    """Read the prompts of a file: ShareGPT's format if it is one JSON list, JSON lines otherwise; `.gz` is unpacked.
+
+    Parameters
+    ----------
+    output_tokens
+        The answers' limit. Without it, an answer may be as long as the one recorded in ShareGPT's format, and in JSON
+        lines as `output_tokens` says.
+    chat
+        False refuses whole conversations, which only the chat endpoint takes.
+
+    Returns
+    -------
+    list
+        Of ShareGPT's format, the first question of each conversation that `vllm bench serve` would take: question and
+        answer of 4 tokens or more, the question of at most 1,024, both of 2,048.
+
+    Raises
+    ------
+    BenchError
+        What is wrong with the file, and in which line.
+    """
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise BenchError(f"gateway bench: --dataset: {path}: {error}") from None
+    if data.lstrip()[:1] == b"[":
+        prompts = list(_sharegpt(path, data, count_tokens, output_tokens))
+    else:
+        prompts = list(_lines(path, data, output_tokens, chat=chat))
+    if not prompts:
+        raise BenchError(f"gateway bench: --dataset: {path}: holds no prompt that can be used")
+    return prompts
+
+
+def _sharegpt(path: Path, data: bytes, count_tokens: CountTokens, output_tokens: int | None) -> Iterator[Prompt]:
+    try:
+        entries = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BenchError(f"gateway bench: --dataset: {path}: not JSON: {error}") from None
+    for place, entry in enumerate(entries):
+        turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, Mapping) else None
+        if not isinstance(turns, list):
+            raise BenchError(
+                f"gateway bench: --dataset: {path}: entry {place} has no list 'conversations': not ShareGPT's format"
+            )
+        values = [turn.get("value") for turn in turns[:2] if isinstance(turn, Mapping)]
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < 2:
+            continue
+        question, answer = count_tokens(texts[0]), count_tokens(texts[1])
+        limit = output_tokens or answer
+        too_short = question < _SHORTEST_TOKENS or (output_tokens is None and answer < _SHORTEST_TOKENS)
+        if not too_short and question <= _LONGEST_PROMPT_TOKENS and question + limit <= _LONGEST_TOTAL_TOKENS:
+            yield Prompt(texts[0], output_tokens=limit)
+
+
+def _lines(path: Path, data: bytes, output_tokens: int | None, *, chat: bool) -> Iterator[Prompt]:
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            try:
+                yield _line(orjson.loads(line), output_tokens, chat=chat)
+            except orjson.JSONDecodeError as error:
+                raise BenchError(f"gateway bench: --dataset: {path}:{number}: not JSON: {error}") from None
+            except ValueError as error:
+                raise BenchError(f"gateway bench: --dataset: {path}:{number}: {error}") from None
+
+
+def _line(entry: Any, output_tokens: int | None, *, chat: bool) -> Prompt:
+    if not isinstance(entry, Mapping):
+        raise ValueError("expected an object")  # noqa: TRY004 -- the file's fault, told with its line
+    own = entry.get("output_tokens")
+    if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
+        raise ValueError("'output_tokens' must be a whole number above 0")
+    limit = output_tokens or own
+    text, messages = entry.get("prompt"), entry.get("messages")
+    if isinstance(messages, list) and messages and all(isinstance(one, Mapping) and "role" in one for one in messages):
+        if not chat:
+            raise ValueError("'messages' need --endpoint chat")
+        return Prompt(messages=messages, output_tokens=limit)
+    if isinstance(text, str) and text:
+        return Prompt(text, output_tokens=limit)
+    raise ValueError("needs 'prompt' (text) or 'messages' (a conversation)")

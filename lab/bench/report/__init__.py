@@ -1,0 +1,1 @@
+"""What `gateway bench` shows: statistics, progress, tables and the HTML page."""

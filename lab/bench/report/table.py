@@ -1,0 +1,132 @@
+"""The figures on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lab.bench.report.results import Acceptance, Distribution, Interval, Report, Run
+
+_AT = ("mean", "p50", "p95", "p99")
+_SOURCES = {
+    "answers": "the engine's account in each answer (metrics.speculative_decoding)",
+    "counters": "the difference of the engine's /metrics counters",
+    "chunks": "output tokens per chunk, since neither answers nor /metrics tell",
+}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the tables, and below them what one must know to read them."""
+    several = len({run.model for run in report.runs}) > 1
+    for cell in cells(report.runs):
+        runs = [run for run in report.runs if run.cell == cell]
+        console.print()
+        console.print(Text(cell_title(runs[0], with_model=several), style="bold"))
+        console.print(_speeds(runs))
+        console.print(_times(runs))
+        if any(run.acceptance is not None for run in runs):
+            console.print(_acceptances(runs))
+    for line in remarks(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def cells(runs: Sequence[Run]) -> list[tuple[str, float | None, str, float]]:
+    """Return what runs have in common that can be compared, in order of appearance."""
+    return list(dict.fromkeys(run.cell for run in runs))
+
+
+def cell_title(run: Run, *, with_model: bool = False) -> str:
+    """Name what the runs of a cell have in common."""
+    temperature = "temperature left to the engine" if run.temperature is None else f"temperature {run.temperature:g}"
+    return (f"{run.model}, " if with_model else "") + f"{run.load}, {temperature}"
+
+
+def remarks(report: Report) -> list[str]:
+    """Return what has to be said beside the figures: failures, notes, sources, what was not measured."""
+    lines = []
+    simulated = [run.target for run in report.runs if run.simulated]
+    if simulated:
+        lines.append("Simulated: " + ", ".join(dict.fromkeys(simulated)) + ". Their times follow tables, not hardware.")
+    sources = dict.fromkeys(run.acceptance.source for run in report.runs if run.acceptance is not None)
+    lines += [f"Acceptance from {_SOURCES[source]}." for source in sources]
+    if any(run.completed for run in report.runs):
+        lines.append(_generator(report.runs))
+    for run in report.runs:
+        where = f"{run.target}, {run.load}" + ("" if run.temperature is None else f", T={run.temperature:g}")
+        lines += [f"{where}: {one.count} failed, {one.kind}: {one.example}".rstrip(": ") for one in run.failures]
+        lines += [f"{where}: {note}" for note in run.notes]
+        if run.interrupted:
+            lines.append(f"{where}: stopped; requests that had not ended are not in it.")
+    lines += [f"{target}: not measured: {why}" for target, why in report.not_measured.items()]
+    return lines
+
+
+def _generator(runs: Sequence[Run]) -> str:
+    share = max(run.generator.cpu_share for run in runs)
+    late = max((run.generator.late_p99_ms for run in runs if run.generator.late_p99_ms is not None), default=None)
+    stall = max((run.generator.stall_p99_ms or 0.0 for run in runs), default=0.0)
+    sent = "" if late is None else f"requests sent at most {late:.1f} ms late, "
+    return f"Load generator: {share:.0%} of a core at most, {sent}chunks noted at most {stall:.1f} ms late (p99)."
+
+
+def _speeds(runs: Sequence[Run]) -> Table:
+    has_speedup = any(run.speedup is not None for run in runs)
+    columns = ["target", "method", "k", "requests", "failed", "req/s", "output tok/s", "total tok/s"]
+    table = _table([*columns, *(("x tok/s (95 %)", "x TPOT (95 %)") if has_speedup else ())], left=2)
+    for run in runs:
+        counts = [str(run.completed), str(run.failed) if run.failed else ""]
+        rates = [f"{run.requests_per_s:.2f}", f"{run.output_tokens_per_s:.1f}", f"{run.total_tokens_per_s:.1f}"]
+        cells = [run.target, run.method or "", str(run.k) if run.k else "", *counts, *rates]
+        if has_speedup and run.speedup is not None:
+            cells += [interval(run.speedup.output_tokens_per_s), interval(run.speedup.tpot_p50)]
+        elif has_speedup:
+            cells += ["1", "1"] if run.method == "baseline" else ["", ""]
+        table.add_row(*cells)
+    return table
+
+
+def _times(runs: Sequence[Run]) -> Table:
+    table = _table(["milliseconds", "target", *_AT], left=2)
+    for name in ("TTFT", "ITL", "TPOT", "E2E"):
+        for place, run in enumerate(runs):
+            told: Distribution | None = getattr(run, name.lower())
+            times = ["" if told is None else milliseconds(getattr(told, at)) for at in _AT]
+            table.add_row("" if place else name, run.target, *times, end_section=place == len(runs) - 1)
+    return table
+
+
+def _acceptances(runs: Sequence[Run]) -> Table:
+    deepest = max(len(run.acceptance.by_position) for run in runs if run.acceptance is not None)
+    positions = [f"pos {position}" for position in range(1, min(deepest, 8) + 1)]
+    table = _table(["acceptance", "rate", "length", "tokens/step", *positions], left=1)
+    for run in runs:
+        if run.acceptance is not None:
+            table.add_row(run.target, *_acceptance(run.acceptance, len(positions)))
+    return table
+
+
+def _acceptance(one: Acceptance, positions: int) -> list[str]:
+    rate = "" if one.rate is None else f"{one.rate:.3f}"
+    by_position = [f"{share:.3f}" for share in one.by_position[:positions]]
+    return [rate, f"{one.length:.2f}", f"{one.tokens_per_step:.2f}", *by_position]
+
+
+def _table(headings: Sequence[str], left: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < left else "right", no_wrap=place == 0)
+    return table
+
+
+def milliseconds(value: float) -> str:
+    """Write a time with three significant digits or more."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def interval(one: Interval | None) -> str:
+    """Write a ratio with its interval."""
+    return "" if one is None else f"{one.ratio:.2f} ({one.low:.2f}-{one.high:.2f})"

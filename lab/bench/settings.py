@@ -1,0 +1,225 @@
+"""What `gateway bench` is told, checked as a whole before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+
+from backends.validation import Fault, did_you_mean, faults_of
+from gateway.config.settings import Count, Seconds, Settings
+from lab.bench.prompts import KINDS
+
+DEFAULT_REQUESTS = 100
+_READABLE = "no such file, or not readable"
+
+
+class BenchError(Exception):
+    """Nothing can be measured as asked; the message says why, one line a reason."""
+
+
+def _words(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _range(value: Any) -> Any:
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, str):
+        first, _, last = value.partition("-")
+        return first, last or first
+    return value
+
+
+def _is_address(url: str) -> str:
+    from lab.bench.targets import Base
+
+    Base.parse(url.partition("=")[2] if _is_named(url) else url)
+    return url
+
+
+def _is_named(url: str) -> bool:
+    return "=" in url.partition("://")[0] or url.partition("=")[2].startswith("unix:")
+
+
+def _is_header(line: str) -> str:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip() or not line.isascii() or not line.isprintable() or " " in name.strip():
+        raise ValueError("expected NAME: VALUE")
+    return f"{name.strip().lower()}: {value.strip()}"
+
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class BenchSettings(Settings):
+    """One benchmark: the names are those of the options, with `_` for `-`.
+
+    Parameters
+    ----------
+    url
+        Endpoints, each `[NAME=]URL`; with or without `/v1`.
+    config
+        A pool file instead of endpoints: each of its replicas in turn.
+    model
+        The model to ask for; with a pool, which of its models (else all).
+    only
+        The replicas of the pool to take; empty takes all.
+    baseline
+        Name of the target that speedups are relative to; None takes the first that does not speculate.
+    rate
+        Requests per second of an open loop, one run each.
+    burstiness
+        Shape of the gamma distribution of the time between arrivals: 1 is Poisson, less is burstier.
+    trace
+        CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens: arrivals, and lengths where the prompts are
+        synthetic. With `rate`, its times are stretched to that mean rate.
+    concurrency
+        Requests under way at all times of a closed loop, one run each.
+    num_requests, duration_s
+        How many are sent, and for how long; whichever ends first.
+    warmup
+        Requests sent before each run and not measured.
+    input_tokens, output_tokens
+        First and last of the range that lengths are drawn from.
+    k
+        `num_speculative_tokens` to start the speculating replicas of a pool with, one after another.
+    timeout_s
+        A request that takes longer is given up.
+    """
+
+    url: tuple[Annotated[str, BeforeValidator(_is_address)], ...] = ()
+    config: Path | None = None
+    model: str | None = None
+    only: tuple[str, ...] = ()
+    baseline: str | None = None
+    rate: Annotated[tuple[Rate, ...], BeforeValidator(_words)] = ()
+    burstiness: Rate = 1.0
+    trace: Path | None = None
+    concurrency: Annotated[tuple[Count, ...], BeforeValidator(_words)] = ()
+    num_requests: Count | None = None
+    duration_s: Seconds | None = None
+    warmup: Annotated[int, Field(ge=0)] = 0
+    prompts: Literal[*KINDS] = "random"  # type: ignore[valid-type]
+    input_tokens: Annotated[tuple[Tokens, Tokens], BeforeValidator(_range)] = (512, 512)
+    output_tokens: Annotated[tuple[Tokens, Tokens] | None, BeforeValidator(_range)] = None
+    dataset: Path | None = None
+    tokenizer: Path | None = None
+    endpoint: Literal["chat", "completions"] = "chat"
+    temperature: Annotated[tuple[Annotated[float, Field(ge=0, le=2)], ...], BeforeValidator(_words)] = ()
+    k: Annotated[tuple[Count, ...], BeforeValidator(_words)] = ()
+    ignore_eos: bool = False
+    seed: Annotated[int, Field(ge=0)] = 0
+    header: tuple[Annotated[str, BeforeValidator(_is_header)], ...] = ()
+    api_key: SecretStr | None = None
+    timeout_s: Seconds = 600.0
+    json_file: Path | None = None
+    html_file: Path | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many requests a run sends at most; None if only time ends it."""
+        if self.num_requests is None and self.duration_s is None and self.trace is None:
+            return DEFAULT_REQUESTS
+        return self.num_requests
+
+    @property
+    def request_headers(self) -> list[tuple[str, str]]:
+        """The headers to add to every request."""
+        pairs = [line.split(": ", 1) if ": " in line else [line.rstrip(":"), ""] for line in self.header]
+        return [(name, value) for name, value in pairs]
+
+    @classmethod
+    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+        """Yield what cannot stand together, and files that are not there."""
+        has = {name for name, value in data.items() if value not in (None, (), [], "")}
+        if "url" in has and "config" in has:
+            yield Fault(("config",), "given beside --url", "measure endpoints or a pool, not both")
+        if not has & {"url", "config"}:
+            yield Fault((), "nothing to measure", "give --url URL, or --config POOL")
+        if "concurrency" in has and has & {"rate", "trace"}:
+            other = "--rate" if "rate" in has else "--trace"
+            yield Fault(("concurrency",), f"given beside {other}", "a loop is open or closed, not both")
+        elif not has & {"concurrency", "rate", "trace"}:
+            yield Fault((), "no load given", "give --rate R or --trace FILE (open loop), or --concurrency N (closed)")
+        if data.get("burstiness", 1.0) != 1.0 and "rate" not in has:
+            yield Fault(("burstiness",), "goes only with --rate")
+        elif "burstiness" in has and data["burstiness"] != 1.0 and "trace" in has:
+            yield Fault(("burstiness",), "given beside --trace", "a trace has its own arrivals")
+        if "k" in has and "config" not in has:
+            yield Fault(
+                ("k",), "goes only with --config", "k is set when a replica starts, so only for replicas we start"
+            )
+        if "only" in has and "config" not in has:
+            yield Fault(("only",), "goes only with --config")
+        if "tokenizer" in has and "dataset" not in has:
+            yield Fault(("tokenizer",), "goes only with --dataset", "synthetic prompts are sized by the engine's count")
+        yield from _file_faults(data, has)
+        yield from _range_faults(data)
+        names = [url.partition("=")[0] for url in data.get("url") or () if _is_named(url)]
+        for name in {name for name in names if names.count(name) > 1}:
+            yield Fault(("url",), f"two are named {name}")
+
+
+def _file_faults(data: Mapping[str, Any], has: set[str]) -> Iterator[Fault]:
+    for name in ("config", "trace", "dataset", "tokenizer"):
+        if name in has and not Path(data[name]).exists():
+            yield Fault((name,), f"{data[name]}: {_READABLE}")
+    for name in ("json_file", "html_file"):
+        if name in has and not Path(data[name]).absolute().parent.is_dir():
+            yield Fault((name,), f"{data[name]}: its folder does not exist")
+        elif name in has and Path(data[name]).is_dir():
+            yield Fault((name,), f"{data[name]}: is a folder", "give a file")
+
+
+def _range_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+    for name in ("input_tokens", "output_tokens"):
+        value = data.get(name)
+        first, dash, last = value.partition("-") if isinstance(value, str) else ("", "", "")
+        if dash and first.strip().isdigit() and last.strip().isdigit() and int(first) > int(last):
+            yield Fault((name,), f"the range runs backwards: {value}")
+
+
+def read_settings(**given: Any) -> BenchSettings:
+    """Check what was given on the command line.
+
+    Raises
+    ------
+    BenchError
+        All that is wrong with it.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise BenchError(f"gateway bench: {_option(name)}: not a number")
+    try:
+        return BenchSettings.model_validate(given)
+    except ValidationError as error:
+        lines = [_line(fault) for fault in faults_of(error, BenchSettings)]
+        raise BenchError("\n".join(dict.fromkeys(lines))) from None
+
+
+def named_url(url: str, place: int, total: int) -> tuple[str, str]:
+    """Return the name and the address in `[NAME=]URL`; without a name it is `endpoint`, numbered among several."""
+    if _is_named(url):
+        name, _, address = url.partition("=")
+        return name, address
+    return ("endpoint" if total == 1 else f"endpoint-{place}"), url
+
+
+def unknown(option: str, what: str, name: str, known: list[str]) -> BenchError:
+    """Return the error for a name that is none of `known`."""
+    return BenchError(f"gateway bench: {option}: no {what} '{name}'; {did_you_mean(name, known)}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.removesuffix("_file").removesuffix("_s").replace("_", "-")
+
+
+def _line(fault: Fault) -> str:
+    where = f"{_option(str(fault.path[0]))}: " if fault.path else ""
+    return f"gateway bench: {where}{fault.message}" + (f"; {fault.hint}" if fault.hint else "")

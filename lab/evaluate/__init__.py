@@ -1,0 +1,1 @@
+"""Off-policy evaluation: what another policy would have done, from the log alone."""

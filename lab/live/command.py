@@ -1,0 +1,90 @@
+"""`gateway replay --live` from its options to its exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import orjson
+import uvloop
+
+from lab.bench.report.statistics import failures
+from lab.bench.settings import BenchError
+from lab.live.endpoints import LiveError, live_endpoints
+from lab.live.run import failed
+from lab.live.session import LiveOptions, Outcome, Session
+from lab.options.policy import PolicyOptionError
+from lab.options.slo import slo_bounds
+from lab.replay.figures import figures_console, figures_tables
+from lab.replay.pace import paced
+from lab.replay.page import page
+from lab.trace import BrokenLines, TraceError, read_trace
+
+_FAILED = 1
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+
+
+def run_live(options: LiveOptions) -> int:
+    """Send a trace to each endpoint as the command line asks for it.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if of one row no request succeeded, 2 if the input is wrong or an endpoint does not answer
+        (then the trace was not sent), 130 after Ctrl-C.
+    """
+    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
+    try:
+        slo = slo_bounds(options.slo)
+        endpoints = live_endpoints(options.urls, options.policies, options.model, options.api_key)
+        records = read_trace(
+            list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
+        )
+        timed = paced(islice(records, options.limit), options.rate, options.speed, options.seed or 0)
+        session = Session(options, endpoints, timed)
+        outcomes = uvloop.run(session.run())
+    except (LiveError, PolicyOptionError, BenchError, TraceError, ValueError, OSError) as error:
+        print(f"gateway replay: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    if not outcomes:
+        print("gateway replay: stopped before anything of the trace was sent", file=sys.stderr)
+        return _INTERRUPTED
+    figures = {one.endpoint.name: one.figures(options.warmup, slo) for one in outcomes}
+    document: dict[str, Any] = {
+        "trace": [path.name for path in options.trace],
+        "model": ", ".join(dict.fromkeys(one.model for one in outcomes)),
+        "requests": session.size - options.warmup,
+        "warmup": options.warmup,
+        "seed": options.seed or 0,
+        "slo": slo,
+        "clairvoyant_mean_e2e_s": None,
+        "live": {one.name: one.url for one in endpoints},
+        "interrupted": session.stopped,
+        "policies": figures,
+    }
+    _print(document, outcomes, slo, session.left_out)
+    if options.json_file is not None:
+        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    if options.report is not None:
+        options.report.write_text(page(document), encoding="utf-8")
+    if session.stopped:
+        return _INTERRUPTED
+    return 0 if all(one["requests"] for one in figures.values()) else _FAILED
+
+
+def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
+    console = figures_console()
+    stopped = ", stopped: requests that had not ended are not in it" if document["interrupted"] else ""
+    console.print(f"{document['requests']:,} requests for {document['model']}{stopped}", end="\n\n", markup=False)
+    for table in figures_tables(document["policies"], slo, "endpoint"):
+        console.print(table, "")
+    if left_out:
+        console.print(f"{left_out:,} requests of the trace generate no text, and are left out.")
+    for one in outcomes:
+        counted = [record for record in one.records if record.index >= document["warmup"] and failed(record)]
+        lines = [f"{kind.count:,} failed, {kind.kind}: {kind.example}".rstrip(": ") for kind in failures(counted)]
+        for line in lines + document["policies"][one.endpoint.name]["notes"]:
+            console.print(f"{one.endpoint.name}: {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""One run: a trace sent to one endpoint, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from backends.http.client import UpstreamClient
+from lab.bench.generator import Flight, Generator, Health, Wire
+from lab.bench.prompts import Form
+from lab.bench.record import Record
+from lab.bench.run import CONNECT_S
+from lab.bench.targets import Base
+from lab.live.requests import CHAT, COMPLETIONS, LiveRequests
+from lab.replay.simulate import Replayed
+
+_INTERRUPTED = "interrupted"
+
+
+class LiveRun:
+    """Sends each request when it is due, whatever became of the others.
+
+    Parameters
+    ----------
+    due_s
+        Seconds after the first at which each request leaves, ascending.
+    headers
+        Sent with all of them.
+    on_end
+        Told of each request that ended.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        requests: LiveRequests,
+        due_s: list[float],
+        headers: list[tuple[str, str]],
+        timeout_s: float,
+        on_end: Callable[[Record], None],
+    ) -> None:
+        self._requests = requests
+        self._due_s = due_s
+        self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
+        self._wires = {
+            api: Wire(self._client, base.prefix + Form(api, "").path, headers, timeout_s) for api in (CHAT, COMPLETIONS)
+        }
+        self._generator = Generator(self, requests.body, on_end)
+
+    @property
+    def records(self) -> list[Record]:
+        """All that was sent."""
+        return self._generator.records
+
+    async def run(self) -> Health:
+        """Send them all, and return when all have ended."""
+        try:
+            return await self._generator.open_loop(self._due_s)
+        finally:
+            self._client.close()
+
+    def stop(self) -> None:
+        """Send nothing more and give up what is under way."""
+        self._generator.stop()
+
+    def post(self, record: Record, body: bytes, on_end: Callable[[Flight], None]) -> Flight:
+        """Send one now, to its own API."""
+        wire = self._wires[self._requests.api(record.index)]
+        return wire.post(record, body, on_end, self._requests.headers(record.index))
+
+
+def failed(record: Record) -> bool:
+    """Tell whether it failed, rather than having been given up because the run was stopped."""
+    return record.error not in {None, _INTERRUPTED}
+
+
+def replayed(records: Sequence[Record], warmup: int) -> tuple[Replayed, list[str]]:
+    """Return what became of the requests after the warm-up, and the names of the backends that it numbers.
+
+    There are none where answers do not tell who gave them.
+    """
+    counted = [record for record in records if record.index >= warmup]
+    done = [record for record in counted if record.error is None]
+    named = any(record.backend for record in done)
+    names = sorted({record.backend or "not told" for record in done}) if named else []
+    places = {name: place for place, name in enumerate(names)}
+    return Replayed(
+        e2e_s=np.array([record.e2e_s for record in done]),
+        ttft_s=np.array([record.ttft_s for record in done]),
+        tpot_s=np.array([np.nan if record.tpot_s is None else record.tpot_s for record in done]),
+        output_tokens=np.array([record.output_tokens for record in done], np.int64),
+        backend=np.array([places[record.backend or "not told"] for record in done] if named else [], np.int64),
+        errors=sum(map(failed, counted)),
+        duration_s=max(one.sent_s + one.e2e_s for one in done) - min(one.sent_s for one in done) if done else 0.0,
+    ), names

@@ -1,0 +1,106 @@
+"""The policies named on a command line: by name, by a file of settings, or written out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from backends.validation import faults_of
+from gateway.config.settings import ModelSettings, PolicyReference
+from gateway.config.yaml import read_yaml
+from policies.policy import Policy, PolicySettings, policies
+
+
+class PolicyOptionError(Exception):
+    """A policy on the command line that cannot be built."""
+
+
+def named_policies(
+    given: Sequence[str], model: ModelSettings | None = None, seed: int | None = None
+) -> dict[str, Policy]:
+    """Build the policies of `--policy`, each under a name of its own.
+
+    Parameters
+    ----------
+    given
+        `NAME`; `FILE.yaml`, which holds what stands under `policy:` in a pool file; or that itself, as `{name: static,
+        method: eagle3}`. A bare name has the settings of the pool's policy of that name, else the defaults.
+    model
+        The pool's model; without any policy given, its own is meant.
+    seed
+        For policies that draw at random and have no seed of their own.
+
+    Raises
+    ------
+    PolicyOptionError
+        If one cannot be built, or none is given.
+    """
+    references: list[tuple[str, PolicyReference]] = [_reference(text, model) for text in given]
+    if not references and model is not None:
+        references = [(model.policy.name, model.policy)]
+    if not references:
+        raise PolicyOptionError("--policy: name one, or give --config for the pool's own")
+    built: dict[str, Policy] = {}
+    for name, reference in references:
+        settings = reference.settings if seed is None else with_seed(reference.settings, seed)
+        number = 1 + sum(other == name or other.startswith(f"{name} (") for other in built)
+        built[name if number == 1 else f"{name} ({number})"] = policies()[reference.name](settings)
+    return built
+
+
+def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
+    """Return the settings with a seed, where the policy draws at random and has none of its own."""
+    return settings.model_copy(update={"seed": seed}) if getattr(settings, "seed", 0) is None else settings
+
+
+def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
+    """Return one policy as `--policy` names it, the pool's own where it does not, else `thresholds`.
+
+    Raises
+    ------
+    PolicyOptionError
+        If it cannot be built.
+    """
+    if given is not None:
+        return _reference(given, model)[1]
+    return model.policy if model is not None else _validated({"name": "thresholds"}, "thresholds")
+
+
+def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolicyOptionError(f"--policy {text}: cannot read it: {error}") from None
+        return path.stem, _parsed(content, text)
+    if text.lstrip().startswith("{"):
+        reference = _parsed(text, text)
+        return reference.name, reference
+    if model is not None and model.policy.name == text:
+        return text, model.policy
+    return text, _validated({"name": text}, text)
+
+
+def _parsed(content: str, given: str) -> PolicyReference:
+    document = read_yaml(content, os.environ)
+    for place, fault in document.faults:
+        raise PolicyOptionError(f"--policy {given}: {place.line}:{place.column}: {fault.message}; {fault.hint}")
+    data = document.data
+    if isinstance(data, dict) and isinstance(data.get("policy"), dict):
+        data = data["policy"]  # as it stands in a pool file, with its key
+    return _validated(data, given)
+
+
+def _validated(data: object, given: str) -> PolicyReference:
+    try:
+        return PolicyReference.model_validate(data)
+    except ValidationError as error:
+        told = "; ".join(
+            ".".join(map(str, fault.path)) + f": {fault.message}" + (f"; {fault.hint}" if fault.hint else "")
+            for fault in faults_of(error, PolicyReference)
+        )
+        raise PolicyOptionError(f"--policy {given}: {told}") from None

@@ -1,0 +1,1 @@
+"""Searches for the best mix of replicas for a trace."""

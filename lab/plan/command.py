@@ -1,0 +1,405 @@
+"""`gateway plan` from its options to its exit status."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from backends.calibration.calibration import Calibration, calibration_names, load_calibration
+from backends.memory.catalogue import gpu
+from backends.memory.estimate import Machine
+from backends.speculation import Method, serve_config
+from gateway.config.load import ConfigError, load_pool
+from gateway.config.settings import ModelSettings, PolicyReference
+from lab.evaluate.bootstrap import Interval
+from lab.options.policy import PolicyOptionError, policy_reference, with_seed
+from lab.options.slo import slo_bounds
+from lab.parallel import ParallelError, all_cores, ray_cluster
+from lab.plan.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
+from lab.plan.output import pool_file, replicas, serve_commands
+from lab.plan.search import Game, Judged, Objective, Plan, RunAll, Task, find
+from lab.replay.pace import paced
+from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.simulate import Replayed
+from lab.trace import BrokenLines, TraceError, TraceRecord, read_trace
+
+_BAD_INPUT = 2
+_NOTHING_FITS = 1
+_PART = 500
+_MOST_PARTS = 16
+_ROUNDED_TO = 1024
+
+
+class PlanError(Exception):
+    """Options that do not go together, or a trace that cannot be planned for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What was asked for on the command line; see `gateway plan --help`."""
+
+    trace: tuple[Path, ...]
+    replicas: int
+    gpus: tuple[str, ...] = ()
+    config: Path | None = None
+    calibration: str | None = None
+    policy: str | None = None
+    methods: tuple[str, ...] = ()
+    slo: str | None = None
+    rate: float | None = None
+    speed: float = 1.0
+    limit: int | None = _PART * _MOST_PARTS
+    budget: int = 200
+    seeds: int = 2
+    jobs: int | None = None
+    ray: str | None = None
+    trace_format: str | None = None
+    strict: bool = False
+    json_file: Path | None = None
+    out: Path | None = None
+    simulate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan for one kind of GPU."""
+
+    calibration: Calibration
+    machine: Machine
+    max_model_len: int
+    plan: Plan | None
+    kinds: tuple[Kind, ...]
+
+
+def run_plan(options: PlanOptions) -> int:
+    """Plan as the command line asks for it.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if nothing fits, 2 if the input is wrong.
+    """
+    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
+    try:
+        objective = Objective(slo_bounds(options.slo))
+        served, model = _served(options.config)
+        base = _calibration(options, served)
+        reference = policy_reference(options.policy, served)
+        records = read_trace(
+            list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
+        )
+        parts, longest, left_out = _parts(islice(records, options.limit), options, base, served)
+        planned = [
+            _plan(options, objective, calibration, machine, served, reference, parts, longest)
+            for calibration, machine in _machines(base, options.gpus)
+        ]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return _BAD_INPUT
+    except (PlanError, PolicyOptionError, ParallelError, TraceError, ValueError) as error:
+        print(f"gateway plan: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    requests = sum(map(len, parts))
+    console.print(
+        f"{requests:,} requests in {len(parts)} parts"
+        + (f"; {left_out:,} left out, longer than the target's context" if left_out else "")
+    )
+    for one in planned:
+        _print(console, one, objective, options, model, reference)
+    _write(options, planned, objective, model, reference)
+    return 0 if any(one.plan is not None for one in planned) else _NOTHING_FITS
+
+
+def _served(config: Path | None) -> tuple[ModelSettings | None, str | None]:
+    if config is None:
+        return None, None
+    models = load_pool(config).models
+    if len(models) > 1:
+        raise PlanError(f"--config {config} has several models: {', '.join(models)}; plan for one at a time")
+    name, served = next(iter(models.items()))
+    return served, name
+
+
+def _calibration(options: PlanOptions, served: ModelSettings | None) -> Calibration:
+    if options.calibration is not None:
+        return load_calibration(options.calibration)
+    simulated = [one.simulate.calibration for one in served.backends.values() if one.simulate] if served else []
+    if not simulated:
+        raise PlanError(
+            f"--calibration: say which model on which GPU it is for; there are {', '.join(calibration_names())}"
+        )
+    return load_calibration(simulated[0])
+
+
+def _machines(base: Calibration, gpus: Sequence[str]) -> list[tuple[Calibration, Machine]]:
+    if not gpus:
+        return [(base, machine_of(base))]
+    found = []
+    for name in gpus:
+        calibration = calibration_on(base, name.lower())
+        found.append((calibration, machine_of(calibration, gpu(name))))
+    return found
+
+
+def _parts(
+    records: Iterable[TraceRecord], options: PlanOptions, base: Calibration, served: ModelSettings | None
+) -> tuple[tuple[tuple[ReplayRequest, ...], ...], int, int]:
+    """Cut the trace into equal parts; return them, the longest request in tokens, and how many are left out."""
+    most = base.scheduler.max_model_len
+    kept: list[TraceRecord] = []
+    left_out = longest = 0
+    for record in records:
+        length = record.prompt_tokens + max(1, record.output_tokens or 1)
+        if length > most:
+            left_out += 1
+            continue
+        longest = max(longest, length)
+        kept.append(record)
+    count = max(2, min(_MOST_PARTS, len(kept) // _PART))
+    if len(kept) < 2 * count:
+        raise PlanError(f"{len(kept)} requests are too few to plan on")
+    size = -(-len(kept) // count)
+    temperature = served.default_temperature if served is not None else 1.0
+    requests = [
+        replay_request(record, at_s, temperature) for at_s, record in paced(kept, options.rate, options.speed, seed=0)
+    ]
+    return tuple(tuple(requests[start : start + size]) for start in range(0, len(kept), size)), longest, left_out
+
+
+def _plan(
+    options: PlanOptions,
+    objective: Objective,
+    calibration: Calibration,
+    machine: Machine,
+    served: ModelSettings | None,
+    reference: PolicyReference,
+    parts: tuple[tuple[ReplayRequest, ...], ...],
+    longest: int,
+) -> Planned:
+    known = kinds(calibration, machine, longest, _wanted(options.methods))
+    if not known:
+        asked = ", ".join(options.methods)
+        raise PlanError(f"no acceptance and draft of {asked} are published for {calibration.target}")
+    usable = [place for place, kind in enumerate(known) if kind.fit.fits]
+    present = _present(served, calibration, machine, known)
+    if not usable:
+        return Planned(calibration, machine, longest, None, tuple(known))
+    game = Game(calibration.name, tuple(known), reference.name, with_seed(reference.settings, 0), parts)
+    with _runner(game, options) as run_all:
+        plan = find(
+            game,
+            usable,
+            options.replicas,
+            _told(run_all),
+            objective=objective,
+            present=present,
+            budget=options.budget,
+            seeds=options.seeds,
+        )
+    room = min(known[place].fit.tokens - known[place].k for place in plan.chosen)
+    rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
+    return Planned(calibration, machine, min(rounded, room, calibration.scheduler.max_model_len), plan, tuple(known))
+
+
+def _wanted(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
+    """Return the methods to try, from `eagle3` or `eagle3=2,3,5`."""
+    if not methods:
+        return list(USUAL)
+    usual = dict(USUAL)
+    wanted: list[tuple[Method, Sequence[int]]] = []
+    for text in methods:
+        name, _, numbers = text.partition("=")
+        if name not in set(Method):
+            raise PlanError(f"--method {text}: no method is called {name!r}; there are {', '.join(Method)}")
+        method = Method(name)
+        try:
+            given = [int(number) for number in numbers.split(",")] if numbers else usual.get(method, (3,))
+        except ValueError:
+            raise PlanError(f"--method {text}: write k as {name}=2,3,5") from None
+        wanted.append((method, given))
+    return wanted
+
+
+def _present(served: ModelSettings | None, calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:
+    """Return the pool's own mix, adding its kinds to those known."""
+    if served is None:
+        return None
+    mix = []
+    for one in served.backends.values():
+        config = serve_config(one.method, one.speculative_config)
+        kind = kind_of(one.method, config, calibration, machine)
+        alike = [place for place, other in enumerate(known) if _same(other, kind)]
+        if not alike:
+            known.append(kind)
+        mix.append(alike[0] if alike else len(known) - 1)
+    return tuple(sorted(mix))
+
+
+def _same(one: Kind, other: Kind) -> bool:
+    without = [{key: value for key, value in kind.config.items() if key != "model"} for kind in (one, other)]
+    return one.method is other.method and one.k == other.k and without[0] == without[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A game whose policies keep to themselves what they think of simulated replicas."""
+
+    game: Game
+
+    def __call__(self, task: Task) -> Replayed:
+        logging.getLogger("policies").setLevel(logging.ERROR)
+        return self.game(task)
+
+
+def _runner(game: Game, options: PlanOptions) -> AbstractContextManager[RunAll]:
+    work = _Quiet(game)
+    return ray_cluster(work, options.ray) if options.ray is not None else all_cores(work, options.jobs)
+
+
+def _told(run_all: RunAll) -> RunAll:
+    """Tell a person who watches how much has been played."""
+
+    def run(tasks: Sequence[Task]) -> Any:
+        columns = (SpinnerColumn(), TextColumn(f"playing {len(tasks):,} parts of the trace"), TimeElapsedColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+            progress.add_task("", total=None)
+            return run_all(tasks)
+
+    return run
+
+
+def _print(
+    console: Console,
+    planned: Planned,
+    objective: Objective,
+    options: PlanOptions,
+    model: str | None,
+    reference: PolicyReference,
+) -> None:
+    known, plan = planned.kinds, planned.plan
+    console.print(f"\n{planned.calibration.target} on {planned.machine.title}: {options.replicas} replicas")
+    if plan is None:
+        console.print("Nothing fits:")
+    else:
+        console.print(f"Best of {plan.tried:,} mixes tried ({plan.possible:,} there are), routed by {reference.name}:")
+        console.print(_table(plan, objective))
+        if plan.present is not None and len(plan.present) != options.replicas:
+            console.print(f"The present mix has {len(plan.present)} replicas, the plan {options.replicas}.")
+    for kind in known:
+        console.print(f"  {kind.title}: {kind.fit.reason}", markup=False, soft_wrap=True)
+    if plan is None:
+        return
+    console.print("\nTo start them:")
+    chosen = replicas(plan.chosen, known, planned.machine)
+    for line in serve_commands(
+        model or planned.calibration.target,
+        chosen,
+        target=planned.calibration.target,
+        machine=planned.machine,
+        max_model_len=planned.max_model_len,
+    ):
+        console.print("  " + line, markup=False, soft_wrap=True)
+
+
+def _table(plan: Plan, objective: Objective) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    kept = bool(objective.slo)
+    headings = ["mix", "", "e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if kept else []), "the plan gains", "better in"]
+    for heading in headings:
+        words = heading in ("mix", "")
+        table.add_column(heading, no_wrap=not words, justify="left" if words else "right")
+    for one in plan.judged:
+        row = [
+            title(one.mix, plan.kinds),
+            _what(one, plan),
+            f"{one.e2e_s:.4g}",
+            f"{one.ttft_s:.4g}",
+            f"{one.tpot_s:.4g}",
+        ]
+        row += [f"{one.value:.1%}"] if kept else []
+        row += ["", ""] if one.mix == plan.chosen else [_gain(one.gain), f"{one.better_in:.0%}"]
+        table.add_row(*row)
+    return table
+
+
+def _what(one: Judged, plan: Plan) -> str:
+    words = [
+        word
+        for word, mix in (("the plan", plan.chosen), ("best of one kind", plan.one_kind), ("present", plan.present))
+        if one.mix == mix
+    ]
+    return ", ".join(words)
+
+
+def _gain(gain: Interval | None) -> str:
+    return "not told" if gain is None else f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
+
+
+def _write(
+    options: PlanOptions,
+    planned: Sequence[Planned],
+    objective: Objective,
+    model: str | None,
+    reference: PolicyReference,
+) -> None:
+    if options.json_file is not None:
+        document = {"plans": [_document(one, objective) for one in planned]}
+        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    first = next((one for one in planned if one.plan is not None), None)
+    if options.out is None or first is None or first.plan is None:
+        return
+    settings = reference.settings.model_dump(mode="json", exclude_unset=True)
+    text = pool_file(
+        model or first.calibration.target,
+        {"name": reference.name, **settings},
+        replicas(first.plan.chosen, first.kinds, first.machine),
+        target=first.calibration.target,
+        machine=first.machine,
+        max_model_len=first.max_model_len,
+        simulate=first.calibration.name if options.simulate else None,
+    )
+    options.out.write_text(text, encoding="utf-8")
+
+
+def _document(planned: Planned, objective: Objective) -> dict[str, Any]:
+    plan, known = planned.plan, planned.kinds
+    document: dict[str, Any] = {
+        "calibration": planned.calibration.name,
+        "machine": planned.machine.title,
+        "objective": "slo" if objective.slo else "e2e_s",
+        "kinds": [{"method": kind.method, "k": kind.k, "draft": kind.draft or None, "fit": kind.fit} for kind in known],
+    }
+    if plan is not None:
+        document |= {
+            "chosen": title(plan.chosen, known),
+            "tried": plan.tried,
+            "possible": plan.possible,
+            "mixes": [
+                {
+                    "mix": title(one.mix, known),
+                    "is": _what(one, plan),
+                    "e2e_s": one.e2e_s,
+                    "ttft_s": one.ttft_s,
+                    "tpot_s": one.tpot_s,
+                    "value": one.value,
+                    "gain": one.gain,
+                    "better_in": one.better_in,
+                }
+                for one in plan.judged
+            ],
+        }
+    return document

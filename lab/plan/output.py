@@ -1,0 +1,112 @@
+"""A plan as a pool file, and as the commands that start its replicas elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from backends.launch.vllm_command import vllm_serve_argv
+from backends.memory.estimate import Machine
+from backends.speculation import Method
+from lab.plan.mixes import Kind, Mix
+
+_FIRST_PORT = 8001
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica of a plan: its name, how it speculates, and its GPUs."""
+
+    name: str
+    kind: Kind
+    gpus: str
+
+
+def replicas(mix: Mix, kinds: Sequence[Kind], machine: Machine) -> list[Replica]:
+    """Return the replicas of a mix, each with a name and GPUs of its own."""
+    counted: Counter[str] = Counter()
+    made = []
+    for number, place in enumerate(mix):
+        kind = kinds[place]
+        name = kind.title.replace(" k=", "-k").replace("_", "-")
+        counted[name] += 1
+        first = number * machine.tensor_parallel
+        gpus = ",".join(str(first + offset) for offset in range(machine.tensor_parallel))
+        made.append(Replica(f"{name}-{counted[name]}", kind, gpus))
+    return made
+
+
+def flags(machine: Machine, max_model_len: int) -> list[str]:
+    """Return what `vllm serve` is told of memory."""
+    given = ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
+    return given + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
+
+
+def pool_file(
+    model: str,
+    policy: dict[str, Any],
+    chosen: Sequence[Replica],
+    *,
+    target: str,
+    machine: Machine,
+    max_model_len: int,
+    simulate: str | None,
+) -> str:
+    """Return a pool file of these replicas, which the gateway starts itself, a GPU or more each.
+
+    Parameters
+    ----------
+    model
+        The name clients ask for.
+    policy
+        What stands under `policy:`.
+    target
+        Name of the target model's weights.
+    simulate
+        A calibration: the replicas are simulated instead.
+    """
+    backends: dict[str, Any] = {}
+    for one in chosen:
+        backend: dict[str, Any] = {"method": one.kind.method.value}
+        if simulate is not None:
+            backend["simulate"] = {"calibration": simulate, "max_model_len": max_model_len}
+        else:
+            backend["serve"] = {
+                "model": target,
+                "flags": flags(machine, max_model_len),
+                "env": {"CUDA_VISIBLE_DEVICES": one.gpus},
+            }
+        config = one.kind.config
+        if simulate is not None:
+            config.pop("model", None)
+        if config:
+            backend["speculative_config"] = config
+        backends[one.name] = backend
+    document = {"models": {model: {"policy": policy, "backends": backends}}}
+    text: str = yaml.safe_dump(document, sort_keys=False, width=120)
+    return "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + text
+
+
+def serve_commands(
+    model: str, chosen: Sequence[Replica], *, target: str, machine: Machine, max_model_len: int
+) -> list[str]:
+    """Return one shell line for each replica."""
+    lines = []
+    for number, one in enumerate(chosen):
+        argv = vllm_serve_argv(
+            command=("vllm", "serve"),
+            model=target,
+            served_names=(model,),
+            host="0.0.0.0",
+            port=_FIRST_PORT + number,
+            method=Method(one.kind.method),
+            speculative_config=one.kind.config,
+            flags=flags(machine, max_model_len),
+        )
+        lines.append(f"CUDA_VISIBLE_DEVICES={one.gpus} {shlex.join(argv)}")
+    return lines

@@ -1,0 +1,1 @@
+"""Replays a trace on simulated replicas, policy beside policy."""

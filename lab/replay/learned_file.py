@@ -1,0 +1,46 @@
+"""The file of `--state`: what each policy of a replay has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import orjson
+
+from policies.statistics import Row
+
+
+class LearnedFileError(Exception):
+    """A file that cannot be read, or that `gateway replay --state` has not written."""
+
+
+def read_learned(path: Path) -> dict[str, list[Row]]:
+    """Return what each policy has learned, by the policy's name.
+
+    Raises
+    ------
+    LearnedFileError
+        If it cannot be read, or holds something else.
+    """
+    try:
+        document = orjson.loads(path.read_bytes())
+        return {
+            policy: [Row(table, 0, tuple(key), tuple(sums)) for table, key, sums in rows]
+            for policy, rows in document["learned"].items()
+        }
+    except OSError as error:
+        raise LearnedFileError(f"--state {path}: cannot read it: {error.strerror}") from None
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        raise LearnedFileError(f"--state {path}: this is no file that `gateway replay --state` has written") from None
+
+
+def write_learned(path: Path, learned: Mapping[str, Sequence[Row]]) -> None:
+    """Write what each policy has learned.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    rows = {name: [(row.table, row.key, row.sums) for row in of_policy] for name, of_policy in learned.items()}
+    path.write_bytes(orjson.dumps({"learned": rows}))

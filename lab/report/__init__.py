@@ -1,0 +1,1 @@
+"""The style and charts of HTML reports."""

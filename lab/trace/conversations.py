@@ -1,0 +1,90 @@
+"""Conversations in ShareGPT's format: one JSON list of them, or one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lab.trace.decode import CountTokens
+from lab.trace.duck import database, rows
+from lab.trace.lines import BrokenLine, Report, TraceError, compression_of, numbered_lines, open_unpacked
+from lab.trace.record import TraceRecord
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+}
+_MOST_ENTRY_BYTES = 16 * 2**20
+
+
+def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+    """Read each answer of each conversation as a request that has all before it for its prompt.
+
+    The requests of a conversation share a session; none has a time.
+    """
+    for number, entry in _entries(path):
+        try:
+            yield from _requests(orjson.loads(entry), number, count_tokens)
+        except (ValueError, AttributeError) as error:
+            report(BrokenLine(path, number, str(error)))
+
+
+def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
+    """Yield what is to be one conversation each, with its place in the list or the number of its line."""
+    with open_unpacked(path) as file:
+        is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    if not is_list:
+        yield from numbered_lines(path, _refuse_damage)
+        return
+    import duckdb
+
+    query = "select json from read_json_objects(?, format = 'array', compression = ?, maximum_object_size = ?)"
+    with database() as connection:
+        try:
+            found = rows(connection, query, [str(path), compression_of(path), _MOST_ENTRY_BYTES])
+            for number, (entry,) in enumerate(found, 1):
+                yield number, entry
+        except duckdb.Error as error:
+            raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None
+
+
+def _refuse_damage(broken: BrokenLine) -> None:
+    raise TraceError(str(broken))
+
+
+def _requests(entry: Any, number: int, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+    turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+    if not isinstance(turns, list):
+        raise ValueError("has no list 'conversations': not ShareGPT's format")  # noqa: TRY004 -- the file's fault
+    session = str(entry.get("id", number))
+    messages: list[dict[str, str]] = []
+    tokens: list[int] = []
+    answers = 0
+    for turn in turns:
+        role = _ROLES.get(turn.get("from", turn.get("role")), "user")
+        text = turn.get("value", turn.get("content"))
+        if not isinstance(text, str):
+            raise ValueError("a turn without a text")  # noqa: TRY004 -- the file's fault
+        size = count_tokens(text)
+        if role == "assistant" and messages and text:
+            answers += 1
+            yield TraceRecord(
+                id=f"{session}/{answers}",
+                session=session,
+                turns=sum(one["role"] != "system" for one in messages),
+                prompt_tokens=sum(tokens),
+                output_tokens=size,
+                messages=list(messages),
+                output=text,
+            )
+        messages.append({"role": role, "content": text})
+        tokens.append(size)

@@ -1,0 +1,99 @@
+"""Changes to the records of a trace: what is missing filled in, what tells of people taken out."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from gateway.recorder.hashes import HASH_BITS, TextHasher
+from lab.trace import Hashing, TraceRecord
+from policies.features.prompt import read_prompt
+
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def completed(records: Iterable[TraceRecord], model: str, workload: str) -> Iterator[TraceRecord]:
+    """Give records without a model or a workload these ones; empty ones change nothing."""
+    for record in records:
+        if (model and not record.model) or (workload and not record.workload):
+            yield replace(record, model=record.model or model, workload=record.workload or workload)
+        else:
+            yield record
+
+
+def first_arrival(records: Iterable[TraceRecord]) -> float | None:
+    """Return when the first request came; None in a trace without times."""
+    return min((record.arrived_at for record in records if record.arrived_at is not None), default=None)
+
+
+class Anonymizer:
+    """Takes out of records what tells of people, the same everywhere.
+
+    Parameters
+    ----------
+    salt
+        Secret of the hashes; None makes one, which nobody has afterwards.
+    begun_at
+        The arrival that becomes 0; None leaves the times.
+    with_hashes
+        Texts become hashes; else nothing is left of them.
+    ngram
+        Tokens that each of these hashes stands for.
+    """
+
+    def __init__(self, salt: str | None, begun_at: float | None, *, with_hashes: bool, ngram: int = 1) -> None:
+        secret = salt.encode() if salt else secrets.token_bytes(32)
+        self._key = blake2b(secret, digest_size=32).digest()
+        self._begun_at = begun_at
+        self._hasher = TextHasher(secret, ngram) if with_hashes else None
+
+    def anonymized(self, record: TraceRecord) -> TraceRecord:
+        """Return a record without what tells of people.
+
+        Ids, keys' names, sessions, templates and prefix blocks become hashes, so that what was equal still is.
+        """
+        prompts, outputs, how = self._texts(record)
+        arrived_at = record.arrived_at
+        if arrived_at is not None and self._begun_at is not None:
+            arrived_at = round(arrived_at - self._begun_at, 6)
+        return replace(
+            record,
+            id=self._name(record.id, 16),
+            arrived_at=arrived_at,
+            key=self._name(record.key, 8),
+            session=self._name(record.session, 16),
+            template=self._name(record.template, 8),
+            error=record.error if _WORD.fullmatch(record.error) else "error" if record.error else "",
+            prompt="",
+            messages=(),
+            output="",
+            prompt_token_ids=(),
+            output_token_ids=(),
+            prompt_hashes=prompts,
+            output_hashes=outputs,
+            hashing=how,
+            prefix_blocks=[self._number(block) for block in record.prefix_blocks],
+        )
+
+    def _texts(self, record: TraceRecord) -> tuple[Sequence[int], Sequence[int], Hashing | None]:
+        if self._hasher is None:
+            return (), (), None
+        if record.output_token_ids and record.prompt_token_ids:
+            return self._hasher.hash_ids(record.prompt_token_ids, record.output_token_ids)
+        if record.output_hashes:
+            prompts, outputs, _ = self._hasher.hash_ids(record.prompt_hashes, record.output_hashes)
+            return prompts, outputs, record.hashing
+        if record.prompt or record.messages or record.output:
+            pieces = [record.prompt] if record.prompt else read_prompt({"messages": list(record.messages)}).pieces
+            return self._hasher.hash_text("\n".join(pieces), record.output)
+        return (), (), None
+
+    def _name(self, name: str, digits: int) -> str:
+        return blake2b(name.encode("utf-8", "surrogatepass"), key=self._key).hexdigest()[:digits] if name else ""
+
+    def _number(self, number: int) -> int:
+        digest = blake2b(str(number).encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> (64 - HASH_BITS)

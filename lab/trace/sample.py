@@ -1,0 +1,113 @@
+"""Parts of a trace: a window of time, and of that a share or a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lab.trace import TraceRecord
+from lab.trace.duck import database
+from lab.trace.edits import first_arrival
+
+_BATCH = 8192
+_SCALE = float(1 << 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What to take of a trace.
+
+    Parameters
+    ----------
+    share, limit, first
+        A share, 0 to 1; a number at random; a number from the beginning. At most one of them is given.
+    whole
+        `request`, `session` or `template`: what is taken whole or not at all. A request without a session or a template
+        is one of its own.
+    start_s, end_s
+        Seconds after the first arrival. A request without a time is in no window but the whole.
+    seed
+        Of what is taken.
+    """
+
+    share: float | None = None
+    limit: int | None = None
+    first: int | None = None
+    whole: str = "request"
+    start_s: float = 0.0
+    end_s: float | None = None
+    seed: int = 0
+
+
+def part_of(
+    part: Part, again: Callable[[], Iterator[TraceRecord]], records: Iterator[TraceRecord]
+) -> Iterator[TraceRecord]:
+    """Yield the requests of a part, in the order in which they come.
+
+    Parameters
+    ----------
+    again
+        Reads the trace once more, where it must be known before anything is taken.
+    records
+        The trace.
+    """
+    begun_at = first_arrival(again()) if part.start_s > 0 or part.end_s is not None else None
+    windowed = _in_window(part, begun_at, records)
+    if part.share is not None:
+        below = part.share * _SCALE
+        return (one for key, one in _keyed(part, windowed) if _draw(part.seed, key) < below)
+    if part.limit is not None:
+        taken = _taken(part, _in_window(part, begun_at, again()))
+        return (one for key, one in _keyed(part, windowed) if key in taken)
+    return islice(windowed, part.first)
+
+
+def _in_window(part: Part, begun_at: float | None, records: Iterator[TraceRecord]) -> Iterator[TraceRecord]:
+    if begun_at is None:
+        return records
+    start, end = begun_at + part.start_s, begun_at + (math.inf if part.end_s is None else part.end_s)
+    return (one for one in records if one.arrived_at is not None and start <= one.arrived_at < end)
+
+
+def _keyed(part: Part, records: Iterable[TraceRecord]) -> Iterator[tuple[str, TraceRecord]]:
+    for place, record in enumerate(records):
+        key = record.session if part.whole == "session" else record.template if part.whole == "template" else ""
+        yield (f"={key}" if key else str(place)), record
+
+
+def _draw(seed: int, key: str) -> int:
+    """Return a number below 2**64 that depends on nothing else: the same requests are in a larger share too."""
+    return int.from_bytes(blake2b(f"{seed}:{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def _taken(part: Part, records: Iterator[TraceRecord]) -> Container[str]:
+    """Return what is taken for a limit: groups in the order of their draws, as long as they fit."""
+    keys = (key for key, _ in _keyed(part, records))
+    with database() as connection:
+        connection.execute("create table requests (key varchar, draw ubigint)")
+        while some := list(islice(keys, _BATCH)):
+            connection.register("batch", _columns(part.seed, some))
+            connection.execute("insert into requests select * from batch")
+            connection.unregister("batch")
+        groups = connection.execute(
+            """
+            select key from (
+              select key, sum(size) over (order by draw, key rows unbounded preceding) as so_far
+              from (select key, any_value(draw) as draw, count(*) as size from requests group by key)
+            ) where so_far <= ?
+            """,
+            [part.limit],
+        )
+        return {key for (key,) in groups.fetchall()}
+
+
+def _columns(seed: int, keys: list[str]) -> dict[str, Any]:
+    names = np.empty(len(keys), object)
+    names[:] = keys
+    return {"key": names, "draw": np.fromiter((_draw(seed, key) for key in keys), np.uint64, len(keys))}

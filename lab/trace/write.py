@@ -1,0 +1,151 @@
+"""Writing traces: in this gateway's own form, or in one that other tools read."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, cast
+
+import orjson
+
+from lab.trace.decode import encode
+from lab.trace.lines import TraceError
+from lab.trace.record import BLOCK_TOKENS, TraceRecord
+
+_SPEAKERS = {"user": "human", "assistant": "gpt"}
+
+
+def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
+    """Write records to a file, packed as its name says (`.gz`, `.zst`); it is there when it is whole, not before.
+
+    Parameters
+    ----------
+    format
+        One of `lab.trace.read.FORMATS`. All but `gateway` lose what they have no place for.
+
+    Returns
+    -------
+    written, left_out
+        Records; left out is what the format cannot hold: without a time, without a text, or cut short.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be written.
+    ValueError
+        If there is no such format.
+    """
+    if format not in _WRITERS:
+        raise ValueError(f"no format is called {format!r}; there are {', '.join(_WRITERS)}")
+    head, form, between, tail = _WRITERS[format]
+    written = left_out = 0
+    # A device or a pipe is written to as it is.
+    target = path.with_name(f".{path.name}.part") if path.is_file() or not path.exists() else path
+    try:
+        with _create(target, path.suffix) as file:
+            file.write(head)
+            for record in records:
+                line = form(record)
+                if line is None:
+                    left_out += 1
+                    continue
+                if written:
+                    file.write(between)
+                file.write(line)
+                written += 1
+            file.write(tail)
+        if target != path:
+            target.replace(path)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot write it: {error.strerror or error}") from None
+    finally:
+        if target != path:
+            target.unlink(missing_ok=True)
+    return written, left_out
+
+
+@contextmanager
+def _create(path: Path, suffix: str) -> Iterator[IO[bytes]]:
+    with path.open("wb") as file:
+        if suffix == ".gz":
+            with gzip.open(file, "wb") as packed:
+                yield cast(IO[bytes], packed)
+        elif suffix == ".zst":
+            import zstandard
+
+            with zstandard.ZstdCompressor(write_checksum=True).stream_writer(file, closefd=False) as packing:
+                yield cast(IO[bytes], packing)
+        else:
+            yield file
+
+
+def _azure(record: TraceRecord) -> bytes | None:
+    if record.arrived_at is None or record.output_tokens is None:
+        return None
+    moment = datetime.fromtimestamp(record.arrived_at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return f"{moment}0,{record.prompt_tokens},{record.output_tokens}\n".encode()
+
+
+def _burstgpt(record: TraceRecord) -> bytes | None:
+    if record.arrived_at is None or record.output_tokens is None:
+        return None
+    output = 0 if record.error else record.output_tokens
+    kind = "Conversation log" if record.workload == "chat" else "API log"
+    counts = f"{record.prompt_tokens},{output},{record.prompt_tokens + output}"
+    return f"{record.arrived_at!r},{record.model.replace(',', ' ')},{counts},{kind}\n".encode()
+
+
+def _mooncake(record: TraceRecord) -> bytes | None:
+    if record.arrived_at is None or record.output_tokens is None or record.block_tokens != BLOCK_TOKENS:
+        return None
+    return _line(
+        {
+            "timestamp": round(record.arrived_at * 1000),
+            "input_length": record.prompt_tokens,
+            "output_length": record.output_tokens,
+            "hash_ids": record.prefix_blocks,
+        }
+    )
+
+
+def _vllm(record: TraceRecord) -> bytes | None:
+    prompt = record.prompt or "\n".join(text for text in map(_content, record.messages) if text)
+    if not prompt:
+        return None
+    return _line({"prompt": prompt} | ({"output_tokens": record.output_tokens} if record.output_tokens else {}))
+
+
+def _sharegpt(record: TraceRecord) -> bytes | None:
+    messages = list(record.messages) or ([{"role": "user", "content": record.prompt}] if record.prompt else [])
+    if not messages or not record.output:
+        return None
+    turns = [
+        {"from": _SPEAKERS.get(str(one.get("role")), str(one.get("role"))), "value": _content(one)} for one in messages
+    ]
+    return orjson.dumps({"id": record.id, "conversations": [*turns, {"from": "gpt", "value": record.output}]})
+
+
+def _content(message: Any) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        return "\n".join(text for text in parts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+
+_Form = Callable[[TraceRecord], bytes | None]
+_WRITERS: dict[str, tuple[bytes, _Form, bytes, bytes]] = {
+    "gateway": (b"", encode, b"", b""),
+    "azure": (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", _azure, b"", b""),
+    "burstgpt": (b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n", _burstgpt, b"", b""),
+    "mooncake": (b"", _mooncake, b"", b""),
+    "sharegpt": (b"[\n", _sharegpt, b",\n", b"\n]\n"),
+    "vllm": (b"", _vllm, b"", b""),
+}

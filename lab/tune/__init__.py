@@ -1,0 +1,1 @@
+"""Searches for the numbers in a pool's rules."""

@@ -1,0 +1,157 @@
+"""The numbers in rules of `thresholds` that may be moved, and what they are judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
+from lab.replay.simulate import Replayed, slo_kept
+from policies.rules.conditions import Bounds
+from policies.rules.policy import ThresholdSettings
+
+_SPANS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "overlap": (0.0, 1.0), "code_share": (0.0, 1.0)}
+_FACTOR = 8.0  # how far a number that counts something may move, up and down
+_SLACK = (0.0, 64.0)
+_WEIGHT_FACTOR = 2.0
+_RATIO = (1.0, 4.0)
+_DIGITS = 3  # of a number that was found: more would pretend to know
+
+Values = Mapping[str, float]
+
+
+class Goal(StrEnum):
+    """What is to be made better: mean or p99 of the time to finish, or the share of requests that keep the SLO."""
+
+    MEAN = "mean"
+    P99 = "p99"
+    GOODPUT = "goodput"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A number in the rules that may be moved.
+
+    Parameters
+    ----------
+    name
+        Of the bound as `rule.feature.low` or `rule.feature.high`; `rule.slack`, `rule.weights.target`; or
+        `spill.slack`, `spill.ratio`.
+    present
+        Within `least` and `most`, the ends of what is searched.
+    whole
+        It counts something, and is searched on the scale of its logarithm.
+    """
+
+    name: str
+    present: float
+    least: float
+    most: float
+    whole: bool = False
+
+
+def knobs(settings: ThresholdSettings) -> list[Knob]:
+    """Return the numbers of rules that may be moved: bounds, but for exact numbers and for counts at 0."""
+    found = []
+    for rule in settings.rules:
+        for feature, condition in rule.when.conditions().items():
+            if not isinstance(condition, Bounds) or condition.low == condition.high:
+                continue
+            for end in ("low", "high"):
+                present = getattr(condition, end)
+                if not math.isfinite(present):
+                    continue
+                name = f"{rule.name}.{feature}.{end}"
+                if feature in _SPANS:
+                    least, most = _SPANS[feature]
+                    found.append(Knob(name, present, min(least, present), max(most, present)))
+                elif present >= 1:
+                    found.append(Knob(name, present, max(1.0, present / _FACTOR), present * _FACTOR, whole=True))
+        found += [
+            Knob(f"{rule.name}.weights.{target}", weight, weight / _WEIGHT_FACTOR, weight * _WEIGHT_FACTOR)
+            for target, weight in rule.weights.items()
+        ]
+        if rule.slack is not None:
+            found.append(Knob(f"{rule.name}.slack", rule.slack, _SLACK[0], max(_SLACK[1], 2 * rule.slack)))
+    slack, ratio = settings.spill.slack, settings.spill.ratio
+    found.append(Knob("spill.slack", slack, _SLACK[0], max(_SLACK[1], slack)))
+    found.append(Knob("spill.ratio", ratio, _RATIO[0], max(_RATIO[1], ratio)))
+    return found
+
+
+def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSettings:
+    """Return the rules with other numbers.
+
+    Raises
+    ------
+    ValueError
+        If a condition could never hold then.
+    """
+    rules = []
+    for rule in settings.rules:
+        when: dict[str, object] = {}
+        for feature, condition in rule.when.conditions().items():
+            moved: object = condition
+            if isinstance(condition, Bounds):
+                ends = {end: values.get(f"{rule.name}.{feature}.{end}", getattr(condition, end)) for end in _ENDS}
+                moved = replace(condition, **ends)
+                if moved.is_empty():
+                    raise ValueError(f"rule '{rule.name}': {feature} can never hold")
+            when[feature] = moved
+        weights = {
+            target: values.get(f"{rule.name}.weights.{target}", weight) for target, weight in rule.weights.items()
+        }
+        slack = values.get(f"{rule.name}.slack", rule.slack)
+        targets: dict[str, object] = {"weights": weights} if weights else {"prefer": rule.prefer}
+        rules.append({"name": rule.name, "when": when, "slack": slack, **targets})
+    spill = {name: values.get(f"spill.{name}", getattr(settings.spill, name)) for name in ("slack", "ratio")}
+    kept = settings.model_dump(exclude={"rules", "spill"})
+    return ThresholdSettings.model_validate({**kept, "rules": rules, "spill": spill})
+
+
+_ENDS = ("low", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is to be made less: seconds, or the share of requests that break their SLO.
+
+    Parameters
+    ----------
+    slo
+        As `slo_kept` takes it; for `Goal.GOODPUT`.
+    """
+
+    goal: Goal
+    slo: Mapping[str, float]
+
+    def __call__(self, played: Sequence[Replayed]) -> float:
+        """Score what was played, all pieces together; requests that were not served break the SLO."""
+        e2e_s = np.concatenate([one.e2e_s for one in played])
+        if not len(e2e_s):
+            return math.inf
+        if self.goal is Goal.GOODPUT:
+            kept = sum(float(slo_kept(one, self.slo).sum()) for one in played)
+            return 1.0 - kept / (len(e2e_s) + sum(one.errors for one in played))
+        return float(e2e_s.mean() if self.goal is Goal.MEAN else np.percentile(e2e_s, 99))
+
+
+def rounded(value: float, knob: Knob) -> float:
+    """Return a number as it is put into rules."""
+    short = float(f"{value:.{_DIGITS}g}")
+    return float(round(short)) if knob.whole else short
+
+
+def mean_ratio(tuned: Replayed, present: Replayed, seed: int) -> Interval | None:
+    """Return mean time to finish over the present mean, on the same requests; None where they are too few to tell."""
+    if len(tuned.e2e_s) != len(present.e2e_s):
+        return None
+    length = block_length(len(tuned.e2e_s))
+    try:
+        return interval([block_sums(tuned.e2e_s, length)], [block_sums(present.e2e_s, length)], seed)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Turns what `learned` knows into rules for `thresholds`."""

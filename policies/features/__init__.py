@@ -1,0 +1,1 @@
+"""What the gateway knows of a request before it is sent."""

@@ -1,0 +1,1 @@
+"""The `thresholds` policy: rules on request features, in YAML."""

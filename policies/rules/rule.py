@@ -1,0 +1,133 @@
+"""One rule of the `thresholds` policy as it stands in the pool file, and those that come with the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from backends.backend import Candidate
+from backends.speculation import Method
+from backends.validation import Fault, did_you_mean, error_of
+from policies.rules.conditions import When
+
+DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
+
+BACKEND = "backend:"
+SPILLED = "spilled"
+NONE_PREFERRED = "none_preferred"
+NO_RULE = "no_rule"
+_RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
+
+
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Rule(BaseModel):
+    """Where requests go for which all conditions hold: by preference, or by weights."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"oneOf": [{"required": ["prefer"]}, {"required": ["weights"]}]},
+    )
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")] = Field(
+        description="Told as the reason of a decision: a-z, 0-9, '_' and '-', at most 40."
+    )
+    when: When = Field(default=When(), description="Conditions, all of which must hold; none: always.")
+    prefer: tuple[str, ...] = Field(
+        default=(), description="Methods, or `backend:NAME`, the best first.", json_schema_extra={"minItems": 1}
+    )
+    weights: dict[str, Weight] = Field(
+        default={},
+        description="Instead of `prefer`: methods, or `backend:NAME`, each with a weight; the least (requests + 1 + "
+        "slack) / weight is taken.",
+        json_schema_extra={"minProperties": 1},
+    )
+    slack: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="For this rule, in place of that of `spill`."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name in _RESERVED:
+            raise ValueError(f"'{name}' is the reason of decisions that no rule made: choose another name")
+        return name
+
+    @field_validator("prefer")
+    @classmethod
+    def _each_once(cls, prefer: tuple[str, ...]) -> tuple[str, ...]:
+        faults = []
+        for position, target in enumerate(prefer):
+            if target in prefer[:position]:
+                faults.append(Fault((position,), f"'{target}' stands here twice", "leave the second one out"))
+            else:
+                faults += _target_faults(target, position, at_key=False)
+        if faults:
+            raise error_of(cls.__name__, faults)
+        return prefer
+
+    @field_validator("weights")
+    @classmethod
+    def _methods_or_backends(cls, weights: dict[str, float]) -> dict[str, float]:
+        if faults := [fault for target in weights for fault in _target_faults(target, target, at_key=True)]:
+            raise error_of(cls.__name__, faults)
+        return weights
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        fault = None
+        if self.prefer and self.weights:
+            fault = Fault(("weights",), "stands beside `prefer`", "keep one of the two", at_key=True)
+        elif not self.prefer and not self.weights:
+            place = "weights" if "weights" in self.model_fields_set else "prefer"
+            fault = Fault((place,), "prefers nothing", "name a method, or backend:NAME")
+        if fault is not None:
+            raise error_of(type(self).__name__, [fault])
+        return self
+
+    def weight_of(self, candidate: Candidate) -> float | None:
+        """Return the weight of a candidate; None where it has none. A backend's own goes before its method's."""
+        return self.weights.get(BACKEND + candidate.name) or self.weights.get(candidate.method)
+
+    def lines(self) -> list[str]:
+        """Return it as it stands in a pool file, an entry of `rules`."""
+        lines = [f"- name: {self.name}"]
+        if self.when.conditions():
+            lines.append(f"  when: {_flow(self.when.model_dump(mode='json', exclude_none=True))}")
+        if self.prefer:
+            lines.append(f"  prefer: {_flow(list(self.prefer))}")
+        else:
+            lines.append(f"  weights: {_flow(self.weights)}")
+        if self.slack is not None:
+            lines.append(f"  slack: {self.slack:g}")
+        return lines
+
+
+def _target_faults(target: str, place: str | int, *, at_key: bool) -> Iterator[Fault]:
+    if not target.removeprefix(BACKEND):
+        yield Fault((place,), "names no backend", "write backend:NAME", at_key)
+    elif not target.startswith(BACKEND) and target not in set(Method):
+        hint = f"{did_you_mean(target, Method)}; a backend is written backend:NAME"
+        yield Fault((place,), f"unknown method '{target}'", hint, at_key)
+
+
+def _flow(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+def is_meant(target: str, candidate: Candidate) -> bool:
+    """Tell whether an entry of `prefer` means this candidate."""
+    return candidate.method == target or BACKEND + candidate.name == target
+
+
+@cache
+def default_rules() -> tuple[Rule, ...]:
+    """Read the rules that come with the gateway."""
+    return tuple(Rule.model_validate(rule) for rule in yaml.safe_load(DEFAULT_RULES.read_text("utf-8"))["rules"])

@@ -1,0 +1,139 @@
+"""The calibrations that come with the package, and what they make the engine do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from backends.calibration.calibration import (
+    Calibration,
+    Kind,
+    Progress,
+    Temperature,
+    calibration_names,
+    load_calibration,
+)
+from backends.calibration.parameters import EngineParameters
+from backends.simulator.drafting.acceptance import model_based_replay
+from backends.simulator.drafting.proposers import Proposer
+from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.virtual_time import run_closed_loop
+from backends.speculation import Method
+
+H100 = "llama-3.1-8b-h100"
+
+
+def document() -> dict[str, object]:
+    dumped: dict[str, object] = yaml.safe_load(load_calibration(H100).model_dump_json())
+    return dumped
+
+
+@pytest.mark.parametrize("name", calibration_names())
+def test_every_calibration_loads_and_knows_every_method(name: str) -> None:
+    calibration = load_calibration(name)
+    assert calibration.name == name
+    assert set(calibration.methods) == set(Method)
+    for method in Method:
+        assert calibration.kv_tokens(method) >= calibration.scheduler.max_model_len // 8
+        if method not in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
+            assert calibration.acceptance(method, "chat").by_position
+
+
+def test_an_unknown_calibration_names_those_there_are() -> None:
+    with pytest.raises(ValueError, match=f"'nope'.*{H100}"):
+        load_calibration("nope")
+    with pytest.raises(ValueError, match="no calibration"):
+        load_calibration("../calibrations/llama-3.1-8b-h100")
+
+
+def test_a_number_without_a_source_is_refused() -> None:
+    wrong = document()
+    del wrong["step"]["source"]  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="source"):
+        Calibration.model_validate(wrong)
+
+
+def test_mistakes_are_refused() -> None:
+    wrong = document()
+    wrong["methods"]["mtp"]["acceptance_like"] = "ngram"  # type: ignore[index]
+    with pytest.raises(ValidationError, match="acceptance_like ngram"):
+        Calibration.model_validate(wrong)
+    wrong = document()
+    wrong["methods"]["eagle"]["acceptance"].pop("chat")  # type: ignore[index]
+    with pytest.raises(ValidationError, match="chat is needed"):
+        Calibration.model_validate(wrong)
+
+
+def test_temperature_factors_are_interpolated() -> None:
+    curve = Temperature(temperatures=(0.0, 0.5, 1.0), factors=(1.0, 0.8, 0.4), source="made up")
+    assert [curve.factor(t) for t in (0.0, 0.25, 0.5, 0.75, 1.0, 2.0)] == pytest.approx([1.0, 0.9, 0.8, 0.6, 0.4, 0.4])
+    with pytest.raises(ValidationError, match="one factor"):
+        Temperature(temperatures=(0.0, 1.0), factors=(1.0,), source="made up")
+    with pytest.raises(ValidationError, match="rise"):
+        Temperature(temperatures=(1.0, 0.0), factors=(1.0, 1.0), source="made up")
+
+
+def test_kinds_without_figures_borrow_from_the_nearest() -> None:
+    calibration = load_calibration(H100)
+    summarization = calibration.acceptance(Method.EAGLE3, Kind.SUMMARIZATION)
+    chat = calibration.acceptance(Method.EAGLE3, Kind.CHAT)
+    assert calibration.acceptance(Method.EAGLE3, "extraction") is summarization
+    assert calibration.acceptance(Method.EAGLE3, "translation") is chat
+    assert calibration.acceptance(Method.EAGLE3, "no such kind") is chat
+    assert calibration.acceptance(Method.MTP, "code") is calibration.acceptance(Method.EAGLE, "code")
+    with pytest.raises(ValueError, match="no acceptance for ngram"):
+        calibration.acceptance(Method.NGRAM, "chat")
+
+
+def test_weights_of_a_draft_come_out_of_the_cache() -> None:
+    calibration = load_calibration(H100)
+    assert calibration.kv_tokens(Method.DRAFT_MODEL) < calibration.kv_tokens(Method.EAGLE)
+    assert calibration.kv_tokens(Method.EAGLE) < calibration.kv_tokens(Method.BASELINE)
+    crowded = calibration.model_copy(update={"memory": calibration.memory.model_copy(update={"weights_gib": 100.0})})
+    with pytest.raises(ValueError, match="no memory is left"):
+        crowded.kv_tokens(Method.BASELINE)
+
+
+def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) -> float:
+    """Run 128-token prompts with 300-token answers in a closed loop."""
+    calibration = load_calibration(H100)
+    proposer = Proposer(method, config, calibration, seed=1)
+    rng = np.random.default_rng(5)
+    scripts = [
+        proposer.script(rng.integers(0, 1 << 17, 128).tolist(), rng.integers(0, 1 << 17, 300).tolist(), 0.0, "chat")
+        for _ in range(concurrency * 2 + 30)
+    ]
+    engine = Engine(EngineParameters.of(calibration, method, config))
+    return run_closed_loop(engine, scripts, concurrency).tokens_per_s
+
+
+@pytest.mark.parametrize(("concurrency", "published"), [(1, 1.73), (128, 1.21)])
+def test_eagle_gains_what_was_published(concurrency: int, published: float) -> None:
+    """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1 and 128."""
+    eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, concurrency)
+    plain = chat_tokens_per_s(Method.BASELINE, {}, concurrency)
+    assert eagle / plain == pytest.approx(published, rel=0.12)
+
+
+def test_methods_may_come_from_another_calibration() -> None:
+    own, other = load_calibration("llama-3.1-8b-gh200"), load_calibration(H100)
+    assert own.methods_from == other.name
+    assert own.method(Method.SUFFIX) == other.method(Method.SUFFIX)
+    assert own.method(Method.DSPARK) != other.method(Method.DSPARK)
+
+
+def test_acceptance_follows_the_length_of_the_answer() -> None:
+    calibration = load_calibration(H100)
+    progress = calibration.acceptance(Method.EAGLE3, Kind.CHAT).progress
+    assert progress is not None
+    rng = np.random.default_rng(2)
+    answers = [model_based_replay(rng, calibration, Method.EAGLE3, 3, 0.0, "chat", 900)[0] for _ in range(200)]
+    emitted = np.mean(answers, axis=0)
+    assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
+    assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None
+    with pytest.raises(ValidationError, match="one shift"):
+        Progress(output_tokens=(1, 2), logit_shifts=(0.0,), source="made up")
+    with pytest.raises(ValidationError, match="rise"):
+        Progress(output_tokens=(2, 1), logit_shifts=(0.0, 0.1), source="made up")

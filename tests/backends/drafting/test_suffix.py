@@ -1,0 +1,311 @@
+"""Suffix decoding: counts against counting by hand, drafts against arctic-inference."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.drafting import suffix_jit
+from backends.drafting import suffix_kernel as kernel
+from backends.drafting.script import Steps
+from backends.drafting.suffix import SuffixCache
+from backends.drafting.suffix_tree import SuffixTree
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=25), min_size=1, max_size=5)
+
+
+def texts(seed: int, requests: int, vocabulary: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompts and answers that repeat pieces of themselves, the same on every machine."""
+    state = seed
+
+    def draw(below: int) -> int:
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (state >> 33) % below
+
+    for _ in range(requests):
+        prompt = [draw(vocabulary) for _ in range(1 + draw(50))]
+        answer: list[int] = []
+        while len(answer) < 100:
+            if draw(3) == 0:
+                answer.append(draw(vocabulary))
+            else:
+                source = prompt + answer
+                start = draw(len(source))
+                answer += source[start : start + 1 + draw(12)]
+        yield prompt, answer
+
+
+@pytest.mark.parametrize(
+    ("seed", "requests", "vocabulary", "cached", "emitted", "drafted", "checksum"),
+    # Recorded from arctic-inference 0.1.1, SuffixDecodingCache(24, cached), speculating at every position of `texts`
+    # with max_spec_tokens=24, max_spec_factor=1.0 and min_token_prob=0.1.
+    [
+        (1, 30, 4, 10_000, 8549, 19722, 2309382737),
+        (2, 30, 50, 10_000, 8505, 14223, 158309170),
+        (3, 40, 8, 5, 10729, 20387, 3157593407),
+        (4, 20, 8, 0, 5388, 9527, 2591912655),
+    ],
+)
+def test_replay_equals_what_arctic_inference_drafted(
+    seed: int, requests: int, vocabulary: int, cached: int, emitted: int, drafted: int, checksum: int
+) -> None:
+    cache = SuffixCache(max_cached_requests=cached)
+    replays = [cache.replay(prompt, answer) for prompt, answer in texts(seed, requests, vocabulary)]
+    both = np.concatenate([*(steps[0] for steps in replays), *(steps[1] for steps in replays)])
+    assert sum(int(steps[0].sum()) for steps in replays) == emitted
+    assert sum(int(steps[1].sum()) for steps in replays) == drafted
+    assert zlib.crc32(both.astype("<i4").tobytes()) == checksum
+
+
+def test_replay_equals_arctic_inference_where_it_is_installed() -> None:
+    suffix_decoding = pytest.importorskip("arctic_inference.suffix_decoding", exc_type=ImportError)
+    theirs = suffix_decoding.SuffixDecodingCache(24, 10)
+    ours = SuffixCache(max_cached_requests=10)
+    for request, (prompt, answer) in enumerate(texts(9, 30, 6)):
+        emitted, drafted = ours.replay(prompt, answer)
+        theirs.start_request(request, np.array(prompt, np.int32))
+        text = prompt + answer
+        for known in range(len(prompt) + 1, len(text)):
+            theirs.add_active_response(request, np.array(text[known - 1 : known], np.int32))
+            context = np.array(text[max(0, known - 24) : known], np.int32)
+            draft = theirs.speculate(
+                request, context, max_spec_tokens=24, max_spec_factor=1.0, min_token_prob=0.1
+            ).token_ids
+            assert drafted[known - len(prompt)] == len(draft)
+            agreed = 0
+            while agreed < len(draft) and text[known + agreed : known + agreed + 1] == [draft[agreed]]:
+                agreed += 1
+            assert emitted[known - len(prompt)] == min(agreed + 1, len(text) - known)
+        theirs.add_active_response(request, np.array(text[-1:], np.int32))
+        theirs.stop_request(request)
+
+
+def counted(sequences: list[list[int]], depth: int) -> dict[tuple[int, ...], int]:
+    counts: dict[tuple[int, ...], int] = {}
+    for sequence in sequences:
+        for start in range(len(sequence)):
+            for end in range(start + 1, min(start + depth, len(sequence)) + 1):
+                run = tuple(sequence[start:end])
+                counts[run] = counts.get(run, 0) + 1
+    return counts
+
+
+def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
+    """Return the count of every run in a tree."""
+    cells, slots, buffer = tree.arrays.cells, tree.arrays.slots, tree.arrays.buffer
+    counts: dict[tuple[int, ...], int] = {}
+    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while stack:
+        node, path = stack.pop()
+        child, before = slots[cells[node + kernel.SLOT] + kernel.FIRST_CHILD], kernel.NONE
+        while child != kernel.NONE:
+            slot, at = cells[child + kernel.SLOT], cells[child + kernel.AT]
+            if slot == kernel.LEAF:
+                label = list(buffer[at : min(at + tree.depth - len(path), tree.arrays.state[kernel.TOKENS])])
+                label = label[: label.index(kernel.END)] if kernel.END in label else label
+            else:
+                begins = slot + kernel.LABEL + slots[slot + kernel.BEGINS]
+                label = list(slots[begins : begins + at])
+                stack.append((child, (*path, *label)))
+            assert label[0] == cells[child + kernel.TOKEN]
+            assert cells[child + kernel.PREVIOUS] == before
+            assert kernel._find(tree.arrays, cells[node + kernel.SLOT], label[0]) == child
+            for length in range(1, len(label) + 1):
+                counts[*path, *label[:length]] = cells[child + kernel.COUNT]
+            child, before = cells[child + kernel.FOLLOWING], child
+    return counts
+
+
+@given(SEQUENCES, st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_a_tree_counts_every_run(sequences: list[list[int]], depth: int) -> None:
+    tree = SuffixTree(depth)
+    for sequence in sequences:
+        tree.begin()
+        for token in sequence:
+            tree.append(token)
+    assert in_tree(tree) == counted(sequences, depth)
+
+
+@given(SEQUENCES, st.integers(1, 6), st.integers(0, 4), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_what_is_forgotten_is_no_longer_counted(
+    sequences: list[list[int]], depth: int, oldest: int, newest: bool
+) -> None:
+    tree = SuffixTree(depth)
+    for sequence in sequences:
+        tree.begin()
+        for token in sequence:
+            tree.append(token)
+    left = list(sequences)
+    if newest:
+        tree.forget_newest()
+        left.pop()
+    for sequence in left[:oldest]:
+        tree.forget_oldest(len(sequence))
+    left = left[oldest:]
+    assert in_tree(tree) == counted(left, depth)
+    tree.begin()
+    for token in sequences[0]:
+        tree.append(token)
+    assert in_tree(tree) == counted([*left, sequences[0]], depth)
+
+
+def replayed(cache: SuffixCache, prompt: list[int], answer: list[int], learn: bool = True) -> Steps:
+    return cache.replay(prompt, answer, learn)
+
+
+def test_a_draft_is_no_longer_than_its_match() -> None:
+    run = list(range(10, 40))
+    emitted, drafted = replayed(SuffixCache(), run, run)
+    # After m tokens of the copy the match is m long. The 24 tokens of the tree's depth hold match and draft.
+    assert drafted[1:12].tolist() == list(range(1, 12))
+    assert drafted[1:].max() == 12
+    assert emitted[1:12].tolist() == list(range(2, 13))
+
+
+def test_factor_depth_and_tokens_bound_the_draft() -> None:
+    run = list(range(10, 40))
+    assert replayed(SuffixCache(max_spec_factor=2.0), run, run)[1][3] == 6
+    assert replayed(SuffixCache(max_spec_factor=0.0), run, run)[1].max() == 0
+    assert replayed(SuffixCache(max_tree_depth=8), run, run)[1].max() == 4
+    assert replayed(SuffixCache(num_speculative_tokens=3), run, run)[1].max() == 3
+    near_the_end = replayed(SuffixCache(max_model_len=60), run, run)[1]
+    assert near_the_end[-6:].tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_unlikely_tokens_are_not_drafted() -> None:
+    prompt = [token for follower in range(100, 112) for token in (1, follower)]
+    assert replayed(SuffixCache(min_token_prob=0.1), prompt, [5, 1, 7])[1][2] == 0
+    assert replayed(SuffixCache(min_token_prob=0.05), prompt, [5, 1, 7])[1][2] == 1
+
+
+def test_the_more_frequent_continuation_is_drafted() -> None:
+    prompt = [1, 2, 50, 1, 2, 60, 1, 2, 60, 9]
+    emitted, _ = replayed(SuffixCache(), prompt, [1, 2, 60, 7])
+    assert emitted[2] == 2
+    emitted, _ = replayed(SuffixCache(), prompt, [1, 2, 50, 7])
+    assert emitted[2] == 1
+
+
+def test_answers_are_remembered_and_prompts_are_not() -> None:
+    cache = SuffixCache()
+    said = list(range(100, 130))
+    replayed(cache, list(range(200, 230)), said)
+    assert replayed(cache, [1], said)[0].max() > 5
+    assert replayed(cache, [1], list(range(200, 230)))[0].max() == 1
+
+
+def test_matches_reach_from_the_answer_back_into_the_prompt() -> None:
+    cache = SuffixCache()
+    replayed(cache, [1], list(range(100, 130)))
+    drafted = replayed(cache, list(range(100, 110)), [110, 111, 112])[1]
+    assert drafted[1] == 10, "of the 11 tokens known, the first is never part of a match"
+
+
+def test_replay_without_learning_leaves_no_trace() -> None:
+    cache = SuffixCache()
+    known, other = list(range(100, 130)), list(range(300, 330))
+    replayed(cache, [1], known)
+    before = in_tree(cache._tree)
+    replayed(cache, [1], other, learn=False)
+    assert in_tree(cache._tree) == before
+    assert replayed(cache, [1], other)[0].max() == 1
+
+
+def test_the_oldest_answer_is_forgotten_first() -> None:
+    cache = SuffixCache(max_cached_requests=2)
+    answers = [list(range(start, start + 20)) for start in (100, 200, 300)]
+    for answer in answers:
+        replayed(cache, [1], answer)
+    assert replayed(cache, [1], answers[0], learn=False)[0].max() == 1
+    assert replayed(cache, [1], answers[1], learn=False)[0].max() > 5
+
+
+def test_one_answer_can_be_remembered() -> None:
+    cache = SuffixCache(max_cached_requests=1)
+    answers = [list(range(start, start + 20)) for start in (100, 200)]
+    for answer in [*answers, *answers]:
+        assert replayed(cache, [1], answer)[0].max() == 1, "the one before it was another"
+    assert replayed(cache, [1], answers[1])[0].max() == 1, "it is forgotten before the next is written"
+
+
+def test_room_is_used_again() -> None:
+    cache = SuffixCache(max_cached_requests=5)
+    held = []
+    for prompt, answer in texts(5, 300, 50):
+        replayed(cache, prompt, answer)
+        held.append(sum(len(each) for each in cache._tree.arrays))
+    assert held[-1] == held[60]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Return what changes between compiled and interpreted rules; the interpreted ones come back after the test."""
+    monkeypatch.setattr(suffix_jit, "_rules", interpreted := suffix_jit.rules())
+    suffix_jit.load()
+    made = suffix_jit.rules()
+    assert (interpreted.compiled, made.compiled) == (False, True)
+    return lambda yes: monkeypatch.setattr(suffix_jit, "_rules", made if yes else interpreted)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"max_cached_requests": 3},
+        {"max_cached_requests": 0},
+        {"max_tree_depth": 5, "max_spec_factor": 2.5, "min_token_prob": 0.0},
+        {"max_tree_depth": 1},
+        {"num_speculative_tokens": 3, "max_model_len": 100},
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [1, 4, 60])
+def test_compiled_and_interpreted_rules_are_the_same(
+    compiled: Callable[[bool], None], given: dict[str, int], vocabulary: int
+) -> None:
+    caches = [SuffixCache(**given) for _ in range(3)]
+    for number, (prompt, answer) in enumerate(texts(6, 25, vocabulary)):
+        steps = []
+        # The last one changes from request to request, as a process does once when the compiled rules are there.
+        for cache, yes in zip(caches, (False, True, number % 2 == 0), strict=True):
+            compiled(yes)
+            steps.append(replayed(cache, prompt, answer, learn=number % 5 > 0))
+        for other in steps[1:]:
+            assert (steps[0][0] == other[0]).all()
+            assert (steps[0][1] == other[1]).all()
+    assert in_tree(caches[0]._tree) == in_tree(caches[1]._tree) == in_tree(caches[2]._tree)
+
+
+def test_senseless_settings_are_refused() -> None:
+    for wrong in ({"max_tree_depth": 0}, {"min_token_prob": 1.5}, {"max_cached_requests": -1}, {"max_spec_factor": -1}):
+        with pytest.raises(ValueError, match="suffix decoding needs"):
+            SuffixCache(**wrong)
+
+
+def test_settings_come_from_vllms_names() -> None:
+    cache = SuffixCache.of({"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": 3})
+    assert (cache.max_tree_depth, cache.max_cached_requests, cache.num_speculative_tokens) == (12, 3, 12)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.lists(st.integers(0, 4), min_size=1, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_steps_are_within_bounds(prompt: list[int], answer: list[int]) -> None:
+    emitted, drafted = replayed(SuffixCache(), prompt, answer)
+    assert (emitted >= 1).all()
+    assert (emitted <= np.minimum(drafted + 1, len(answer) - np.arange(len(answer)))).all()
+    assert drafted.max() <= 12
+    assert drafted[0] == 0
+
+
+def test_long_repetition_needs_no_deep_recursion() -> None:
+    assert sys.getrecursionlimit() < 5000
+    emitted, _ = replayed(SuffixCache(), [1] * 3000, [1] * 3000)
+    assert emitted[1:-24].min() == 13

@@ -1,0 +1,94 @@
+"""Writes that wait for the end of a turn: their order, how long they wait, and what closing does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from backends.http import write_batch
+from backends.http.write_batch import BatchedTransport, WriteBatch
+
+Pair = tuple[asyncio.Transport, socket.socket]
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """Return a transport, and the other end of its socket, which does not block."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+    yield transport, theirs
+    transport.abort()
+    theirs.close()
+
+
+def come(end: socket.socket) -> bytes:
+    """Return what has come to an end of a socket; empty if nothing has."""
+    try:
+        return end.recv(1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+async def test_what_a_turn_writes_is_written_at_its_end_and_in_order(pair: Pair) -> None:
+    transport, end = pair
+    batch = WriteBatch()
+    batched = BatchedTransport(transport, batch)
+    batched.write(b"one ")
+    batched.writelines([b"two ", b"three"])
+    assert come(end) == b""
+    await asyncio.sleep(0)
+    assert come(end) == b"one two three"
+
+
+async def test_a_long_turn_writes_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, end = pair
+    batch = WriteBatch()
+    monkeypatch.setattr(write_batch, "MOST_WAIT_S", 3600.0)
+    batch.add(transport, b"first ")
+    batch.add(transport, b"soon after ")
+    assert come(end) == b""
+    monkeypatch.setattr(write_batch, "MOST_WAIT_S", 0.0)
+    batch.add(transport, b"later")
+    assert come(end) == b"first soon after later"
+    await asyncio.sleep(0)
+    assert come(end) == b""
+
+
+async def test_what_must_not_wait_takes_along_what_does(pair: Pair) -> None:
+    transport, end = pair
+    batched = BatchedTransport(transport, WriteBatch())
+    batched.write(b"head ")
+    batched.write_now(b"chunk")
+    assert come(end) == b"head chunk"
+    await asyncio.sleep(0)
+    assert come(end) == b""
+
+
+@pytest.mark.parametrize("close", [BatchedTransport.close, BatchedTransport.write_eof])
+async def test_closing_writes_what_waits_first(pair: Pair, close: Callable[[BatchedTransport], None]) -> None:
+    transport, end = pair
+    batched = BatchedTransport(transport, WriteBatch())
+    batched.write(b"the last words")
+    close(batched)
+    assert batched.is_closing() == (close is BatchedTransport.close)
+    end.settimeout(5.0)
+    assert await asyncio.to_thread(end.recv, 100) == b"the last words"
+    assert await asyncio.to_thread(end.recv, 100) == b"", "closed"
+
+
+async def test_what_is_for_a_connection_that_broke_meanwhile_keeps_nothing_else(pair: Pair) -> None:
+    transport, end = pair
+    ours, theirs = socket.socketpair()
+    broken, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+    batch = WriteBatch()
+    batch.add(broken, b"lost")
+    batch.add(transport, b"kept")
+    broken.abort()
+    await asyncio.sleep(0)
+    assert come(end) == b"kept"
+    theirs.close()

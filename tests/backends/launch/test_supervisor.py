@@ -1,0 +1,220 @@
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, LaunchState, LaunchStatus, free_port
+from tests.support.paths import ROOT
+
+ENGINE = ROOT / "tests" / "support" / "engine_double.py"
+
+
+class Bench:
+    """Specs of engines whose processes can be told from all others, and what the launcher said of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = f"LAUNCH_TEST={uuid.uuid4().hex}"
+        self.events: list[str] = []
+
+    def spec(self, *flags: str, port: int | None = None, serves: bool = True, **changes: float) -> LaunchSpec:
+        port = port or free_port()
+        return LaunchSpec(
+            name="tiny/ngram",
+            argv=(sys.executable, str(ENGINE), "--port", str(port if serves else 0), *flags),
+            health_urls=(f"http://127.0.0.1:{port}/health",),
+            env={"ENGINE_WORD": "hello", **dict([self.mark.split("=")])},
+            log_path=self.folder / "logs" / "engine.log",
+            **changes,
+        )
+
+    def processes(self) -> set[int]:
+        """Return the ids of all processes alive that descend from this bench's engines, guards included."""
+        found = set()
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.add(int(folder.name))
+        return found
+
+    @asynccontextmanager
+    async def running(self, *specs: LaunchSpec) -> AsyncIterator[Launcher]:
+        launcher = Launcher(specs, lambda _name, text: self.events.append(text))
+        await launcher.start()
+        try:
+            yield launcher
+        finally:
+            await launcher.stop()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    left = bench.processes()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes were left running"
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def only(launcher: Launcher) -> LaunchStatus:
+    [status] = launcher.status()
+    return status
+
+
+def pid_of(launcher: Launcher) -> int:
+    pid = only(launcher).pid
+    assert pid is not None
+    return pid
+
+
+async def test_an_engine_becomes_ready_and_ends_when_asked(bench: Bench) -> None:
+    spec = bench.spec()
+    async with bench.running(spec) as launcher:
+        await launcher.wait_ready(10)
+        status = only(launcher)
+        assert (status.name, status.state, status.restarts, status.last_exit) == ("tiny/ngram", "ready", 0, None)
+        assert pid_of(launcher) in bench.processes()
+        started = time.monotonic()
+    assert time.monotonic() - started < 2  # it did not wait for the timeout of 25 s
+    status = only(launcher)
+    assert (status.state, status.pid, status.last_exit) == ("stopped", None, "exit status 0")
+    assert spec.log_path.read_text().splitlines()[:1] == ["engine says hello"]
+    assert "engine ends" in spec.log_path.read_text()
+    await launcher.stop()  # again is allowed
+
+
+async def test_what_dies_is_started_again_and_its_descendants_are_gone(bench: Bench) -> None:
+    async with bench.running(bench.spec("--family")) as launcher:
+        await launcher.wait_ready(10)
+        first, family = pid_of(launcher), bench.processes()
+        assert len(family) == 4  # the guard, the engine, its child and its orphan
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert not family & bench.processes()
+        await launcher.wait_ready(10)
+        assert pid_of(launcher) != first
+        assert (only(launcher).restarts, only(launcher).last_exit) == (1, "killed by SIGKILL")
+    assert "killed by SIGKILL; tried again in 0.5 s" in bench.events
+
+
+async def test_the_pauses_between_attempts_double(bench: Bench) -> None:
+    async with bench.running(bench.spec("--fail")):
+        await until(lambda: any("tried again in 2 s" in event for event in bench.events))
+    pauses = [event for event in bench.events if "tried again" in event]
+    assert pauses == [f"exit status 3; tried again in {pause_s} s" for pause_s in ("0.5", "1", "2")]
+
+
+async def test_one_that_ignores_sigterm_is_killed_with_its_family(bench: Bench) -> None:
+    async with bench.running(bench.spec("--ignore-term", "--family", shutdown_timeout_s=0.5)) as launcher:
+        await launcher.wait_ready(10)
+        started = time.monotonic()
+    assert 0.4 < time.monotonic() - started < 5
+    assert only(launcher).last_exit == "killed by SIGKILL"
+    assert not bench.processes()
+
+
+async def test_the_death_of_the_guard_is_the_death_of_the_engine(bench: Bench) -> None:
+    async with bench.running(bench.spec()) as launcher:
+        await launcher.wait_ready(10)
+        engine = pid_of(launcher)
+        [guard] = bench.processes() - {engine}
+        os.kill(guard, signal.SIGKILL)
+        await until(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert not bench.processes()
+        assert only(launcher).last_exit == "killed together with its guard"
+
+
+def is_shared(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
+async def test_the_shared_memory_of_a_killed_engine_is_removed(bench: Bench) -> None:
+    name = f"launch-test-{uuid.uuid4().hex}"
+    async with bench.running(bench.spec("--share", name)) as launcher:
+        await launcher.wait_ready(10)
+        assert is_shared(name)
+        os.kill(pid_of(launcher), signal.SIGKILL)
+        await until(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert not is_shared(name)
+
+
+async def test_one_that_never_becomes_ready_is_killed_and_tried_again(bench: Bench) -> None:
+    spec = bench.spec(serves=False, startup_timeout_s=0.6)
+    async with bench.running(spec) as launcher:
+        with pytest.raises(LaunchError, match=r"(?s)not ready after 1.5 s:.*tiny/ngram: .*engine says hello"):
+            await launcher.wait_ready(1.5)
+        await until(lambda: only(launcher).restarts >= 1)
+    assert any(event.startswith("not ready after 0.6 s, and killed; tried again") for event in bench.events)
+
+
+async def test_stopping_one_that_still_starts_does_not_wait_long(bench: Bench) -> None:
+    async with bench.running(bench.spec("--ignore-term", serves=False)) as launcher:
+        await until(lambda: only(launcher).pid is not None)
+        started = time.monotonic()
+    assert time.monotonic() - started < 5
+
+
+async def test_a_port_that_another_process_has_is_not_shared(bench: Bench) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", free_port()))
+        other.listen()
+        port = other.getsockname()[1]
+        async with bench.running(bench.spec(port=port)) as launcher:
+            await until(lambda: only(launcher).state is LaunchState.BACKOFF)
+            assert only(launcher).last_exit == f"port {port} is in use by another process"
+            assert not bench.processes()
+            other.close()
+            await launcher.wait_ready(10)
+
+
+async def test_a_missing_command_is_told_before_anything_starts(bench: Bench) -> None:
+    good = bench.spec()
+    missing = LaunchSpec("tiny/eagle", ("no-such-command",), good.health_urls, {}, good.log_path)
+    launcher = Launcher([good, missing])
+    with pytest.raises(LaunchError, match="tiny/eagle: there is no command 'no-such-command' here"):
+        await launcher.start()
+    assert not bench.processes()
+
+
+async def test_nothing_survives_the_sudden_death_of_the_gateway(bench: Bench) -> None:
+    spec = bench.spec("--ignore-term", "--family")
+    program = (
+        "import asyncio, pathlib\n"
+        "from backends.launch.supervisor import Launcher, LaunchSpec\n"
+        "async def main():\n"
+        f"    spec = LaunchSpec({spec.name!r}, {spec.argv!r}, {spec.health_urls!r}, {spec.env!r},\n"
+        f"                      pathlib.Path({str(spec.log_path)!r}))\n"
+        "    launcher = Launcher([spec])\n"
+        "    await launcher.start()\n"
+        "    await launcher.wait_ready(10)\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert gateway.stdout is not None
+    assert await asyncio.wait_for(gateway.stdout.readline(), 20) == b"ready\n"
+    assert len(bench.processes()) == 4
+    gateway.kill()
+    await gateway.wait()
+    await until(lambda: not bench.processes())

@@ -1,0 +1,48 @@
+import json
+
+from backends.launch.vllm_command import vllm_serve_argv
+from backends.speculation import Method
+
+
+def argv(method: Method = Method.NGRAM, flags: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return vllm_serve_argv(
+        command=("vllm", "serve"),
+        model="org/model",
+        served_names=("tiny", "small"),
+        host="127.0.0.1",
+        port=8101,
+        method=method,
+        speculative_config={"num_speculative_tokens": 5},
+        flags=flags,
+    )
+
+
+def following(arguments: tuple[str, ...], flag: str, count: int = 1) -> tuple[str, ...]:
+    at = arguments.index(flag)
+    return arguments[at + 1 : at + 1 + count]
+
+
+def test_a_speculating_server_is_told_its_method_and_to_report_acceptance() -> None:
+    arguments = argv()
+    assert arguments[:3] == ("vllm", "serve", "org/model")
+    assert json.loads(*following(arguments, "--speculative-config")) == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+    }
+    assert following(arguments, "--per-request-spec-decode-metrics") == ("summary",)
+    assert following(arguments, "--served-model-name", 2) == ("tiny", "small")
+    assert following(arguments, "--port") == ("8101",)
+    assert following(arguments, "--shutdown-timeout") == ("20",)
+    assert {"--enable-request-id-headers", "--enable-per-request-metrics"} <= set(arguments)
+
+
+def test_a_baseline_is_given_nothing_of_speculation() -> None:
+    assert not [part for part in argv(Method.BASELINE) if "spec" in part]
+
+
+def test_the_operators_flags_replace_those_added() -> None:
+    arguments = argv(flags=("--shutdown_timeout=5", "--served-model-name", "mine", "-sc", "{}", "--dtype", "bfloat16"))
+    assert "--shutdown-timeout" not in arguments
+    assert arguments.count("--served-model-name") == 1
+    assert "--speculative-config" not in arguments
+    assert arguments[-7:] == ("--shutdown_timeout=5", "--served-model-name", "mine", "-sc", "{}", "--dtype", "bfloat16")

@@ -1,0 +1,235 @@
+"""What proposers would have drafted, replayed on finished texts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.calibration.calibration import load_calibration
+from backends.drafting.ngram import UNLIMITED, ngram_replay
+from backends.drafting.script import Script, Steps, block_hashes, plain_steps
+from backends.simulator.drafting.proposers import Proposer, lookup_bounds
+from backends.speculation import Method
+
+H100 = load_calibration("llama-3.1-8b-h100")
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def looked_up(context: Sequence[int], k: int, min_n: int, max_n: int, max_model_len: int = UNLIMITED) -> list[int]:
+    """Draft by vLLM's rule in the plainest way."""
+    k = min(k, max_model_len - len(context))
+    for n in range(min(max_n, len(context)), min_n - 1, -1):
+        for start in range(len(context) - n):
+            if context[start : start + n] == context[len(context) - n :]:
+                return list(context[start + n : start + n + max(k, 0)])
+    return []
+
+
+def played(prompt: list[int], output: list[int], k: int, min_n: int, max_n: int, max_model_len: int) -> Steps:
+    emitted, drafted = plain_steps(len(output))
+    for position in range(1, len(output)):
+        draft = looked_up(prompt + output[:position], k, min_n, max_n, max_model_len)
+        accepted = 0
+        while accepted < len(draft) and output[position + accepted : position + accepted + 1] == [draft[accepted]]:
+            accepted += 1
+        emitted[position] = min(accepted + 1, len(output) - position)
+        drafted[position] = len(draft)
+    return emitted, drafted
+
+
+@given(TOKENS, TOKENS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(20, 90))
+@settings(max_examples=300, deadline=None)
+def test_ngram_replay_is_the_plain_lookup(
+    prompt: list[int], output: list[int], k: int, min_n: int, wider: int, max_model_len: int
+) -> None:
+    emitted, drafted = ngram_replay(prompt, output, k, min_n, min_n + wider, max_model_len)
+    expected = played(prompt, output, k, min_n, min_n + wider, max_model_len)
+    assert emitted.tolist() == expected[0].tolist()
+    assert drafted.tolist() == expected[1].tolist()
+
+
+def test_ngram_prefers_the_longest_match_and_of_those_the_leftmost() -> None:
+    prompt = [1, 2, 3, 70, 9, 2, 3, 80, 1, 2, 3, 90, 5, 1, 2]
+    assert looked_up([*prompt, 3], 1, 2, 3) == [70]
+    emitted, drafted = ngram_replay(prompt, [3, 70, 9, 2, 4], 2, 2, 3)
+    assert emitted.tolist() == [1, 3, 3, 2, 1]
+    assert drafted.tolist() == [0, 2, 2, 2, 2]
+
+
+def test_ngram_sees_what_the_answer_has_repeated() -> None:
+    emitted, _ = ngram_replay([99], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], 4, 2, 2)
+    assert emitted[6] == 5
+    assert emitted[:5].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(("k", "low", "high"), [(0, 1, 1), (1, 0, 1), (1, 3, 2)])
+def test_ngram_refuses_senseless_settings(k: int, low: int, high: int) -> None:
+    with pytest.raises(ValueError, match="n-gram lookup"):
+        ngram_replay([1], [1], k, low, high)
+
+
+def test_lookup_bounds_default_as_in_vllm() -> None:
+    assert lookup_bounds({}) == (5, 5)
+    assert lookup_bounds({"prompt_lookup_max": 4}) == (4, 4)
+    assert lookup_bounds({"prompt_lookup_min": 2}) == (2, 2)
+    assert lookup_bounds({"prompt_lookup_min": 2, "prompt_lookup_max": 7}) == (2, 7)
+
+
+@pytest.mark.skipif("SPECDECODE_BENCH" not in os.environ, reason="SPECDECODE_BENCH names no directory of recordings")
+@pytest.mark.parametrize("dataset", ["gsm8k", "sharegpt", "cnn", "instructcoder"])
+def test_ngram_replay_equals_what_vllm_recorded(dataset: str) -> None:
+    file = Path(os.environ["SPECDECODE_BENCH"]) / f"combined_{dataset}.jsonl.gz"
+    equal = positions = 0
+    with gzip.open(file, "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            recorded = np.array(row["acc_ngram"]["acc_len"])
+            emitted, _ = ngram_replay(row["prompt_token_ids"], row["generated_token_ids"], 20, 3, 7)
+            shared = min(len(recorded), len(emitted))
+            equal += int((recorded[:shared] == emitted[:shared]).sum())
+            positions += shared
+    assert equal / positions >= 0.995
+
+
+def scripts_of(method: Method, config: dict[str, object], kind: str, temperature: float, requests: int) -> list[Script]:
+    proposer = Proposer(method, config, H100, seed=7)
+    return [proposer.script([1], list(range(400)), temperature, kind) for _ in range(requests)]
+
+
+def tokens_per_step(script: Script) -> float:
+    position, steps = 1, 0
+    while position < script.output_tokens:
+        position += int(script.emitted[position])
+        steps += 1
+    return (script.output_tokens - 1) / steps
+
+
+MODEL_BASED = [
+    Method.EAGLE,
+    Method.EAGLE3,
+    Method.DRAFT_MODEL,
+    Method.MTP,
+    Method.MEDUSA,
+    Method.MLP_SPECULATOR,
+    Method.DFLASH,
+    Method.DSPARK,
+    Method.CUSTOM_CLASS,
+]
+
+
+@pytest.mark.parametrize("method", MODEL_BASED)
+def test_model_based_scripts_are_within_bounds(method: Method) -> None:
+    for script in scripts_of(method, {"num_speculative_tokens": 4}, "chat", 0.0, 5):
+        assert (script.emitted[0], script.drafted[0]) == (1, 0)
+        assert (script.drafted[1:] == 4).all()
+        assert (script.emitted >= 1).all()
+        assert (script.emitted <= np.minimum(5, 400 - np.arange(400))).all()
+        assert script.emitted[1:].max() > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "measured"),
+    # SpecDecode-Bench, EAGLE-3, Llama-3.1-8B: tokens per step of the requests that the calibration was not fitted on
+    [
+        ("chat", 1, 1.640),
+        ("chat", 3, 2.235),
+        ("chat", 5, 2.468),
+        ("code", 1, 1.762),
+        ("code", 3, 2.694),
+        ("code", 5, 3.158),
+        ("math", 3, 2.408),
+        ("summarization", 3, 2.321),
+    ],
+)
+def test_eagle3_emits_what_was_measured(kind: str, k: int, measured: float) -> None:
+    scripts = scripts_of(Method.EAGLE3, {"num_speculative_tokens": k}, kind, 0.0, 300)
+    steps = sum((script.output_tokens - 1) / tokens_per_step(script) for script in scripts)
+    assert sum(script.output_tokens - 1 for script in scripts) / steps == pytest.approx(measured, rel=0.06)
+
+
+def test_requests_spread_as_the_calibration_says() -> None:
+    lengths = [
+        tokens_per_step(script) for script in scripts_of(Method.EAGLE3, {"num_speculative_tokens": 5}, "code", 0, 300)
+    ]
+    assert np.std(lengths) == pytest.approx(0.65, abs=0.15)
+
+
+def test_acceptance_falls_with_temperature() -> None:
+    means = [
+        np.mean(
+            [
+                tokens_per_step(script)
+                for script in scripts_of(Method.EAGLE3, {"num_speculative_tokens": 3}, "chat", t, 50)
+            ]
+        )
+        for t in (0.0, 0.4, 0.8, 1.0)
+    ]
+    assert means == sorted(means, reverse=True)
+    assert means[0] - means[-1] > 0.4
+
+
+def test_what_is_truncated_is_still_consistent() -> None:
+    """A step that starts one token on emits one token less, as long as its draft is not refused earlier."""
+    script = scripts_of(Method.EAGLE3, {"num_speculative_tokens": 5}, "chat", 0.0, 1)[0]
+    ahead, here = script.emitted[2:], script.emitted[1:-1]
+    agree = (ahead == here - 1)[(here > 1) & (here <= 5)]
+    assert agree.mean() > 0.7
+
+
+def test_seeds_decide_model_based_draws() -> None:
+    config = {"num_speculative_tokens": 3}
+    same = [Proposer(Method.EAGLE, config, H100, seed).script([1], list(range(99)), 0.0, "chat") for seed in (1, 1, 2)]
+    assert (same[0].emitted == same[1].emitted).all()
+    assert (same[0].emitted != same[2].emitted).any()
+
+
+def test_baseline_and_ngram_scripts() -> None:
+    plain = Proposer(Method.BASELINE, None, H100).script([1, 2], [3, 4, 5], 1.0, "chat")
+    assert plain.emitted.tolist() == [1, 1, 1]
+    assert plain.drafted.tolist() == [0, 0, 0]
+    config = {"num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    text = [1, 2, 3, 4, 5, 6]
+    ngram = Proposer(Method.NGRAM, config, H100).script(text, text, 0.0, "chat")
+    assert ngram.emitted.tolist() == [1, 1, 4, 3, 2, 1]
+    limited = Proposer(Method.NGRAM, config, H100, max_model_len=9).script(text, text, 0.0, "chat")
+    assert limited.drafted.tolist() == [0, 0, 1, 0, 0, 0]
+
+
+def test_suffix_proposers_remember_across_requests() -> None:
+    proposer = Proposer(Method.SUFFIX, {}, H100)
+    answer = list(range(100, 160))
+    first = proposer.script([1, 2, 3], answer, 0.0, "chat")
+    second = proposer.script([7, 8, 9], answer, 0.0, "chat")
+    assert first.emitted.max() == 1
+    assert tokens_per_step(second) > 3
+
+
+def test_scripts_carry_the_blocks_of_prompt_and_answer() -> None:
+    script = Proposer(Method.BASELINE, None, H100).script(list(range(20)), list(range(20)), 0.0, "chat")
+    assert script.prefix_blocks == block_hashes([*range(20), *range(20)])
+    assert len(script.prefix_blocks) == 2
+
+
+def test_block_hashes_stand_for_all_that_precedes() -> None:
+    first, other = list(range(32)), [99, *range(1, 32)]
+    assert block_hashes(first)[0] != block_hashes(other)[0]
+    assert block_hashes(first)[1] != block_hashes(other)[1]
+    assert block_hashes(first[:31]) == block_hashes(first)[:1]
+    assert block_hashes([]) == ()
+
+
+def test_unfit_scripts_and_configurations_are_refused() -> None:
+    with pytest.raises(ValueError, match="one entry for each"):
+        Script(1, 3, *plain_steps(2))
+    with pytest.raises(ValueError, match="at least one"):
+        Script(0, 1, *plain_steps(1))
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
+        Proposer(Method.EAGLE, {}, H100)

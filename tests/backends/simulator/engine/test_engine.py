@@ -1,0 +1,409 @@
+"""The engine: its scheduler, its memory, its clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.calibration.calibration import Drafting, StepTime, load_calibration
+from backends.calibration.parameters import EngineParameters, k_by_batch
+from backends.drafting.script import Script, block_hashes, plain_steps
+from backends.simulator.engine.engine import Engine, Step
+from backends.simulator.engine.virtual_time import run_closed_loop, run_virtual
+from backends.speculation import Method
+
+STEP = StepTime(
+    base_s=5e-3,
+    knee_tokens=100,
+    per_token_below_knee_s=1e-6,
+    per_token_above_knee_s=2e-5,
+    per_context_token_s=4e-8,
+    overhead_s=1e-3,
+    speculation_overhead_s=5e-4,
+    source="made up",
+)
+DRAFTING = Drafting(
+    base_s=1e-4, per_pass_s=6e-4, per_request_s=1e-6, per_context_token_s=1e-9, verify_share=0.01, source="made up"
+)
+PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
+
+
+def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
+    return Script(prompt, output, *plain_steps(output), blocks)
+
+
+def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
+    """A request whose every step drafts k and emits `emitted`, as far as there is something left."""
+    tokens = np.minimum(emitted, output - np.arange(output)).astype(np.int32)
+    drafted = np.full(output, k, np.int32)
+    tokens[0], drafted[0] = 1, 0
+    return Script(prompt, output, tokens, drafted)
+
+
+def drain(engine: Engine) -> list[Step]:
+    now_s, steps = 0.0, []
+    while (step := engine.step(now_s)) is not None:
+        now_s += step.duration_s
+        steps.append(step)
+    return steps
+
+
+def totals(steps: list[Step]) -> dict[int, int]:
+    given_out: dict[int, int] = {}
+    for step in steps:
+        for emission in step.emissions:
+            given_out[emission.request_id] = given_out.get(emission.request_id, 0) + emission.tokens
+    return given_out
+
+
+def test_idle_engine_has_no_step() -> None:
+    assert Engine(PLAIN).step(0.0) is None
+
+
+def test_step_times_follow_the_formula() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(plain(150, 3), 0.0)
+    prefill, first, second = drain(engine)
+    assert prefill.duration_s == pytest.approx(5e-3 + 100e-6 + 50 * 2e-5 + 1e-3)
+    assert first.duration_s == pytest.approx(5e-3 + 1e-6 + 150 * 4e-8 + 1e-3)
+    assert second.duration_s == pytest.approx(5e-3 + 1e-6 + 151 * 4e-8 + 1e-3)
+
+
+def test_drafting_adds_its_passes_and_its_share_of_the_verification() -> None:
+    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=3))
+    engine.submit(steady(10, 9, 3, 4), 0.0)
+    _prefill, step, *_ = drain(engine)
+    verify_s = 5e-3 + 4e-6 + 10 * 4e-8
+    passes_s = 3 * (6e-4 + 1e-6 + 10 * 1e-9)
+    assert step.duration_s == pytest.approx(verify_s + 1e-3 + 5e-4 + 1e-4 + passes_s + 0.01 * verify_s)
+    assert (step.batch_tokens, step.context_tokens, step.k) == (4, 10, 3)
+
+
+def test_drafting_in_parallel_takes_one_pass() -> None:
+    chained = replace(PLAIN, drafting=DRAFTING, k=4)
+    parallel = replace(chained, drafting=DRAFTING.model_copy(update={"parallel": True}))
+    difference_s = chained.draft_s(4, 2, 100, 5e-3) - parallel.draft_s(4, 2, 100, 5e-3)
+    assert difference_s == pytest.approx(3 * (6e-4 + 2e-6 + 1e-7))
+
+
+def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
+    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=3))
+    request = engine.submit(steady(10, 10, 3, 3), 0.0)
+    steps = drain(engine)
+    assert [emission.tokens for step in steps for emission in step.emissions] == [1, 3, 3, 3]
+    assert [emission.first for step in steps for emission in step.emissions] == [True, False, False, False]
+    assert [emission.finished for step in steps for emission in step.emissions] == [False, False, False, True]
+    assert totals(steps) == {request: 10}
+    counters = engine.counters
+    assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (3, 9, 6)
+    assert counters.accepted_at.tolist() == [3, 3, 0]
+
+
+def test_long_prompts_are_computed_in_chunks_beside_decoding() -> None:
+    engine = Engine(replace(PLAIN, max_num_batched_tokens=64))
+    short = engine.submit(plain(10, 20), 0.0)
+    assert engine.step(0.0) is not None
+    long = engine.submit(plain(150, 2), 0.0)
+    steps = drain(engine)
+    assert [step.batch_tokens for step in steps[:3]] == [64, 64, 1 + 150 - 63 - 63]
+    assert [step.request_ids.tolist() for step in steps[:3]] == [[short], [short], [short, long]]
+
+
+def test_drafts_are_cut_to_the_token_budget() -> None:
+    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=7, max_num_batched_tokens=12))
+    for _ in range(3):
+        engine.submit(steady(4, 40, 7, 8), 0.0)
+    steps = drain(engine)
+    assert all(step.batch_tokens <= 12 for step in steps)
+    assert (steps[1].drafted + 1).tolist() == [8, 4]
+    assert set(totals(steps).values()) == {40}
+
+
+def test_no_more_requests_run_than_max_num_seqs() -> None:
+    engine = Engine(replace(PLAIN, max_num_seqs=3))
+    for _ in range(8):
+        engine.submit(plain(20, 5), 0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert (engine.running, engine.waiting, step.batch_requests) == (3, 5, 3)
+    assert sorted(totals([step, *drain(engine)]).values()) == [5] * 8
+
+
+def test_admission_is_in_order_of_arrival() -> None:
+    engine = Engine(replace(PLAIN, max_num_seqs=2))
+    ids = [engine.submit(plain(20, 4), 0.0) for _ in range(6)]
+    admitted = [admission.request_id for step in drain(engine) for admission in step.admitted]
+    assert admitted == ids
+
+
+def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
+    engine = Engine(replace(PLAIN, kv_blocks=20))
+    ids = [engine.submit(plain(64, 120), 0.0) for _ in range(4)]
+    steps = drain(engine)
+    assert engine.counters.preemptions > 0
+    assert totals(steps) == dict.fromkeys(ids, 120)
+    order = [emission.request_id for step in steps for emission in step.emissions if emission.finished]
+    assert order[0] == ids[0], "the oldest is never preempted for a newer one"
+    assert engine.counters.prefix_queries == 4 * 64, "a request that returns is not a new query"
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    engine = Engine(replace(PLAIN, kv_blocks=10, max_model_len=400))
+    with pytest.raises(ValueError, match="max_model_len 400"):
+        engine.submit(plain(300, 101), 0.0)
+    with pytest.raises(ValueError, match="10 blocks"):
+        engine.submit(plain(100, 61), 0.0)
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    head = list(range(64))
+    engine = Engine(PLAIN)
+    engine.submit(plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
+    drain(engine)
+    second = engine.submit(plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert step.admitted == ((second, 64),)
+    assert step.batch_tokens == 16
+    assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (160, 64)
+
+
+def test_the_last_prompt_token_is_computed_even_if_all_is_cached() -> None:
+    blocks = block_hashes(list(range(64)))
+    engine = Engine(PLAIN)
+    engine.submit(plain(64, 2, blocks), 0.0)
+    drain(engine)
+    engine.submit(plain(64, 2, blocks), 0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert (step.admitted[0].cached_tokens, step.batch_tokens) == (48, 16)
+
+
+def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
+    turn = list(range(96))  # 40 of the prompt, 56 of the answer, of which the last is never computed
+    engine = Engine(PLAIN)
+    engine.submit(plain(40, 56, block_hashes(turn)), 0.0)
+    drain(engine)
+    engine.submit(plain(120, 2, block_hashes([*turn, *range(500, 526)])), 0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert step.admitted[0].cached_tokens == 80
+
+
+def test_requests_that_share_a_prefix_at_once_share_its_blocks() -> None:
+    blocks = block_hashes(list(range(160)))
+    engine = Engine(replace(PLAIN, kv_blocks=100))
+    for _ in range(4):
+        engine.submit(plain(161, 4, blocks), 0.0)
+        engine.step(0.0)
+    assert engine.kv_usage == pytest.approx((10 + 4) / 100)
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    prompts = [block_hashes([tag, *range(63)]) for tag in (1000, 2000, 3000)]
+    engine = Engine(replace(PLAIN, kv_blocks=9))
+    for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # 4 blocks each to remember, and one more to run
+        engine.submit(plain(65, 2, blocks), 0.0)
+        drain(engine)
+    hits = engine.counters.prefix_hits
+    engine.submit(plain(65, 2, prompts[0]), 0.0)
+    drain(engine)
+    assert engine.counters.prefix_hits - hits == 64
+    hits = engine.counters.prefix_hits
+    engine.submit(plain(65, 2, prompts[1]), 0.0)
+    drain(engine)
+    assert engine.counters.prefix_hits == hits
+
+
+def test_prefix_caching_can_be_off() -> None:
+    blocks = block_hashes(list(range(64)))
+    engine = Engine(replace(PLAIN, prefix_caching=False))
+    for _ in range(2):
+        engine.submit(plain(65, 2, blocks), 0.0)
+        drain(engine)
+    assert engine.counters.prefix_hits == 0
+
+
+def test_cancelled_requests_free_what_they_hold_at_once() -> None:
+    engine = Engine(replace(PLAIN, max_num_seqs=2))
+    ids = [engine.submit(plain(50, 50), 0.0) for _ in range(3)]
+    engine.step(0.0)
+    used = engine.kv_usage
+    engine.cancel(ids[0])
+    assert (engine.running, engine.waiting) == (1, 1)
+    assert engine.kv_usage == pytest.approx(used / 2)
+    engine.cancel(ids[2])
+    assert engine.waiting == 0
+    engine.cancel(ids[0])
+    engine.cancel(12345)
+    assert totals(drain(engine)) == {ids[1]: 49}
+    assert engine.kv_usage == 0
+
+
+def test_finished_requests_count_as_running_until_their_step_has_ended() -> None:
+    engine = Engine(PLAIN)
+    engine.submit(plain(10, 1), 0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert step.finished.tolist() == [True]
+    assert engine.running == 1
+    assert engine.step(step.duration_s) is None
+    assert (engine.running, engine.kv_usage, engine.counters.finished) == (0, 0, 1)
+
+
+def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
+    schedule = k_by_batch([[1, 1, 4], [2, 4, 2], [5, 16, 0]], 4)
+    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule))
+    sizes = {1: 4, 2: 2, 4: 2, 5: 0, 20: 0}
+    for batch, k in sizes.items():
+        for _ in range(batch):
+            engine.submit(steady(10, 30, 4, 5), 0.0)
+        engine.step(0.0)
+        step = engine.step(0.0)
+        assert step is not None
+        assert step.k == k
+        assert (step.drafted.max(), step.tokens.max()) == (k, k + 1)
+        drain(engine)
+
+
+def test_schedules_are_expanded_as_vllm_does() -> None:
+    assert k_by_batch([[1, 2, 3], [5, 6, 1]], 4) == (4, 3, 3, 3, 3, 1, 1)
+    assert k_by_batch([[3, 3, 9], [1, 2, 2]], 4) == (4, 2, 2, 4)
+    for wrong in ([[2, 3, 1]], [[1, 4, 2], [4, 5, 1]], [[1, 0, 1]], [[1, 2]], [[1, 2, -1]]):
+        with pytest.raises(ValueError, match="schedule"):
+            k_by_batch(wrong, 4)
+
+
+def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
+    calibration = load_calibration("llama-3.1-8b-h100")
+    config = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 9, 1]]}
+    parameters = EngineParameters.of(calibration, Method.EAGLE, config, max_num_seqs=64)
+    assert parameters.k_by_batch == (3, *[3] * 8, 1)
+    assert parameters.max_num_seqs == 64
+    assert parameters.max_num_batched_tokens == calibration.scheduler.max_num_batched_tokens
+    assert parameters.kv_blocks < EngineParameters.of(calibration, Method.BASELINE).kv_blocks
+    assert EngineParameters.of(calibration, Method.SUFFIX).k == 24
+    pard = EngineParameters.of(
+        calibration, Method.DRAFT_MODEL, {"num_speculative_tokens": 5, "parallel_drafting": True}
+    )
+    assert pard.drafting.parallel
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
+        EngineParameters.of(calibration, Method.EAGLE3, {})
+
+
+def test_an_open_loop_waits_for_nobody() -> None:
+    script = plain(10, 3)
+    timeline = run_virtual(Engine(PLAIN), [(5.0, script), (5.001, script), (9.0, script)])
+    alone_s = timeline.e2e_s[2]
+    assert timeline.arrived_s.tolist() == [5.0, 5.001, 9.0]
+    assert timeline.ttft_s[1] > timeline.ttft_s[0], "it came while a step was under way"
+    assert alone_s == pytest.approx(3 * 6e-3 + (10 + 1 + 1) * 1e-6 + (10 + 11) * 4e-8)
+    assert timeline.tpot_s[2] == pytest.approx((alone_s - timeline.ttft_s[2]) / 2)
+    assert timeline.duration_s == pytest.approx(4.0 + alone_s)
+
+
+def test_an_open_loop_refuses_arrivals_that_run_backwards() -> None:
+    with pytest.raises(ValueError, match="backwards"):
+        run_virtual(Engine(PLAIN), [(1.0, plain(1, 1)), (0.5, plain(1, 1))])
+
+
+def test_a_closed_loop_keeps_its_concurrency() -> None:
+    engine = Engine(PLAIN)
+    timeline = run_closed_loop(engine, [plain(10, 20)] * 40, 8)
+    assert len(timeline.e2e_s) == 40
+    assert not np.isnan(timeline.e2e_s).any()
+    assert timeline.tokens_per_s == pytest.approx(8 / 6e-3, rel=0.1)
+    with pytest.raises(ValueError, match="at least one client"):
+        run_closed_loop(engine, [], 0)
+
+
+def test_empty_loops_end() -> None:
+    assert len(run_virtual(Engine(PLAIN), []).e2e_s) == 0
+    assert run_closed_loop(Engine(PLAIN), [], 4).tokens_per_s == 0.0
+
+
+@st.composite
+def scripts(draw: st.DrawFn, k: int) -> Script:
+    prompt, output = draw(st.integers(1, 90)), draw(st.integers(1, 60))
+    seed = draw(st.integers(0, 2**16))
+    rng = np.random.default_rng(seed)
+    emitted = np.minimum(rng.integers(1, k + 2, output), output - np.arange(output)).astype(np.int32)
+    drafted = np.maximum(emitted - 1, rng.integers(0, k + 1, output)).astype(np.int32)
+    emitted[0], drafted[0] = 1, 0
+    tokens = [draw(st.integers(0, 2)), *range(prompt + output - 1)]  # one of three prefixes
+    return Script(prompt, output, emitted, drafted, block_hashes(tokens) if draw(st.booleans()) else ())
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Script]]]:
+    k = draw(st.integers(0, 5))
+    parameters = replace(
+        PLAIN,
+        drafting=DRAFTING,
+        k=k,
+        k_by_batch=k_by_batch([[1, 2, k], [3, 5, 1]], k) if k and draw(st.booleans()) else (),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.integers(1, 80)),
+        kv_blocks=draw(st.integers(10, 40)),
+        prefix_caching=draw(st.booleans()),
+    )
+    gaps = draw(st.lists(st.floats(0, 0.1), min_size=1, max_size=12))
+    times = np.cumsum(gaps).tolist()
+    return parameters, [(time_s, draw(scripts(k))) for time_s in times]
+
+
+@given(workloads())
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_is_served_whole_and_within_bounds(
+    workload: tuple[EngineParameters, list[tuple[float, Script]]],
+) -> None:
+    parameters, arrivals = workload
+    engine = Engine(parameters)
+    now_s, steps, expected = 0.0, list[Step](), dict[int, int]()
+    pending = list(arrivals)
+    while True:
+        while pending and pending[0][0] <= now_s:
+            arrived_s, script = pending.pop(0)
+            expected[engine.submit(script, arrived_s)] = script.output_tokens
+        step = engine.step(now_s)
+        assert 0 <= engine.kv_usage <= 1
+        assert engine.running <= parameters.max_num_seqs
+        if step is None:
+            if not pending:
+                break
+            now_s = pending[0][0]
+            continue
+        assert step.duration_s > 0
+        assert step.batch_tokens <= parameters.max_num_batched_tokens
+        assert step.batch_tokens >= 1, "a step that computes nothing would be taken for ever"
+        assert (step.tokens >= 1).all()
+        assert (step.tokens <= step.drafted + 1).all()
+        assert (step.drafted <= step.k).all()
+        now_s += step.duration_s
+        steps.append(step)
+    assert totals(steps) == expected
+    assert (engine.running, engine.waiting, engine.kv_usage) == (0, 0, 0)
+    counters = engine.counters
+    assert counters.generation_tokens == sum(expected.values())
+    assert counters.finished == len(expected)
+    assert counters.accepted_at.sum() == counters.accepted_tokens
+    assert all(later <= earlier for earlier, later in pairwise(counters.accepted_at.tolist()))
+
+
+@given(workloads())
+@settings(max_examples=40, deadline=None)
+def test_virtual_time_agrees_with_stepping_by_hand(
+    workload: tuple[EngineParameters, list[tuple[float, Script]]],
+) -> None:
+    parameters, arrivals = workload
+    timeline = run_virtual(Engine(parameters), arrivals)
+    assert (timeline.ttft_s > 0).all()
+    assert (timeline.e2e_s >= timeline.ttft_s).all()
+    assert timeline.output_tokens.tolist() == [script.output_tokens for _, script in arrivals]
+    ends = timeline.arrived_s + timeline.e2e_s
+    assert timeline.duration_s == pytest.approx(ends.max() - timeline.arrived_s[0])

@@ -1,0 +1,354 @@
+"""The fleet: held against the engine step by step, and its draws against those for whole requests."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import astuple, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.calibration.calibration import (
+    Calibration,
+    Drafting,
+    Kind,
+    Progress,
+    StepTime,
+    calibration_names,
+    load_calibration,
+)
+from backends.calibration.lookup_shares import lookup_shares
+from backends.calibration.parameters import EngineParameters, k_by_batch
+from backends.drafting.script import Script, block_hashes, plain_steps
+from backends.simulator.drafting.acceptance import model_based_replay
+from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.state import REPLICA
+from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
+from backends.speculation import Method
+
+H100 = load_calibration("llama-3.1-8b-h100")
+STEP = StepTime(
+    base_s=5e-3,
+    knee_tokens=20,
+    per_token_below_knee_s=1e-6,
+    per_token_above_knee_s=2e-5,
+    per_context_token_s=4e-8,
+    overhead_s=1e-3,
+    speculation_overhead_s=5e-4,
+    source="made up",
+)
+DRAFTING = Drafting(
+    base_s=1e-4, per_pass_s=6e-4, per_request_s=1e-6, per_context_token_s=1e-9, verify_share=0.01, source="made up"
+)
+PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
+EAGLE = {"num_speculative_tokens": 3}
+NGRAM = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
+Arrivals = list[tuple[float, Script]]
+
+
+def replica(parameters: EngineParameters | None = None, name: str = "a") -> Replica:
+    return Replica(name, H100, Method.BASELINE, parameters=parameters)
+
+
+def one(method: Method, config: dict[str, Any], calibration: Calibration = H100, seed: int = 0) -> Fleet:
+    return Fleet([Replica("a", calibration, method, config)], seed)
+
+
+def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
+    return Script(prompt, output, *plain_steps(output), blocks)
+
+
+@st.composite
+def scripts(draw: st.DrawFn, k: int) -> Script:
+    prompt, output = draw(st.integers(1, 90)), draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    emitted = np.minimum(rng.integers(1, k + 2, output), output - np.arange(output)).astype(np.int32)
+    drafted = np.maximum(emitted - 1, rng.integers(0, k + 1, output)).astype(np.int32)
+    emitted[0], drafted[0] = 1, 0
+    head = draw(st.integers(0, 100))  # tokens it shares with the others of its prefix
+    tokens = [draw(st.integers(0, 2)), *range(head), *rng.integers(1000, 9000, max(0, prompt + output - head)).tolist()]
+    return Script(prompt, output, emitted, drafted, block_hashes(tokens) if draw(st.booleans()) else ())
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[EngineParameters, Arrivals]:
+    k = draw(st.integers(0, 5))
+    parameters = replace(
+        PLAIN,
+        drafting=DRAFTING.model_copy(update={"parallel": draw(st.booleans())}),
+        k=k,
+        k_by_batch=k_by_batch([[1, 2, k], [3, 5, 1]], k) if k and draw(st.booleans()) else (),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.integers(1, 80)),
+        kv_blocks=draw(st.integers(10, 40)),
+        prefix_caching=draw(st.booleans()),
+    )
+    gaps = draw(st.lists(st.floats(0, 0.1), min_size=1, max_size=12))
+    return parameters, [(time_s, draw(scripts(k))) for time_s in np.cumsum(gaps).tolist()]
+
+
+def play_both(parameters: EngineParameters, arrivals: Arrivals) -> list[Completion]:
+    """Play a trace on the engine and on the fleet and compare them after every step, to the last bit."""
+    engine, seen = Engine(parameters), replica(parameters)
+    fleet = Fleet([seen])
+    pending, now_s = list(arrivals), 0.0
+    first, last = dict[int, float](), dict[int, float]()
+    completions = list[Completion]()
+    while True:
+        while pending and pending[0][0] <= now_s:
+            arrived_s, script = pending.pop(0)
+            assert engine.submit(script, arrived_s) == fleet.submit_script(0, script, arrived_s)
+        step = engine.step(now_s)
+        completions += fleet.advance(np.nextafter(now_s, math.inf))
+        load = seen.report(now_s)
+        assert (load.running, load.waiting, load.kv_usage) == (engine.running, engine.waiting, engine.kv_usage)
+        ours, theirs = fleet.counters(0), engine.counters
+        assert [astuple(ours)[1:], ours.accepted_at.tolist()] == [astuple(theirs)[1:], theirs.accepted_at.tolist()]
+        if step is None:
+            if not pending:
+                break
+            now_s = pending[0][0]
+            continue
+        now_s += step.duration_s
+        first |= dict.fromkeys(step.request_ids[step.sent == step.tokens].tolist(), now_s)
+        last |= dict.fromkeys(step.request_ids[step.finished].tolist(), now_s)
+    assert {done.request_id: done.first_s for done in completions} == first
+    assert {done.request_id: done.ended_s for done in completions} == last
+    assert seen.in_flight == seen.tokens_in_flight == 0
+    return completions
+
+
+@given(workloads())
+@settings(max_examples=250, deadline=None)
+def test_it_steps_as_the_engine_does(workload: tuple[EngineParameters, Arrivals]) -> None:
+    play_both(*workload)
+
+
+def test_it_preempts_and_evicts_as_the_engine_does() -> None:
+    rng = np.random.default_rng(5)
+    parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)
+    arrivals: Arrivals = []
+    for number in range(400):
+        output = int(rng.integers(1, 150))
+        head = int(rng.integers(0, 20)) * 16
+        tokens = [int(rng.integers(0, 4)), *range(head), *rng.integers(10**6, 10**7, 200 + output).tolist()]
+        emitted = np.minimum(rng.integers(1, 5, output), output - np.arange(output)).astype(np.int32)
+        script = Script(
+            head + 100, output, emitted, np.full(output, 3, np.int32), block_hashes(tokens[: head + 100 + output])
+        )
+        arrivals.append((number * 0.05, script))
+    completions = play_both(parameters, arrivals)
+    assert len(completions) == 400
+    assert sum(done.preemptions for done in completions) > 20
+    assert sum(done.cached_tokens for done in completions) > 1000
+
+
+def test_prompts_that_are_cached_in_full_are_as_with_the_engine() -> None:
+    blocks = block_hashes(list(range(80)))
+    parameters = replace(PLAIN, kv_blocks=12, max_num_batched_tokens=50)
+    arrivals = [(0.1 * number, plain(64, 40, blocks)) for number in range(4)]
+    assert [done.cached_tokens for done in play_both(parameters, arrivals)] == [0, 48, 48, 48]
+
+
+@pytest.mark.parametrize("name", calibration_names())
+@pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
+def test_with_every_calibration_it_steps_as_the_engine_does(name: str, method: Method) -> None:
+    config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
+    parameters = EngineParameters.of(load_calibration(name), method, config)
+    rng = np.random.default_rng(1)
+    arrivals: Arrivals = []
+    most = min(3000, parameters.max_model_len - 80)
+    for number in range(60):
+        output = int(rng.integers(1, 80))
+        emitted = np.minimum(rng.integers(1, parameters.k + 2, output), output - np.arange(output)).astype(np.int32)
+        drafted = np.full(output, parameters.k, np.int32)
+        arrivals.append((number * 0.01, Script(int(rng.integers(1, most)), output, emitted, drafted)))
+    play_both(parameters, arrivals)
+
+
+def test_it_knows_all_that_a_step_takes_time_for() -> None:
+    known = set(REPLICA.names or ())
+    assert {name for name in StepTime.model_fields if name != "source"} <= known
+    drafting = {name for name in Drafting.model_fields if name not in ("source", "parallel")}
+    assert {f"draft_{name}" for name in drafting} | {"parallel"} <= known
+    elsewhere = {"step", "drafting", "k_by_batch", "max_model_len"}  # groups, the schedule, and a check at submission
+    assert {field.name for field in fields(EngineParameters)} - elsewhere <= known
+
+
+@pytest.mark.parametrize(
+    ("method", "config"), [(Method.EAGLE3, EAGLE), (Method.NGRAM, NGRAM), (Method.SUFFIX, {}), (Method.BASELINE, {})]
+)
+def test_steps_drawn_when_needed_are_those_of_the_script(method: Method, config: dict[str, Any]) -> None:
+    lengths = [(50, 300), (4000, 40), (1, 1), (200, 800), (16, 2)] * 8
+    drawn = one(method, config, seed=11)
+    written = one(method, config, seed=11)
+    counted = []
+    for number, (prompt, output) in enumerate(lengths):
+        counted.append(drawn.next_steps(0, output, "code", 0.3))
+        assert drawn.submit(0, prompt, output, 0.01 * number, kind="code", temperature=0.3) == number
+        script = drawn.script(number, 0, output, "code", 0.3)
+        written.submit_script(0, replace(script, prompt_tokens=prompt), 0.01 * number)
+    ours, theirs = drawn.advance(math.inf), written.advance(math.inf)
+    assert ours == theirs
+    assert len(ours) == len(lengths)
+    assert {done.output_tokens for done in ours} == {output for _, output in lengths}
+    assert [done.steps for done in sorted(ours)] == counted
+
+
+@pytest.mark.parametrize(
+    "progress", [None, Progress(output_tokens=(20, 60, 150), logit_shifts=(-0.5, 0.9, 0.2), source="made up")]
+)
+def test_draws_of_a_model_are_those_of_whole_requests(progress: Progress | None) -> None:
+    entry = H100.methods[Method.EAGLE3]
+    chat = entry.acceptance[Kind.CHAT].model_copy(update={"progress": progress})
+    entry = entry.model_copy(update={"acceptance": {Kind.CHAT: chat}})
+    calibration = H100.model_copy(update={"methods": H100.methods | {Method.EAGLE3: entry}})
+    fleet = one(Method.EAGLE3, {"num_speculative_tokens": 5}, calibration, seed=3)
+    rng = np.random.default_rng(0)
+    ours = np.array([fleet.script(number, 0, 200, "chat", 0.6).emitted[1:195] for number in range(3000)])
+    theirs = np.array(
+        [model_based_replay(rng, calibration, Method.EAGLE3, 5, 0.6, "chat", 200)[0] for _ in range(3000)]
+    )
+    theirs = theirs[:, 1:195]
+    for part in (slice(0, 40), slice(40, 100), slice(100, 194)):
+        for tokens in range(1, 7):
+            share = np.mean(ours[:, part] == tokens)
+            assert share == pytest.approx(np.mean(theirs[:, part] == tokens), abs=0.01)
+    assert ours.mean(axis=1).std() == pytest.approx(theirs.mean(axis=1).std(), rel=0.08)
+
+
+def test_draws_of_a_lookup_have_its_shares() -> None:
+    fleet = one(Method.NGRAM, NGRAM, seed=3)
+    scripts = [fleet.script(number, 0, 200, "chat", 0.0) for number in range(4000)]
+    shares = lookup_shares(Method.NGRAM, "chat", 5, 4, 4)
+    odds = np.exp(shares.request_spread * np.random.default_rng(0).standard_normal(200_000))
+    emitted = np.array([script.emitted[1:190] for script in scripts])
+    drafted = np.array([script.drafted[1:190] for script in scripts])
+    assert (emitted <= drafted + 1).all()
+    for position in range(1, 6):
+        for seen, share in ((drafted >= position, shares.drafted), (emitted > position, shares.accepted)):
+            at = share[position - 1]
+            of_requests = odds * at / (1 - at + odds * at)
+            assert seen.mean() == pytest.approx(of_requests.mean(), rel=0.06)
+            assert seen.mean(axis=1).std() == pytest.approx(of_requests.std(), rel=0.12)
+
+
+def test_lookups_are_known_for_every_k_and_kind_and_never_accept_more_than_they_draft() -> None:
+    for method, bounds in ((Method.NGRAM, (2, 4)), (Method.NGRAM, (1, 9)), (Method.SUFFIX, (0, 0))):
+        for kind in ("chat", "code", "rag", "reasoning", "no such kind"):
+            for k in (1, 2, 5, 24, 40):
+                shares = lookup_shares(method, kind, k, *bounds)
+                assert len(shares.drafted) == len(shares.accepted) == k
+                assert all(
+                    accepted <= drafted for drafted, accepted in zip(shares.drafted, shares.accepted, strict=True)
+                )
+                assert list(shares.accepted) == sorted(shares.accepted, reverse=True)
+
+
+def test_a_request_draws_the_same_wherever_it_goes() -> None:
+    def steps(order: list[int]) -> dict[int, int]:
+        fleet = Fleet([Replica(str(number), H100, Method.EAGLE3, EAGLE) for number in range(3)], seed=9)
+        for number, chosen in enumerate(order):
+            fleet.submit(chosen, 100, 250, 0.1 * number)
+        return {done.request_id: done.steps for done in fleet.advance(math.inf)}
+
+    assert steps([0, 1, 2, 0, 1, 2]) == steps([0, 0, 0, 0, 1, 2])
+    assert len(set(steps([0, 1, 2, 0, 1, 2]).values())) > 1
+
+
+def test_what_runs_at_the_time_asked_for_is_not_yet_complete() -> None:
+    seen = replica(PLAIN)
+    fleet = Fleet([seen])
+    fleet.submit(0, 10, 3, 0.0)
+    assert fleet.advance(0.001) == []
+    assert (seen.report(0.001).running, seen.in_flight, seen.tokens_in_flight) == (1, 1, 11)
+    ended_s = 3 * 6e-3 + (10 + 1 + 1) * 1e-6 + (10 + 11) * 4e-8
+    assert fleet.advance(ended_s - 1e-9) == []
+    (done,) = fleet.advance(ended_s + 1e-9)
+    assert done.e2e_s == pytest.approx(ended_s)
+    assert done.tokens_per_step == 1.0
+    assert (seen.report(1.0).running, seen.in_flight) == (0, 0)
+    assert seen.busy_s == pytest.approx(ended_s)
+
+
+def test_requests_that_arrive_when_a_step_could_begin_share_it() -> None:
+    seen = replica(PLAIN)
+    fleet = Fleet([seen])
+    for _ in range(3):
+        fleet.submit(0, 10, 1, 2.0)
+        assert fleet.advance(2.0) == []
+    assert (seen.report(2.0).running, seen.load.waiting) == (0, 3)
+    assert {done.ended_s for done in fleet.advance(math.inf)} == {2.0 + 6e-3 + 30e-6 + 10 * (2e-5 - 1e-6)}
+
+
+def test_more_requests_than_it_began_with_find_room() -> None:
+    fleet = one(Method.BASELINE, {})
+    for _ in range(5000):
+        fleet.submit(0, 20, 3, 0.0)
+    completions = fleet.advance(math.inf)
+    assert sorted(done.request_id for done in completions) == list(range(5000))
+    assert [done.ended_s for done in completions] == sorted(done.ended_s for done in completions)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    fleet = Fleet([replica(replace(PLAIN, kv_blocks=10, max_model_len=400))])
+    with pytest.raises(ValueError, match="max_model_len 400"):
+        fleet.submit(0, 300, 101, 0.0)
+    with pytest.raises(ValueError, match="10 blocks"):
+        fleet.submit_script(0, plain(100, 61), 0.0)
+    with pytest.raises(ValueError, match="at least one"):
+        fleet.submit(0, 0, 1, 0.0)
+    with pytest.raises(ValueError, match="at least one replica"):
+        Fleet([])
+    assert fleet.replicas[0].in_flight == 0
+
+
+def test_load_is_what_was_last_reported() -> None:
+    seen = replica(PLAIN)
+    fleet = Fleet([seen], report_every_s=0.5)
+    fleet.submit(0, 10, 1000, 0.1)
+    fleet.submit(0, 10, 10, 0.1)
+    fleet.advance(0.11)
+    assert (seen.load.running, seen.load.at_s) == (0, 0.0)
+    fleet.advance(0.6)
+    assert (seen.load.running, seen.load.at_s) == (1, 0.5)
+    fleet.advance(60.0)
+    assert (seen.load.running, seen.load.at_s, seen.in_flight) == (0, 60.0, 0)
+
+
+def test_a_trace_on_a_fleet_is_one_on_each_of_its_engines() -> None:
+    rng = np.random.default_rng(2)
+    arrivals = [
+        Arrival(
+            float(time_s), int(rng.integers(1, 900)), int(rng.integers(1, 90)), prefix_blocks=tuple(range(7 * n % 5))
+        )
+        for n, time_s in enumerate(np.cumsum(rng.exponential(0.02, 120)))
+    ]
+    fleet = Fleet([Replica(str(number), H100, Method.BASELINE) for number in range(3)])
+    observed = list[Completion]()
+    timeline = run_fleet(fleet, arrivals, lambda arrival: arrival.output_tokens % 3, observed.append)
+    assert len(observed) == len(arrivals)
+    for number in range(3):
+        mine = [n for n, arrival in enumerate(arrivals) if arrival.output_tokens % 3 == number]
+        scripts = [(arrivals[n].arrived_s, plain(*arrivals[n][1:3], arrivals[n].prefix_blocks)) for n in mine]
+        alone = run_virtual(Engine(fleet.replicas[number].parameters), scripts)
+        assert timeline.ttft_s[mine].tolist() == alone.ttft_s.tolist()
+        assert timeline.e2e_s[mine].tolist() == alone.e2e_s.tolist()
+    assert timeline.tokens_per_s > 0
+
+
+def test_a_trace_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="backwards"):
+        run_fleet(Fleet([replica(PLAIN)]), [Arrival(1.0, 1, 1), Arrival(0.5, 1, 1)], lambda _: 0)
+
+
+def test_who_serves_in_real_time_loads_no_compiler() -> None:
+    serving = "import sys, backends.simulator.server.replica, backends.simulator.engine.virtual_time"
+    loaded = f"{serving}; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

@@ -1,0 +1,141 @@
+"""The simulated model writes the same for the same request, and copies where it is asked to."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from backends.calibration.calibration import Kind
+from backends.drafting.ngram import ngram_replay
+from backends.simulator.text import model as text
+from backends.simulator.text.model import Sampling, TargetModel, Writing
+from backends.simulator.text.tokenizer import END_OF_TURN
+
+GREEDY = Sampling(0.0)
+SOURCE = "\n".join(
+    f"def step_{index}(value, limit={index * 7}):\n    total = value * {index}\n    return min(total, limit)\n"
+    for index in range(12)
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    return text.load("a-model")
+
+
+def ask(model: TargetModel, question: str, sampling: Sampling = GREEDY, limit: int = 1000, **how: int) -> Writing:
+    return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), sampling, limit, **how)
+
+
+def said(model: TargetModel, writing: Writing) -> str:
+    return model.tokenizer.decode(writing.ids)
+
+
+def test_greedy_answers_are_the_same_every_time(model: TargetModel) -> None:
+    question = "Explain how iterators work."
+    assert ask(model, question) == ask(text.load("a-model"), question)
+    assert ask(model, question).ids != ask(text.load("another-model"), question).ids
+    assert ask(model, question).ids != ask(model, question + " Please.").ids
+
+
+def test_a_seed_repeats_a_sample(model: TargetModel) -> None:
+    question = "Explain how iterators work."
+    first = ask(model, question, Sampling(1.0, seed=7))
+    assert first == ask(model, question, Sampling(1.0, seed=7))
+    assert first.ids != ask(model, question, Sampling(1.0, seed=8)).ids
+    assert first.ids != ask(model, question, Sampling(1.0, seed=7, index=1)).ids
+    assert ask(model, question, Sampling(1.0)).ids != ask(model, question, Sampling(1.0)).ids
+
+
+def test_repeats_what_it_is_asked_to_repeat(model: TargetModel) -> None:
+    answer = ask(model, f"Repeat this code exactly:\n```python\n{SOURCE}\n```", limit=4000)
+    assert said(model, answer) == f"```python\n{SOURCE}\n```"
+    assert answer.stopped
+    assert answer.kind is Kind.CODE
+
+
+def test_edits_what_it_is_asked_to_fix(model: TargetModel) -> None:
+    answer = said(model, ask(model, f"Fix the bugs in this code:\n```python\n{SOURCE}\n```", limit=4000))
+    lines = SOURCE.splitlines()
+    kept = sum(line in answer for line in lines)
+    assert 0.5 * len(lines) < kept < len(lines)
+
+
+def test_temperature_makes_copies_worse(model: TargetModel) -> None:
+    question = f"Repeat this code exactly:\n```python\n{SOURCE}\n```"
+    lines = SOURCE.splitlines()
+
+    def kept(temperature: float) -> int:
+        answers = [said(model, ask(model, question, Sampling(temperature, seed=seed), 4000)) for seed in range(5)]
+        return sum(line in answer for answer in answers for line in lines)
+
+    assert kept(0.0) > kept(1.0) > kept(2.0)
+
+
+def test_ngram_drafts_find_much_in_a_copy_and_little_in_chat(model: TargetModel) -> None:
+    def tokens_per_step(question: str) -> float:
+        prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
+        ids = model.write(prompt, GREEDY, 400).ids
+        emitted, _ = ngram_replay(prompt, ids, 5, 2, 4)
+        position = steps = 0
+        while position < len(ids):
+            position += int(emitted[position])
+            steps += 1
+        return len(ids) / steps
+
+    copying = tokens_per_step(f"Repeat this code exactly:\n```python\n{SOURCE}\n```")
+    chatting = [tokens_per_step(f"Tell me about {topic}.") for topic in ("rivers", "music", "closures", "trains")]
+    assert copying > 4
+    assert 1.0 <= sum(chatting) / len(chatting) < 2
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        ("Hello, how are you?", Kind.CHAT),
+        ("Write a Python function that reverses a list.", Kind.CODE),
+        ("What is 17 * 23 + 4?", Kind.MATH),
+        ("Summarize the following article: " + "It rained again. " * 30, Kind.SUMMARIZATION),
+        ("Extract all names from this: Alice met Bob.", Kind.EXTRACTION),
+        ("Translate to French: The cat sat on the mat, and the dog looked on.", Kind.TRANSLATION),
+    ],
+)
+def test_kinds_are_told_from_the_words(model: TargetModel, question: str, kind: Kind) -> None:
+    assert ask(model, question).kind is kind
+
+
+def test_limits_hold(model: TargetModel) -> None:
+    cut = ask(model, "Hello there", limit=5)
+    assert len(cut.ids) == 5
+    assert not cut.stopped
+    assert END_OF_TURN not in cut.ids
+    whole = ask(model, "Hello there", limit=5000)
+    assert whole.stopped
+    assert whole.ids[-1] == END_OF_TURN
+    assert len(whole.ids) == len(whole.confidence)
+    longer = ask(model, "Hello there", limit=5000, minimum=len(whole.ids) + 100)
+    assert len(longer.ids) > len(whole.ids) + 100
+    endless = ask(model, "Hello there", limit=1500, endless=True)
+    assert len(endless.ids) == 1500
+    assert END_OF_TURN not in endless.ids
+
+
+@pytest.mark.parametrize("prompt", [[], [5], [0, 1, 2], list(range(256, 300))])
+def test_any_prompt_has_an_answer(model: TargetModel, prompt: list[int]) -> None:
+    answer = model.write(prompt, Sampling(0.8, seed=1), 50)
+    assert 1 <= len(answer.ids) <= 50
+    assert all(0 < share < 1 for share in answer.confidence)
+
+
+def test_writing_is_fast(model: TargetModel) -> None:
+    prompt = model.tokenizer.chat_prompt([{"role": "user", "content": "Explain closures at length."}])
+    model.write(prompt, GREEDY, 300, endless=True)
+    best_s = min(_timed(model, prompt) for _ in range(5))
+    assert best_s < 0.01, "300 tokens are a matter of a millisecond"
+
+
+def _timed(model: TargetModel, prompt: list[int]) -> float:
+    started = time.perf_counter()
+    model.write(prompt, GREEDY, 300, endless=True)
+    return time.perf_counter() - started

@@ -1,0 +1,92 @@
+"""Values made for a schema are valid under it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+from backends.simulator.text.structured import json_text, tool_call
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 3, "maxLength": 12},
+        "age": {"type": "integer", "minimum": 18, "maximum": 99},
+        "score": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "mood": {"enum": ["happy", "sad"]},
+        "kind": {"const": "person"},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 4},
+        "nick": {"type": ["string", "null"]},
+        "home": {"$ref": "#/$defs/place"},
+        "id": {"anyOf": [{"type": "null"}, {"type": "integer", "multipleOf": 5}]},
+        "extra": {"allOf": [{"type": "object", "properties": {"a": {"type": "boolean"}}}, {"required": ["a"]}]},
+    },
+    "required": ["name", "age", "home", "extra"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+}
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"label": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["label", "children"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "send_mail", "description": "Send an email", "parameters": PERSON}},
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "kelvin"]}},
+            },
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "array", "items": {"type": "integer"}}, {}])
+@pytest.mark.parametrize("said", ["", "Alice, 130 years old, lives in 'Paris' and is happy -3 times."])
+def test_values_are_valid(schema: dict[str, Any], said: str) -> None:
+    for seed in range(20):
+        made = json_text({"type": "json_schema", "json_schema": {"schema": schema}}, None, said, Random(seed))
+        assert made is not None
+        jsonschema.validate(orjson.loads(made), schema)
+
+
+def test_values_come_from_what_was_said() -> None:
+    made = json_text({"type": "json_schema", "json_schema": {"schema": PERSON}}, None, "I am 'Zoe', 41, sad", Random(0))
+    assert made is not None
+    person = orjson.loads(made)
+    assert (person["name"], person["age"], person["mood"]) == ("Zoe", 41, "sad")
+
+
+def test_other_ways_to_ask() -> None:
+    assert json_text(None, None, "", Random(0)) is None
+    assert json_text({"type": "text"}, None, "", Random(0)) is None
+    assert json_text(None, {"choice": ["yes", "no"]}, "no way", Random(0)) == "no"
+    for made in (
+        json_text({"type": "json_object"}, None, "", Random(0)),
+        json_text(None, {"json": orjson.dumps(TREE).decode()}, "", Random(0)),
+    ):
+        assert isinstance(orjson.loads(made or ""), dict)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_the_fitting_tool_is_called(choice: Any) -> None:
+    call = tool_call(TOOLS, choice, "How is the weather in Oslo in kelvin?", Random(0))
+    assert call is not None
+    assert call.name == "get_weather"
+    assert orjson.loads(call.text[call.start : call.end]) == {"city": "Oslo", "unit": "kelvin"}
+
+
+def test_auto_answers_in_words_where_no_tool_fits() -> None:
+    assert tool_call(TOOLS, "auto", "Tell me a joke", Random(0)) is None
+    assert tool_call(TOOLS, "required", "Tell me a joke", Random(0)) is not None
+    assert tool_call(TOOLS, {"type": "function", "function": {"name": "nothing"}}, "weather", Random(0)) is None

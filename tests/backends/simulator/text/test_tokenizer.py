@@ -1,0 +1,76 @@
+"""The tokenizer round-trips every text, and shows characters only when they are whole."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.simulator.text import tokenizer
+from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN
+
+tokens = tokenizer.load()
+
+
+@given(st.text(max_size=200))
+def test_every_text_comes_back(text: str) -> None:
+    text = text.replace("<|", "")
+    assert tokens.decode(tokens.encode(text)) == text
+
+
+@given(st.text(max_size=100))
+def test_pieces_add_up_to_the_text(text: str) -> None:
+    text = text.replace("<|", "")
+    ids = tokens.encode(text)
+    whole, lengths = tokens.pieces(ids)
+    assert whole == text
+    assert len(lengths) == len(ids)
+    assert lengths == sorted(lengths)
+    assert (lengths[-1] if lengths else 0) == len(text)
+
+
+def test_a_character_split_over_tokens_shows_with_its_last() -> None:
+    ids = tokens.encode("🎉")
+    assert len(ids) > 1, "not a single token, or this proves nothing"
+    _, lengths = tokens.pieces(ids)
+    assert lengths[:-1] == [0] * (len(ids) - 1)
+    assert lengths[-1] == 1
+
+
+def test_a_text_cut_within_a_character_ends_in_a_replacement() -> None:
+    text, lengths = tokens.pieces(tokens.encode("🎉")[:1])
+    assert text == "\ufffd"
+    assert lengths == [1]
+
+
+def test_ids_are_those_of_the_asset() -> None:
+    """Ids are kept in traces, so the asset must not change unnoticed."""
+    assert len(tokens) == tokenizer.VOCABULARY
+    assert tokens.encode("def f(x): return x") == [492, 283, 10, 90, 362, 375, 701]
+
+
+def test_the_template_is_chatml() -> None:
+    ids = tokens.chat_prompt([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])
+    assert tokens.decode(ids, special=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids[0] == START_OF_TURN
+    assert ids.count(END_OF_TURN) == 2
+
+
+def test_parts_and_tool_calls_are_told_to_the_model() -> None:
+    ids = tokens.chat_prompt(
+        [
+            {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]},
+        ],
+        [{"type": "function", "function": {"name": "look"}}],
+    )
+    text = tokens.decode(ids, special=True)
+    assert "first\nsecond" in text
+    assert text.count('"name":"look"') == 2
+
+
+def test_training_gives_a_tokenizer_of_the_asked_size() -> None:
+    trained = tokenizer.Tokenizer(tokenizer.train(["some words and some more words " * 20], 300))
+    assert trained.decode(trained.encode("some new wörds")) == "some new wörds"
+    assert 256 < len(trained) <= 300

@@ -1,0 +1,130 @@
+"""The command line as a user meets it: processes, what they print, and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import __version__
+from tests.support.command import ROOT, gateway_command
+
+SMALL = """\
+models:
+  llama:
+    policy: {name: round_robin}
+    backends:
+      plain: {method: baseline, url: "http://127.0.0.1:9"}
+      lookup: {method: ngram, url: "http://127.0.0.1:10", speculative_config: {num_speculative_tokens: 5}}
+"""
+
+
+def gateway(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    """Return a pool file with two errors, whose replica would leave a mark if it were started."""
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        f"""\
+models:
+  llama:
+    policy: {{name: round_robin}}
+    backends:
+      started:
+        method: baseline
+        serve: {{command: [touch, {tmp_path}/started], model: m}}
+      plain: {{metod: baseline, url: "http://127.0.0.1:9"}}
+keys: [{{name: a}}]
+"""
+    )
+    return path
+
+
+@pytest.mark.parametrize("command", [(), ("check",)], ids=["serve", "check"])
+def test_a_wrong_file_is_told_in_full_and_nothing_is_started(wrong: Path, command: tuple[str, ...]) -> None:
+    run = gateway(*command, "--config", wrong)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.splitlines() == [
+        f"{wrong}:8:15: models.llama.backends.plain.metod: unknown key; did you mean 'method'?",
+        f"{wrong}:9:8: keys[0]: has neither key nor sha256; give one of the two",
+    ]
+    assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
+
+
+def test_check_prints_the_pool(small: Path) -> None:
+    run = gateway("check", "--config", small)
+    assert (run.returncode, run.stderr) == (0, "")
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert rows[0] == ["model", "backend", "method", "k", "where", "weight"]
+    assert rows[2:4] == [
+        ["llama", "plain", "baseline", "http://127.0.0.1:9", "1"],
+        ["lookup", "ngram", "5", "http://127.0.0.1:10", "1"],
+    ]
+    assert [row[:6] for row in rows[4:]] == [["What", "is", "learned", "is", "kept", "in"]]
+
+
+def test_the_file_may_stand_before_the_command(small: Path) -> None:
+    assert gateway("--config", small, "check").stdout == gateway("check", "--config", small).stdout
+
+
+def test_the_default_file(tmp_path: Path) -> None:
+    assert gateway("check").stdout.count("simulated") == 5
+    run = gateway("check", cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr == (
+        "config/pool.yaml:1:1: cannot read it: No such file or directory; give the file with --config\n"
+    )
+
+
+def test_schema_is_the_one_in_config() -> None:
+    run = gateway("schema")
+    assert run.returncode == 0
+    assert run.stdout == (ROOT / "config" / "pool.schema.json").read_text()
+    assert json.loads(run.stdout)["title"]
+
+
+def test_version() -> None:
+    assert gateway("--version").stdout == f"gateway {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--port", "70000"), ("--workers", "0"), ("--port", "x"), ("--prot", "1"), ("chek",)]
+)
+def test_wrong_options(arguments: tuple[str, ...]) -> None:
+    run = gateway(*arguments)
+    assert run.returncode == 2
+    assert "Usage:" in run.stderr
+
+
+def test_options_win_over_the_file(small: Path, tmp_path: Path) -> None:
+    small.write_text(SMALL + "server: {host: 127.0.0.1, port: 1}\n")
+    with gateway_command(small, tmp_path, "--host", "127.0.0.2") as command:
+        assert command.url.startswith("http://127.0.0.2:")
+        printed = command.printed()
+        assert "http://127.0.0.1:10" in printed
+        assert "Open: no keys are set" in printed
+        assert f"curl -N {command.url}/v1/chat/completions" in printed
+        assert command.end() == 0
+
+
+def test_looking_at_a_pool_loads_no_server() -> None:
+    """Checking is to answer at once: the serving half is imported only to serve."""
+    heavy = {"fastapi", "uvicorn", "httpx", "rich"}
+    code = f"import sys, gateway.cli.app, gateway.config.load; print(*({heavy} & {{*sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert run.stdout.split() == []

@@ -1,0 +1,505 @@
+"""The pool file: what it says is understood, and all that is wrong with it is told with its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import SecretStr
+
+from backends.speculation import Method
+from gateway.config.load import ConfigError, load_pool
+from gateway.config.schema import schema_text
+from gateway.config.settings import PoolSettings
+from tests.support.paths import CONFIG
+
+POOLS = sorted(CONFIG.glob("*.yaml"))
+
+SMALL = """\
+models:
+  llama:
+    policy: {name: round_robin}
+    backends:
+      plain: {method: baseline, url: "http://10.0.0.1:8000"}
+      lookup:
+        method: ngram
+        url: http://10.0.0.2:8000
+        speculative_config: {num_speculative_tokens: 5, prompt_lookup_max: 4}
+"""
+
+
+def load(tmp_path: Path, text: str, **environ: str) -> PoolSettings:
+    path = tmp_path / "pool.yaml"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return load_pool(path, environ)
+
+
+def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
+    """Return the lines that are printed for a wrong file, without its name."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, **environ)
+    lines = str(caught.value).splitlines()
+    prefix = f"{tmp_path / 'pool.yaml'}:"
+    assert all(line.startswith(prefix) for line in lines)
+    assert len(lines) == len(caught.value.problems)
+    return [line.removeprefix(prefix) for line in lines]
+
+
+class TestWhatItSays:
+    def test_the_small_one(self, tmp_path: Path) -> None:
+        pool = load(tmp_path, SMALL)
+        model = pool.models["llama"]
+        assert list(model.backends) == ["plain", "lookup"]
+        assert model.backends["lookup"].method is Method.NGRAM
+        assert model.backends["lookup"].speculative_config is not None
+        assert model.backends["lookup"].speculative_config.prompt_lookup_max == 4
+        assert model.policy.name == "round_robin"
+        assert (pool.server.host, pool.server.port, pool.server.workers) == ("127.0.0.1", 8080, 1)
+        assert pool.keys == []
+        assert pool.admin.key is None
+
+    def test_everything(self, tmp_path: Path) -> None:
+        pool = load(
+            tmp_path,
+            """
+            server: {host: "::1", port: 0, workers: 3, drain_s: 5, max_body_mib: 1.5, max_in_flight: 10}
+            timeouts: {connect_s: 1, first_byte_s: 2, idle_s: 3}
+            health: {interval_s: 1, timeout_s: 0.5, eject_s: 4, eject_max_s: 8}
+            x-shared: &shared {api_key: "${KEY}", weight: 2.5}
+            models:
+              a/b:1.0:
+                aliases: [c, d]
+                policy: {name: static, backend: head}
+                default_temperature: 0.6
+                backends:
+                  head:
+                    <<: *shared
+                    method: eagle
+                    serve:
+                      command: [.venv-vllm/bin/vllm, serve]
+                      model: some/model
+                      flags: [--max-model-len, 2048, --enforce-eager]
+                      env: {OMP_NUM_THREADS: 1}
+                      startup_timeout_s: 60
+                    speculative_config: {model: some/head, num_speculative_tokens: 3}
+                  tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100, seed: 3, time_scale: 0.1}}
+                  sock: {method: baseline, url: "unix:/run/vllm.sock", <<: *shared, weight: 1}
+            keys:
+              - first
+              - {name: second, key: "${KEY}", models: [a/b:1.0], may_override: true, max_in_flight: 2}
+              - {name: third, sha256: 9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08}
+            admin: {key: boss}
+            """,
+            KEY="from-outside",
+        )
+        model = pool.models["a/b:1.0"]
+        head = model.backends["head"]
+        assert head.serve is not None
+        assert head.serve.flags == ["--max-model-len", "2048", "--enforce-eager"]
+        assert head.serve.env == {"OMP_NUM_THREADS": "1"}
+        assert head.weight == 2.5
+        assert model.backends["sock"].weight == 1
+        assert model.backends["sock"].api_key == SecretStr("from-outside")
+        assert model.policy.settings.named_backends() == {("backend",): "head"}
+        assert [key.name for key in pool.keys] == ["key-1", "second", "third"]
+        assert pool.keys[0].key == SecretStr("first")
+        assert pool.keys[2].sha256 == "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+    @pytest.mark.parametrize(
+        ("given", "kept"),
+        [
+            ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
+            ("HTTP://Host/", "http://host"),
+            ("http://host:80", "http://host"),
+            ("https://host:443", "https://host"),
+            ("https://host:80", "https://host:80"),
+            ("http://[FD00::1]:8000", "http://[fd00::1]:8000"),
+            ("unix:/run/a.sock", "unix:/run/a.sock"),
+            ("unix:///run/a.sock", "unix:/run/a.sock"),
+        ],
+    )
+    def test_one_spelling_for_an_address(self, tmp_path: Path, given: str, kept: str) -> None:
+        pool = load(tmp_path, SMALL.replace('"http://10.0.0.1:8000"', json.dumps(given)))
+        assert pool.models["llama"].backends["plain"].url == kept
+
+    def test_what_is_made_in_python_is_checked_the_same(self, tmp_path: Path) -> None:
+        pool = load(tmp_path, SMALL + "keys: [one, two]\n")
+        assert PoolSettings(models=pool.models, keys=pool.keys) == pool
+
+
+class TestVariables:
+    def test_they_are_put_in(self, tmp_path: Path) -> None:
+        pool = load(
+            tmp_path,
+            SMALL.replace("10.0.0.2:8000", "${HOST}:${PORT:-9000}")
+            + "server: {port: '${PORT:-9000}', host: \"${NONE:-}0.0.0.0\"}\nadmin: {key: 'a$${b}$c'}\n",
+            HOST="Lookup.example",
+        )
+        assert pool.models["llama"].backends["lookup"].url == "http://lookup.example:9000"
+        assert (pool.server.port, pool.server.host) == (9000, "0.0.0.0")
+        assert pool.admin.key == SecretStr("a${b}$c")
+
+    def test_numbers_and_truth_values(self, tmp_path: Path) -> None:
+        text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}'}\n"
+        text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\n"
+        pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true")
+        assert (pool.server.max_in_flight, pool.server.drain_s, pool.keys[0].may_override) == (7, 0.5, True)
+
+    def test_an_empty_one_takes_the_default_and_without_one_is_null(self, tmp_path: Path) -> None:
+        text = SMALL + "server:\n  port: ${PORT:-9000}\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n"
+        pool = load(tmp_path, text, PORT="", KEY="")
+        assert (pool.server.port, pool.server.max_in_flight, pool.admin.key) == (9000, None, None)
+
+    def test_a_key_that_looks_like_a_number_is_text(self, tmp_path: Path) -> None:
+        assert load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="0123").admin.key == SecretStr("0123")
+
+    def test_unset_and_malformed(self, tmp_path: Path) -> None:
+        text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
+        assert problems(tmp_path, text) == [
+            "11:9: server.host: the variable NOWHERE is not set; set it, or write ${NOWHERE:-default}",
+            "12:9: server.port: `${` that no variable follows; write ${NAME}, ${NAME:-default}, or $${ for ${",
+            "14:8: admin.key: `${` that no variable follows; write ${NAME}, ${NAME:-default}, or $${ for ${",
+        ]
+
+    def test_what_they_hold_is_never_read_as_yaml(self, tmp_path: Path) -> None:
+        pool = load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="{a: [b]}\nserver: {port: 1} # ${HOME}")
+        assert pool.admin.key == SecretStr("{a: [b]}\nserver: {port: 1} # ${HOME}")
+        assert pool.server.port == 8080
+
+
+WRONG = """\
+server: {prot: 1, port: x, workers: 0}
+timeouts:
+  connect_s: -1
+  idle_s: fast
+health: {eject_s: 9, eject_max_s: 3}
+sever: {}
+models:
+  llama:
+    policy: {name: statik}
+    aliases: [other, a b]
+    backends:
+      plain:
+        metod: baseline
+        url: "http://10.0.0.1:8000/v1"
+      lookup: {method: ngarm, url: "http://10.0.0.2:8000", speculative_config: {num_speculative_token: 5}}
+      ng: {method: ngram, url: "http://10.0.0.2:8000/", speculative_config: {num_speculative_tokens: five}}
+      head:
+        method: eagle
+        serve: {model: m, flags: [--port=1, --max-model-len, 2048]}
+        speculative_config: {num_speculative_tokens: 3}
+      head: {method: eagle, serve: {model: m}}
+      tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h1000, sed: 1}, url: unix:x}
+      none: {method: baseline}
+      base: {method: baseline, speculative_config: {}, url: "http://10.0.0.9", weight: 0}
+  other:
+    policy: {name: static, backend: plan}
+    backends: {plain: {method: baseline, url: "${UNSET_URL}"}}
+  third:
+    policy: {name: static, seed: x, bakend: plain}
+    backends: {}
+  'no spaces':
+    policy: round_robin
+    backends: {big: {method: suffix, simulate: {calibration: llama-3.1-8b-h100}}}
+keys:
+  - abc
+  - abc
+  - {name: n, key: k, models: [llma]}
+  - {name: n}
+  - {name: m, key: k2, sha256: x}
+  - 123456
+  - ${EMPTY:-}
+admin:
+  key: 12
+"""
+
+TOLD = """\
+1:10: server.prot: unknown key; did you mean 'port'?
+1:25: server.port: expected a whole number
+1:37: server.workers: must be greater than or equal to 1
+3:14: timeouts.connect_s: must be greater than 0
+4:11: timeouts.idle_s: expected a number
+5:19: health.eject_s: greater than eject_max_s, 3
+6:1: sever: unknown key; did you mean 'server'?
+9:20: models.llama.policy.name: no such policy; did you mean 'static'?
+10:15: models.llama.aliases[0]: 'other' is already a model's name; take another
+10:22: models.llama.aliases[1]: a name is made of letters, digits and . _ : / -
+13:9: models.llama.backends.plain.metod: unknown key; did you mean 'method'?
+14:14: models.llama.backends.plain.url: no path here, /v1 neither: the gateway adds it; expected http://host:port, \
+https://host:port or unix:/path/to.sock
+15:24: models.llama.backends.lookup.method: unknown 'ngarm'; did you mean 'ngram'?
+15:81: models.llama.backends.lookup.speculative_config.num_speculative_token: unknown key; did you mean \
+'num_speculative_tokens'?
+16:32: models.llama.backends.ng.url: already the address of llama's lookup; a replica stands once in a pool; its \
+further names go under aliases
+16:102: models.llama.backends.ng.speculative_config.num_speculative_tokens: expected a whole number
+19:35: models.llama.backends.head.serve.flags[0]: --port is not yours to give; the gateway chooses the port
+20:9: models.llama.backends.head.speculative_config.model: missing, and eagle needs it; give the draft's name or path
+21:7: models.llama.backends.head: given twice, first at line 17; keep one
+22:30: models.llama.backends.tree.simulate: given beside url; a backend has one of url, serve and simulate
+22:54: models.llama.backends.tree.simulate.calibration: no such calibration; did you mean 'llama-3.1-8b-h100'?
+22:74: models.llama.backends.tree.simulate.sed: unknown key; did you mean 'seed'?
+22:88: models.llama.backends.tree.url: a Unix socket needs an absolute path: unix:/path/to.sock
+23:7: models.llama.backends.none: has none of url, serve and simulate; give one, which says where the replica is
+24:32: models.llama.backends.base.speculative_config: a baseline does not speculate; leave it out, or give the method
+24:88: models.llama.backends.base.weight: must be greater than 0
+26:37: models.other.policy.backend: this model has no backend 'plan'; did you mean 'plain'?
+27:47: models.other.backends.plain.url: the variable UNSET_URL is not set; set it, or write ${UNSET_URL:-default}
+29:34: models.third.policy.seed: expected a whole number
+29:37: models.third.policy.bakend: unknown key; did you mean 'backend'?
+30:5: models.third.backends: needs 1 at least, has 0
+31:3: models.no spaces: a name is made of letters, digits and . _ : / -
+32:13: models.no spaces.policy: expected a mapping of `key: value`
+36:5: keys[1]: the same key as keys[0]; give each its own
+37:32: keys[2].models[0]: no such model; did you mean 'llama'?
+38:5: keys[3]: has neither key nor sha256; give one of the two
+38:12: keys[3].name: already the name of keys[2]; take another
+39:24: keys[4].sha256: given beside key; give one of the two
+39:32: keys[4].sha256: must match pattern '^[0-9a-fA-F]{64}$'
+40:5: keys[5].key: expected text; put it in quotes
+41:5: keys[6].key: the key is empty; set its variable, or take the entry out
+43:8: admin.key: expected text; put it in quotes
+"""
+
+
+class TestWhatIsWrong:
+    def test_all_of_it_at_once_each_at_its_place(self, tmp_path: Path) -> None:
+        assert problems(tmp_path, WRONG) == TOLD.splitlines()
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("", "1:1: empty; config/pool.yaml is an example to begin with"),
+            ("# nothing\n", "1:1: empty; config/pool.yaml is an example to begin with"),
+            ("- a\n- b\n", "1:1: expected a mapping of `key: value`"),
+            ("models: {}\n", "1:1: models: needs 1 at least, has 0"),
+            ("server: {}\n", "1:1: models: missing"),
+            ("models:\n", "1:8: models: expected a mapping of `key: value`"),
+            ("models: [\n", "2:1: not YAML: expected the node content, but found '<stream end>'"),
+            (
+                "models:\n\tllama: 1\n",
+                "2:1: not YAML: found character '\\t' that cannot start any token; indent with spaces, not tabs",
+            ),
+            ("a: 1\n---\nb: 2\n", "2:1: not YAML: but found another document"),
+            ("a: *nowhere\n", "1:4: not YAML: an alias (*name) whose anchor (&name) is nowhere before it"),
+            ("a: &a [*a]\n", "1:4: not YAML: an alias within what it stands for"),
+            ("? {a: b}\n: c\n", "1:3: a key must be one word; quote `${...}` within braces"),
+            ("a: \x07b\n", "1:4: a character that YAML does not allow; write the file in UTF-8"),
+        ],
+    )
+    def test_what_is_no_pool(self, tmp_path: Path, text: str, expected: str) -> None:
+        assert expected in problems(tmp_path, text)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "!!python/object/apply:os.system ['touch x']",
+            "!secret abc",
+            "!!binary '&'",
+            "!!set {a}",
+            "!!bool perhaps",
+            "!!int ''",
+            "!!float x",
+        ],
+    )
+    def test_tags_make_nothing(self, tmp_path: Path, value: str) -> None:
+        found = problems(tmp_path, SMALL + f"admin:\n  key: {value}\n")
+        assert len(found) == 1
+        assert re.match(r"11:8: admin.key: (a tag .* not known here|reads as a number)", found[0])
+        assert list(tmp_path.iterdir()) == [tmp_path / "pool.yaml"]
+
+    def test_a_date_is_text(self, tmp_path: Path) -> None:
+        assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.key == SecretStr("2024-13-45")
+
+    def test_a_variable_in_braces_wants_quotes(self, tmp_path: Path) -> None:
+        found = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
+        assert len(found) == 1
+        assert found[0].startswith("10:15: not YAML: ")
+        assert found[0].endswith("; quote `${...}` within braces or brackets")
+
+    def test_a_billion_laughs(self, tmp_path: Path) -> None:
+        lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+        assert "more than can be a pool" in problems(tmp_path, "\n".join(lines))[0]
+
+    def test_nested_too_deep(self, tmp_path: Path) -> None:
+        assert problems(tmp_path, "a: " + "[" * 5000) == ["1:1: nested too deep"]
+
+    def test_what_no_gpu_of_that_kind_can_hold(self, tmp_path: Path) -> None:
+        simulated = "{method: suffix, simulate: {calibration: llama-3.1-8b-h100, max_model_len: 10000000}}"
+        (found,) = problems(tmp_path, SMALL.replace("lookup:", f"tree: {simulated}\n      lookup:"))
+        place = "6:30: models.llama.backends.tree.simulate: "
+        assert found.startswith(place + "max_model_len 10000000 does not fit into the KV cache")
+
+    def test_a_key_names_models_not_aliases(self, tmp_path: Path) -> None:
+        text = (
+            SMALL.replace("    policy", "    aliases: [other]\n    policy", 1)
+            + "keys: [{name: a, key: k, models: [other]}]"
+        )
+        assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
+
+    def test_the_slo_of_a_key_is_positive_and_promises_something(self, tmp_path: Path) -> None:
+        text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
+        text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"
+        assert problems(tmp_path, text) == [
+            "11:36: keys[0].slo: must be greater than 0",
+            "11:48: keys[0].slo: expected a number",
+            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; give one of them, or take it out",
+            "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
+        ]
+
+    def test_merging_what_is_no_mapping(self, tmp_path: Path) -> None:
+        assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
+            "10:15: server: `<<` merges mappings only; give an alias of a mapping"
+        ]
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load_pool(tmp_path / "none.yaml", {})
+        assert str(caught.value) == (
+            f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; give the file with --config"
+        )
+        with pytest.raises(ConfigError, match="cannot read it: Is a directory"):
+            load_pool(tmp_path, {})
+
+    def test_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "pool.yaml").write_bytes(b"models: \xff\xfe")
+        with pytest.raises(ConfigError, match="not text in UTF-8"):
+            load_pool(tmp_path / "pool.yaml", {})
+
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def test_never_anything_but_its_own_error(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        lines = WRONG.splitlines() if data.draw(st.booleans()) else SMALL.splitlines()
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(lines) - 1))
+            piece = data.draw(
+                st.sampled_from(["", "  x: 1", "- 1", "keys: {a: [1]}", "models: 3", "    backends: [1]"]) | st.text()
+            )
+            lines[at] = data.draw(st.sampled_from([piece, lines[at] + piece, lines[at][: len(lines[at]) // 2]]))
+        path = tmp_path_factory.mktemp("pool") / "pool.yaml"
+        path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
+        found = None
+        try:
+            load_pool(path, {})
+        except ConfigError as error:
+            found = error.problems
+        assert found is None or (found and all(problem.line >= 1 and problem.message for problem in found))
+
+
+SECRET = "sk-very-secret-0123"
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "keys: [SECRET, SECRET]",
+            "keys: {SECRET: team}",
+            "keys: {team: SECRET}",
+            "keys: SECRET",
+            "keys: [{name: a, key: SECRET, sha256: SECRET}]",
+            "keys: [{name: a, sha256: SECRET}]",
+            "keys: [{name: a, key: [SECRET]}]",
+            "keys: [{SECRET: a}]",
+            "keys: [{SECRET: a, SECRET: b}]",
+            "keys: [{name: {SECRET: '${UNSET}'}}]",
+            "keys: [[SECRET]]",
+            "admin: SECRET",
+            "admin: {SECRET: x}",
+            "admin: {key: {SECRET: x}}",
+            "admin: {key: *SECRET}",
+            "admin: {key: !SECRET x}",
+            "server: {port: '${SECRET_VARIABLE}'}",
+            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://u:SECRET@host'}}}}",
+            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://SECRET:x'}}}}",
+            "models: {m: {policy: {name: random}, backends: {a: {method: ngram, url: 'http://a', api_key: [SECRET]}}}}",
+        ],
+    )
+    def test_are_not_in_errors(self, tmp_path: Path, wrong: str) -> None:
+        text = (SMALL if not wrong.startswith("models") else "") + wrong.replace("SECRET", SECRET, 9).replace(
+            f"{SECRET}_VARIABLE", "SECRET_VARIABLE"
+        )
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, text, SECRET_VARIABLE=SECRET)
+        assert caught.value.problems
+        for shown in (str(caught.value), repr(caught.value), repr(caught.value.problems)):
+            assert SECRET not in shown
+
+    def test_are_not_in_what_is_printed_of_the_settings(self, tmp_path: Path) -> None:
+        text = SMALL.replace("method: ngram", f"method: ngram\n        api_key: {SECRET}")
+        pool = load(tmp_path, text + f"keys: [{SECRET}, {{name: a, key: {SECRET}2}}]\nadmin: {{key: {SECRET}3}}\n")
+        assert SECRET not in repr(pool) + str(pool) + json.dumps(pool.model_dump(mode="json"))
+
+
+class TestTheFilesInConfig:
+    @pytest.mark.parametrize("path", POOLS, ids=lambda path: path.name)
+    def test_are_right_as_they_stand(self, path: Path) -> None:
+        assert load_pool(path, {}).models
+
+    @pytest.mark.parametrize("path", POOLS, ids=lambda path: path.name)
+    def test_follow_the_schema_that_editors_are_told(self, path: Path) -> None:
+        assert path.read_text().startswith("# yaml-language-server: $schema=pool.schema.json\n")
+        assert list(validator().iter_errors(yaml.safe_load(path.read_text()))) == []
+
+    def test_the_default_pool(self) -> None:
+        pool = load_pool(CONFIG / "pool.yaml", {})
+        (model,) = pool.models.values()
+        methods = {name: backend.method.value for name, backend in model.backends.items()}
+        assert methods == {
+            "plain": "baseline",
+            "lookup": "ngram",
+            "tree": "suffix",
+            "head": "eagle3",
+            "draft": "draft_model",
+        }
+        assert all(backend.simulate is not None for backend in model.backends.values())
+        assert model.policy.name == "thresholds"
+
+
+def validator() -> Draft202012Validator:
+    schema = json.loads(schema_text())
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+class TestSchema:
+    def test_the_one_in_config_is_up_to_date(self) -> None:
+        assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"sever": {}},
+            {"server": {"port": 70000}},
+            {"server": {"port": "x"}},
+            {"keys": [5]},
+            {"models": {}},
+            {"models": {"m": {"policy": {"name": "nothing"}, "backends": {"a": {"method": "suffix", "url": "u"}}}}},
+            {"models": {"m": {"policy": {"name": "random"}, "backends": {"a": {"method": "sufix", "url": "u"}}}}},
+            {"models": {"m": {"policy": {"name": "random"}, "backends": {"a": {"method": "suffix"}}}}},
+        ],
+    )
+    def test_refuses(self, change: dict[str, Any]) -> None:
+        small = yaml.safe_load(SMALL)
+        assert validator().is_valid(small)
+        assert not validator().is_valid({**small, **change})
+
+    def test_takes_variables_keys_and_own_keys(self) -> None:
+        pool = {**yaml.safe_load(SMALL), "server": {"port": "${PORT:-1}"}, "keys": ["a", {"name": "b"}], "x-own": [1]}
+        assert list(validator().iter_errors(pool)) == []
+
+    def test_explains_the_keys(self) -> None:
+        definitions = json.loads(schema_text())["$defs"]
+        for name in ("ServerSettings", "SimulateSettings", "ServeSettings"):
+            assert re.search(r"\w", definitions[name]["description"])
+        assert definitions["ServerSettings"]["properties"]["port"]["description"] == "0 takes a free one."

@@ -1,0 +1,263 @@
+"""HTTP as it is spoken on the wire, by clients good and odd; the same through both doors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.frontend import uvicorn
+from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.support.upstream import Wire, answer, delta
+
+BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+def post(body: bytes = BODY, extra: bytes = b"", version: bytes = b"1.1") -> bytes:
+    head = b"POST /v1/chat/completions HTTP/%s\r\nhost: h\r\n%scontent-length: %d\r\n\r\n"
+    return head % (version, extra, len(body)) + body
+
+
+class Raw:
+    """A bare connection to the gateway."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def to(cls, running: Running) -> Raw:
+        return cls(*await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2])))
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        async with asyncio.timeout(5):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {line.partition(": ")[0]: line.partition(": ")[2] for line in lines[1:] if line}
+            body = b""
+            if "content-length" in headers:
+                body = await self.reader.readexactly(int(headers["content-length"]))
+            elif headers.get("transfer-encoding") == "chunked":
+                while size := int(await self.reader.readline(), 16):
+                    body += await self.reader.readexactly(size)
+                    await self.reader.readline()
+                await self.reader.readline()
+            return int(lines[0].split()[1]), headers, body
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+async def test_pipelined_requests_are_answered_in_turn(gateway_of: Start) -> None:
+    async def echo(wire: Wire) -> None:
+        asked = wire.seen.json["messages"][0]["content"]
+        await asyncio.sleep(0.1 if asked == "0" else 0)  # the first takes longest
+        await wire.json(answer(asked))
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = echo
+        raw = await Raw.to(running)
+        asked = [
+            json.dumps({"model": MODEL, "messages": [{"role": "user", "content": str(n)}]}).encode() for n in range(3)
+        ]
+        own = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
+        raw.writer.write(post(asked[0]) + own + post(asked[1]) + post(asked[2]) + own)
+        got = [await raw.answer() for _ in range(5)]
+        assert [status for status, _, _ in got] == [200] * 5
+        texts = [json.loads(body)["choices"][0]["message"]["content"] for _, _, body in got if body]
+        assert texts == ["from 0", "from 1", "from 2"]
+        raw.close()
+
+
+async def test_expect_100_continue(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        request = post(extra=b"expect: 100-continue\r\n")
+        head = request[: -len(BODY)]
+        raw.writer.write(head)
+        assert (await raw.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        assert running.upstreams["a"].seen == []
+        raw.writer.write(BODY)
+        assert (await raw.answer())[0] == 200
+        assert running.upstreams["a"].seen[0].header("expect") is None
+        raw.close()
+
+
+async def test_without_a_key_no_body_is_asked_for(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post(extra=b"expect: 100-continue\r\n")[: -len(BODY)])
+        assert (await raw.answer())[0] == 401
+        raw.close()
+
+
+async def test_a_chunked_request_body(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+        for at in range(0, len(BODY), 10):
+            piece = BODY[at : at + 10]
+            raw.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await asyncio.sleep(0.005)
+        raw.writer.write(b"0\r\n\r\n")
+        assert (await raw.answer())[0] == 200
+        seen = running.upstreams["a"].seen[0]
+        assert seen.body == BODY
+        assert seen.header("transfer-encoding") is None
+        assert seen.header("content-length") == str(len(BODY))
+        raw.close()
+
+
+async def test_a_body_in_single_bytes(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        for byte in post():
+            raw.writer.write(bytes([byte]))
+            await raw.writer.drain()
+        assert (await raw.answer())[0] == 200
+        raw.close()
+
+
+async def test_a_large_body(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        text = "x" * 3_000_000
+        assert (await running.chat(text)).status_code == 200
+        assert running.upstreams["a"].seen[0].json["messages"][0]["content"] == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) -> None:
+    body = json.dumps({"model": MODEL, "messages": [], "stream": stream}).encode()
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post(body, extra=b"connection: close\r\n"))
+        status, headers, _ = await raw.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await raw.reader.read() == b""
+        raw.close()
+        raw = await Raw.to(running)
+        raw.writer.write(post(body, version=b"1.0"))
+        async with asyncio.timeout(5):
+            everything = await raw.reader.read()
+        assert everything.startswith(b"HTTP/1.1 200 OK\r\n")
+        raw.close()
+
+
+async def test_many_requests_on_one_connection(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        for number in range(50):
+            body = json.dumps({"model": MODEL, "messages": [], "stream": bool(number % 2)}).encode()
+            raw.writer.write(post(body))
+            assert (await raw.answer())[0] == 200
+        raw.close()
+
+
+async def test_an_absolute_url(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post().replace(b"POST /v1", b"POST http://h/v1"))
+        assert (await raw.answer())[0] == 200
+        assert running.upstreams["a"].seen[0].target == "/v1/chat/completions"
+        raw.close()
+
+
+async def test_what_is_no_http_is_refused(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
+        assert (await raw.answer())[0] == 400
+        raw.close()
+        assert (await running.chat()).status_code == 200
+
+
+async def test_slow_headers_hold_nobody_up(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        slow = [await Raw.to(running) for _ in range(50)]
+        for raw in slow:
+            raw.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-")
+        assert (await running.chat()).status_code == 200
+        for raw in slow:
+            raw.close()
+
+
+async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post()[:-10])
+        await raw.writer.drain()
+        raw.close()
+        assert (await running.chat()).status_code == 200
+        assert len(running.upstreams["a"].seen) == 1
+
+
+async def test_a_pipelined_client_that_leaves_cancels_what_runs(gateway_of: Start) -> None:
+    async def slow(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        await wire.until_closed()
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = slow
+        raw = await Raw.to(running)
+        body = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
+        raw.writer.write(post(body))
+        await raw.reader.readuntil(b"one")
+        raw.close()
+        await running.until(lambda: running.upstreams["a"].aborted == 1)
+
+
+async def test_a_client_that_leaves_is_not_waited_for_by_those_behind(gateway_of: Start) -> None:
+    async def slow(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        await wire.until_closed()
+
+    async with gateway_of({"a": "baseline"}) as running:
+        upstream = running.upstreams["a"]
+        upstream.behaviour = slow
+        raw = await Raw.to(running)
+        body = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
+        raw.writer.write(post(body) + post(body) + post(body))
+        await raw.reader.readuntil(b"one")
+        raw.close()
+        await running.until(lambda: upstream.aborted == len(upstream.seen) > 0)
+        await running.until(lambda: not running.gateway.relay.exchanges)
+
+
+async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        for path in (b"/health", b"/version", b"/v1/models", b"/v1/models/m", b"/nope?x=1", b"/readyz"):
+            raw.writer.write(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % path)
+            assert (await raw.answer())[0] == 200
+        raw.close()
+        assert [one.target for one in running.upstreams["a"].seen] == ["/version", "/nope?x=1"]
+
+
+def test_the_fast_door_fits_this_uvicorn() -> None:
+    assert uvicorn.is_supported()
+
+
+def test_another_uvicorn_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(uvicorn.HttpToolsProtocol, "on_response_complete")
+    assert not uvicorn.is_supported()
+
+
+async def test_without_it_the_gateway_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, gateway_of: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.service.server.is_supported", lambda: False)
+    async with gateway_of({"a": "baseline"}, fast=True) as running:
+        assert (await running.chat()).status_code == 200
+    assert "served by ASGI alone" in caplog.text
+
+
+async def test_a_refusal_reaches_a_client_that_sent_no_http_after_it() -> None:
+    # By ASGI uvicorn runs the request in a task, and refuses what follows it before that has begun.
+    async with start_gateway({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")
+        status, _, body = await raw.answer()
+        assert status == 400
+        assert b"not JSON" in body, "the refusal itself, not what follows it"
+        raw.close()

@@ -1,0 +1,97 @@
+"""Watching streams: what goes on, what is counted, what is read at the end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.sse import EventStream, is_engine_error, is_event_stream
+from policies.features.request import Endpoint
+from tests.support.upstream import delta
+
+DONE = b"data: [DONE]\n\n"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n'
+
+
+@given(
+    texts=st.lists(st.text(max_size=30), max_size=8),
+    separator=st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    cuts=st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_every_byte_goes_on_however_it_is_cut(texts: list[str], separator: bytes, cuts: list[int]) -> None:
+    whole = b"".join(b"data: " + json.dumps(text).encode() + separator for text in texts)
+    stream = EventStream(Endpoint.CHAT)
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    passed = b""
+    for start, end in itertools.pairwise(places):
+        part = stream.feed(whole[start:end])
+        assert part == b"" or part.endswith(separator)  # whole events only
+        passed += part
+    assert passed + stream.rest() == whole
+    assert stream.events == len(texts)
+    assert stream.size_bytes == len(whole)
+
+
+def test_what_has_no_end_is_not_held_forever() -> None:
+    stream = EventStream(Endpoint.CHAT)
+    assert stream.feed(b"x" * (1 << 20)) == b""
+    assert len(stream.feed(b"x" * 10)) == (1 << 20) + 10
+
+
+def test_usage_is_found_whether_it_comes_alone_or_not() -> None:
+    for reads in ([delta("a"), USAGE, DONE], [delta("a") + USAGE + DONE], [delta("a"), USAGE + DONE]):
+        stream = EventStream(Endpoint.CHAT)
+        for read in reads:
+            stream.feed(read)
+        assert any("usage" in document for document in stream.last_documents())
+
+
+@pytest.mark.parametrize(("with_usage", "expected"), [(True, 3), (False, 3)])
+def test_steps_of_a_chat(with_usage: bool, expected: int) -> None:
+    stream = EventStream(Endpoint.CHAT)
+    for text in ("", "one", "two", "three"):  # the role first
+        stream.feed(delta(text))
+    if with_usage:
+        stream.feed(USAGE)
+    stream.feed(DONE)
+    assert stream.steps(Endpoint.CHAT, with_usage=with_usage) == expected
+
+
+def test_steps_where_other_events_come_between() -> None:
+    stream = EventStream(Endpoint.MESSAGES)
+    stream.feed(b'event: message_start\ndata: {"type": "message_start"}\n\n')
+    for _ in range(4):
+        stream.feed(b'event: content_block_delta\ndata: {"type": "content_block_delta"}\n\n')
+    stream.feed(b'event: message_stop\ndata: {"type": "message_stop"}\n\n')
+    assert stream.steps(Endpoint.MESSAGES, with_usage=True) == 4
+    stream = EventStream(Endpoint.RESPONSES)
+    stream.feed(b"event: response.created\ndata: {}\n\n")
+    stream.feed(b"event: response.output_text.delta\ndata: {}\n\n" * 3)
+    assert stream.steps(Endpoint.RESPONSES, with_usage=True) == 3
+
+
+def test_the_size_of_the_text_is_what_events_hold_beyond_the_shortest() -> None:
+    stream = EventStream(Endpoint.CHAT)
+    stream.feed(delta(""))
+    for _ in range(10):
+        stream.feed(delta("x" * 40))
+    stream.feed(DONE)  # shorter than any event, and none
+    assert stream.text_bytes() == pytest.approx(400, abs=len(delta("")) + 12)
+
+
+def test_beginnings() -> None:
+    for good in (b"data: x\n\n", b"event: y\ndata: x\n\n", b": ping\n\n", b"\n\ndata: x\n\n", b"id: 1\n\n"):
+        assert is_event_stream(good)
+    for bad in (b"<html>\n\n", b"hello\n\n"):
+        assert not is_event_stream(bad)
+
+
+def test_errors_of_the_engine_at_the_beginning() -> None:
+    assert is_engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n')
+    assert not is_engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
+    assert not is_engine_error(delta('an "error" in the text'))
+    assert not is_engine_error(b'data: {"error": \n\n')

@@ -1,0 +1,64 @@
+"""What an answer says of its own cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.usage import Usage, read_usage
+
+SPECULATION = {"num_draft_tokens": 30, "num_accepted_draft_tokens": 60, "num_spec_steps": 20}
+CHAT = {
+    "usage": {"prompt_tokens": 7, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 4}},
+    "metrics": {
+        "time_to_first_token_ms": 20.0,
+        "queue_time_ms": 1.5,
+        "generation_time_ms": 500,
+        "speculative_decoding": SPECULATION,
+    },
+}
+
+
+def test_a_chat_answer() -> None:
+    assert read_usage(CHAT) == Usage(7, 100, 4, 30, 60, 20, 0.02, 0.0015, 0.5)
+
+
+def test_responses_and_messages() -> None:
+    usage = {"input_tokens": 7, "output_tokens": 9}
+    for document in ({"usage": usage}, {"type": "response.completed", "response": {"usage": usage}}):
+        read = read_usage(document)
+        assert read is not None
+        assert (read.prompt_tokens, read.output_tokens) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted", "drafting", "expected"),
+    [
+        (100, 60, 20, 2.5),
+        (100, 0, 0, 1.0),
+        (100, 99, 12, 100 / 12),  # the last step accepted more than was left to answer
+        (100, None, 0, None),
+        (0, 0, 0, None),
+        (5, 5, 0, None),
+    ],
+)
+def test_tokens_per_step(output: int, accepted: int | None, drafting: int, expected: float | None) -> None:
+    usage = Usage(output_tokens=output, accepted_tokens=accepted, drafting_steps=drafting)
+    assert usage.tokens_per_step == expected
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(usage=json_values, metrics=json_values, details=json_values)
+def test_whatever_an_engine_sends_is_read_or_left(usage: Any, metrics: Any, details: Any) -> None:
+    read_usage(usage)
+    read_usage({"usage": usage, "metrics": metrics})
+    read_usage({"usage": {"prompt_tokens_details": details}, "metrics": {"speculative_decoding": metrics}})

@@ -1,0 +1,483 @@
+"""The recorder: what it writes, and that nothing waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backends.backend import Backend, EngineLoad
+from backends.speculation import Method
+from gateway.config.load import load_pool
+from gateway.config.settings import PoolSettings, RecorderSettings
+from gateway.recorder import Recorder, Taken, recorder_fault, with_salt
+from gateway.recorder.document import Documents, Waiting
+from gateway.recorder.files import TraceFiles
+from gateway.recorder.hashes import TextHasher
+from gateway.routing.model import ServedModel
+from gateway.routing.router import Routed
+from gateway.telemetry.metrics import Metrics
+from lab.trace import BrokenLine, TraceRecord, read_trace
+from lab.trace.lines import open_unpacked
+from policies.features.prompt import Prompt
+from policies.features.request import Endpoint, RequestFeatures
+from policies.policy import Considered, Decision, Outcome, policies
+from tests.gateway.conftest import MODEL, Start, start_gateway
+from tests.support.command import gateway_command, until
+from tests.support.upstream import Wire, delta
+
+
+def records(folder: Path) -> list[TraceRecord]:
+    return list(read_trace(folder, strict=True))
+
+
+def settings(folder: Path, **fields: Any) -> RecorderSettings:
+    return RecorderSettings.model_validate({"path": folder, **fields})
+
+
+def taken(recorder: Recorder, number: int = 0, **changes: Any) -> Taken:
+    """Return a request that ended well."""
+    kind = policies()["thresholds"]
+    features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
+    routed = Routed(ServedModel("m", kind(kind.Settings()), 1.0, {}), features)
+    backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
+    decision = Decision("b", "thresholds", "rule", 0.75, Considered(backends, [1.25, None], [0.75, 0.25]))
+    backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
+    take = recorder.take(Endpoint.CHAT)
+    assert take is not None
+    take.choose(backends)
+    take.chunks.extend((10.0, 10.25, 10.75))
+    outcome = Outcome(
+        features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, lookups={"suffix:24": 1.5}
+    )
+    own = Taken(
+        take, b"%d" % number, "team", routed, b"", decision, backends[0], "", 200, "ok", outcome, None, 9.0, 11.0
+    )
+    return replace(own, **changes)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Any:
+    """Return what starts recorders and stops them after the test."""
+    running: list[Recorder] = []
+
+    def start(**fields: Any) -> Recorder:
+        recorder = Recorder(settings(tmp_path, **fields))
+        recorder.start()
+        running.append(recorder)
+        return recorder
+
+    yield start
+    for recorder in running:
+        recorder.stop()
+
+
+def test_a_record_tells_what_was_known(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    recorder.add(taken(recorder, 7))
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
+    assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
+    assert record.propensity == 0.75
+    assert [one[:4] for one in record.candidates] == [("b", "ngram", 1.25, 0.75), ("a", "baseline", None, 0.25)]
+    assert [one[4:] for one in record.candidates] == [(3, 5, 2), (0, None, None)]
+    assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
+    assert record.spec is not None
+    assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
+    assert record.acceptance == {"ngram": 2.0, "suffix": 1.5}
+    assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
+
+
+def test_a_policy_that_does_not_tell_of_others_is_certain_or_not(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    for propensity in (1.0, 0.75):
+        recorder.add(taken(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
+    third = taken(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    third.take.choose([*third.take.candidates, Backend("c", "m", Method.SUFFIX, "")])
+    recorder.add(third)
+    recorder.stop()
+    certain, one_other, two_others = records(tmp_path)
+    assert [one.propensity for one in certain.candidates] == [1.0, 0.0]
+    assert [one.propensity for one in one_other.candidates] == [0.75, 0.25]
+    assert [one.propensity for one in two_others.candidates] == [0.5, None, None]
+
+
+def test_candidates_that_the_policy_left_out_could_not_be_chosen(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    one = taken(recorder)
+    considered = Considered(one.take.candidates[:1], [2.5], [0.9])
+    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert [one[2:4] for one in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+
+
+def test_what_changes_between_requests_is_told_of_each(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    first, second, third = taken(recorder), taken(recorder), taken(recorder)
+    second.take.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
+    second.take.choose(second.take.candidates)
+    third.take.choose(third.take.candidates[:1])
+    for one in (first, second, third, taken(recorder)):
+        recorder.add(replace(one, decision=Decision("b", "random", "drawn", 0.5)))
+    recorder.stop()
+    told = [[(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)]
+    usual = [("b", 5, 2), ("a", None, None)]
+    assert told == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
+
+
+def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, queue=3))
+    for number in range(5):
+        recorder.add(taken(recorder, number))
+    assert recorder.dropped == 2
+    recorder.start()
+    recorder.stop()
+    assert [one.id for one in records(tmp_path)] == ["0", "1", "2"]
+    metrics = Metrics()
+    recorder.count(metrics)
+    recorder.count(metrics)
+    metrics.flush()
+    page = metrics.render().decode()
+    assert 'gateway_recorder_records_total{result="dropped"} 2.0' in page
+    assert 'gateway_recorder_records_total{result="written"} 3.0' in page
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert f'gateway_recorder_bytes_total{{text="none"}} {float(size)}' in page
+
+
+def test_texts_that_wait_are_bounded_too(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="full", queue_mib=1, max_text_kib=600))
+    for number in range(4):
+        recorder.add(taken(recorder, number, body=b"x" * 600_000))
+    assert recorder.dropped == 2
+
+
+def test_what_waits_is_counted_by_the_memory_that_it_takes(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="hashes", max_text_kib=1))
+    one = taken(recorder, body=b"x" * 10)
+    assert one.held_bytes() == 10
+    one.take.keep(b"y" * 100)
+    assert one.held_bytes() == 110
+    other = taken(recorder, routed=Routed(one.routed.model, None, prompt=Prompt(["abc", "ä"])))
+    assert other.held_bytes() == 3 + 4
+    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000)
+    assert other.held_bytes() == 3 + 4 + 16 + 80
+    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "too long with this"}}]}, 25)
+    assert other.take.transcript is not None
+    assert other.take.transcript.text == "ja 😀"
+
+
+def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, sample=0.25))
+    took = sum(recorder.take(Endpoint.CHAT) is not None for _ in range(4000))
+    assert 800 < took < 1200
+    assert recorder.take(Endpoint.OTHER) is None
+
+
+def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    one = taken(recorder, 1)
+    considered = Considered(one.take.candidates[:1], [1.0], [])  # as a policy with a defect might tell
+    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
+    recorder.add(taken(recorder, 2))
+    recorder.stop()
+    assert [one.id for one in records(tmp_path)] == ["2"]
+    assert (recorder.written, recorder.failed) == (1, 1)
+
+
+def test_a_disk_that_takes_nothing_is_counted_and_tried_again(
+    tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "traces"
+    place.write_text("no folder")
+    recorder = started(path=place, flush_s=0.01)
+    recorder.add(taken(recorder, 1))
+    until(lambda: recorder.failed == 1)
+    recorder.add(taken(recorder, 2))
+    until(lambda: recorder.failed == 2)
+    assert [line.message for line in caplog.records if "recorder" in line.message] == [
+        f"recorder: records are lost: {place}: File exists "
+        "(said once a minute; gateway_recorder_records_total counts them)"
+    ]
+    place.unlink()
+    recorder.add(taken(recorder, 3))
+    recorder.stop()
+    assert [one.id for one in records(place)] == ["3"]
+
+
+def test_a_disk_that_is_full_in_the_middle_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = TraceFiles(settings(tmp_path))
+    files.write(b'{"prompt_tokens": 1}\n')
+    real = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if len(data) > 10:
+            return real(descriptor, data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(b'{"prompt_tokens": 2}\n' * 50)
+    monkeypatch.undo()
+    files.write(b'{"prompt_tokens": 3}\n')
+    files.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [one.prompt_tokens for one in records(tmp_path)] == [1, 3]
+
+
+def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
+    clock = [1000.0]
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, rotate_s=60), lambda: clock[0])
+    line = b'{"prompt_tokens": 1, "id": "%s"}\n' % (b"x" * 400)
+    for _ in range(6):  # three to a KiB
+        clock[0] += 1
+        files.write(line)
+    assert sorted(path.stat().st_size for path in tmp_path.iterdir()) == [len(line) * 3] * 2
+    clock[0] += 1
+    files.write(line)
+    files.upkeep()
+    clock[0] += 60
+    files.upkeep()
+    files.write(line)
+    files.close()
+    assert len(list(tmp_path.iterdir())) == 4
+    assert len(records(tmp_path)) == 8
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_old_files_go_but_none_that_is_being_written(tmp_path: Path) -> None:
+    line = b'{"prompt_tokens": 1}\n' * 100
+    clock = [1e9]
+    other = TraceFiles(settings(tmp_path, compression="none"), lambda: clock[0])
+    other.write(line)
+    clock[0] += 1
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=0.005), lambda: clock[0])
+    (tmp_path / "mine.jsonl").write_bytes(line)
+    for place in range(5):
+        clock[0] += 1
+        files.write(line)
+        newest = max(tmp_path.glob("requests-*"))
+        os.utime(newest, (1e9 + place, 1e9 + place))
+    files.write(line)
+    files.close()
+    kept = sorted(tmp_path.glob("requests-*"))
+    assert [path.name[9:24] for path in kept] == ["20010909T014640", "20010909T014646", "20010909T014646"]
+    assert (tmp_path / "mine.jsonl").exists()
+    other.close()
+    late = TraceFiles(settings(tmp_path, keep_s=1e-3), lambda: 4e9)
+    late.write(line)
+    late.close()
+    assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_workers_share_the_salt_that_is_made(tmp_path: Path) -> None:
+    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
+    model = {"policy": {"name": "round_robin"}, "backends": backends}
+    pool = PoolSettings.model_validate({"models": {"m": model}, "recorder": {"path": tmp_path, "text": "hashes"}})
+    made, again = with_salt(pool), with_salt(pool)
+    assert made.recorder is not None
+    assert again.recorder is not None
+    assert made.recorder.hash_salt is not None
+    assert made.recorder.hash_salt != again.recorder.hash_salt
+    assert with_salt(made) is made
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    assert recorder_fault(settings(tmp_path / "a" / "b")) == ""
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "cannot write to" in recorder_fault(settings(file))
+    assert "cannot write to" in recorder_fault(settings(file / "below"))
+    assert "cannot write to /proc" in recorder_fault(settings(Path("/proc/traces")))
+    assert recorder_fault(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
+
+
+def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="hashes"))
+    at_once = Documents("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
+    later = Documents("hashes", TextHasher(b"salt"))
+    for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
+        one = taken(recorder)
+        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt, "and more"])))
+        del one.take.chunks[:]
+        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
+        begun, waiting = at_once.begin(one, 1.0), later.begin(one, 1.0)
+        assert isinstance(begun, bytes) is is_short
+        assert isinstance(waiting, Waiting)
+        lines = [begun] if isinstance(begun, bytes) else at_once.end([begun])
+        assert lines == later.end([waiting])
+        assert json.loads(waiting.head + b"\n").items() <= json.loads(lines[0]).items()  # type: ignore[arg-type]
+        assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(lines[0]).keys()  # type: ignore[arg-type]
+
+
+def test_all_hashes_of_a_recorder_have_one_salt(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started(text="hashes")
+    for number, prompt in enumerate(("two words", "two words" * 1000)):
+        one = taken(recorder, number)
+        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt])))
+        del one.take.chunks[:]
+        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
+        recorder.add(one)
+    recorder.stop()
+    short, long = records(tmp_path)
+    assert short.hashing == long.hashing
+    assert list(short.output_hashes) == list(long.output_hashes)
+
+
+# With a gateway around it.
+
+
+async def test_requests_are_recorded_as_they_end(gateway_of: Start, tmp_path: Path) -> None:
+    keys = [{"name": "team", "key": "sk-secret-key"}]
+    async with gateway_of(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
+        headers = {"authorization": "Bearer sk-secret-key", "x-gateway-workload": "code", "x-request-id": "my-id"}
+        await running.chat("def f():\n    return 1\n" * 5, headers=headers, temperature=0.25, max_tokens=9)
+        await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)
+        (await running.client.get("/v1/models", headers=headers)).raise_for_status()
+        await running.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
+    plain, streamed = records(tmp_path / "t")
+    assert (plain.id, plain.model, plain.endpoint, plain.key, plain.workload) == (
+        "my-id",
+        MODEL,
+        "chat",
+        "team",
+        "code",
+    )
+    assert (plain.temperature, plain.max_tokens, plain.stream, plain.output_tokens) == (0.25, 9, None, 3)
+    assert plain.policy == "round_robin"
+    assert {one.backend for one in plain.candidates} == {"a", "b"}
+    assert plain.template  # which this policy has no need of
+    assert plain.code_share == 1.0
+    assert plain.arrived_at is not None
+    assert streamed.arrived_at is not None
+    assert 0 < streamed.arrived_at - plain.arrived_at < 60
+    assert plain.e2e_s is not None
+    assert 0 < plain.e2e_s < 60
+    assert streamed.ttft_s is not None
+    assert (streamed.id, streamed.stream, plain.ttft_s) == ("two", True, None)
+    written = b""
+    for path in (tmp_path / "t").iterdir():
+        with open_unpacked(path) as file:
+            written += file.read()
+    assert written.count(b"\n") == 2
+    for secret in (b"sk-secret-key", b"def f()", b"again", b"from a", b"from b"):
+        assert secret not in written
+
+
+async def test_the_text_is_recorded_where_it_may_be(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
+    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
+        await running.chat("what is recorded?")
+        await running.chat("and streamed?", stream=True)
+        await running.chat("long " * 2000)
+        await running.chat("two", n=2)
+    plain, streamed, long, two = records(tmp_path)
+    assert (plain.messages, plain.output) == ([{"role": "user", "content": "what is recorded?"}], "from a")
+    assert (streamed.messages[0]["content"], streamed.output) == ("and streamed?", "from a!")
+    assert (long.messages, long.prompt_tokens) == ((), 7)
+    assert (two.messages, two.output) == ((), "")
+
+
+async def test_hashes_stand_for_the_text(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s", "max_text_kib": 20}
+    policy = {"name": "thresholds", "rules": [{"name": "all", "when": {}, "prefer": ["baseline"]}]}
+    prompts = ["from a distance", "a long way, " * 1500, "too far, " * 3000]  # the second is not kept, but read again
+    async with start_gateway({"a": "baseline"}, recorder=recorder, policy=policy) as running:
+        for prompt in prompts:
+            await running.chat(prompt)
+            await running.chat(prompt, stream=True)
+    told = records(tmp_path)
+    assert {(one.messages, one.output) for one in told} == {((), "")}
+    hasher = TextHasher(b"s")
+    expected: list[Any] = [hasher.hash_text(prompt, output) for prompt in prompts for output in ("from a", "from a!")]
+    expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
+    assert [(one.prompt_hashes, one.output_hashes, one.hashing) for one in told] == expected
+    assert told[0].prompt_hashes[:2] == told[0].output_hashes[:2]
+
+
+async def test_failures_are_recorded_for_what_they_are(tmp_path: Path) -> None:
+    async def refuse(wire: Wire) -> None:
+        await wire.json({"error": {"message": "no", "code": 400}}, 400)
+
+    async def break_off(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        wire.reset()
+
+    async def fail(wire: Wire) -> None:
+        wire.reset()
+
+    async with start_gateway({"a": "baseline", "b": "ngram"}, recorder={"path": str(tmp_path)}) as running:
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = refuse
+        await running.chat("refused")
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = break_off
+        await running.chat("broken", stream=True)
+        await running.until_up()
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = fail
+        await running.chat("failed")
+    refused, broken, failed = records(tmp_path)
+    assert (refused.status, refused.error, refused.output_tokens) == (400, "client_error", 0)
+    assert (broken.error, broken.status) == ("interrupted", 502)
+    assert (failed.status, failed.error) == (502, "unanswered")
+    assert {failed.retried_from, failed.backend} == {"a", "b"}
+
+
+def pool_file(tmp_path: Path, **recorder: Any) -> Path:
+    simulate = {"calibration": "llama-3.1-8b-h100", "time_scale": 0.02}
+    backends = {"a": {"method": "baseline", "simulate": simulate}}
+    models = {"m": {"policy": {"name": "round_robin"}, "backends": backends}}
+    path = tmp_path / "pool.yaml"
+    path.write_text(yaml.safe_dump({"models": models, "recorder": {"path": str(tmp_path / "traces"), **recorder}}))
+    assert load_pool(path).recorder is not None
+    return path
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 12}
+
+
+def test_killed_in_the_middle_every_record_that_was_flushed_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    with gateway_command(pool_file(tmp_path, flush_s=0.05, text="full"), tmp_path, "--workers", "2") as running:
+        sent = [running.post("/v1/chat/completions", BODY).headers["x-request-id"] for _ in range(20)]
+
+        def flushed() -> bool:
+            return folder.exists() and len(found()) == len(sent)
+
+        def found() -> set[str]:
+            return {one.id for one in read_trace(folder)} if any(folder.iterdir()) else set()
+
+        until(flushed, what="the records")
+        os.killpg(running.process.pid, signal.SIGKILL)
+    assert found() == set(sent)
+    (last, *_) = sorted(folder.iterdir(), key=lambda path: path.stat().st_size, reverse=True)
+    whole = last.read_bytes()
+    last.write_bytes(whole[: len(whole) * 2 // 3])  # as if it had been in the middle of a write
+    broken: list[BrokenLine] = []
+    kept = {one.id for one in read_trace(folder, report=broken.append)}
+    assert 0 < len(kept) < len(sent)
+    assert kept < set(sent)
+
+
+def test_sigterm_writes_what_is_not_yet_written(tmp_path: Path) -> None:
+    with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
+        for _ in range(5):
+            running.post("/v1/chat/completions", BODY)
+        assert running.get("/metrics").text.count("gateway_recorder_queue")
+        assert not (tmp_path / "traces").exists()
+        assert running.end() == 0
+    told = records(tmp_path / "traces")
+    assert len(told) == 5
+    assert all(json.dumps(BODY["messages"]) not in str(one) for one in told)

@@ -1,0 +1,66 @@
+"""What is printed at start."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gateway.config.settings import PoolSettings
+from gateway.service.banner import pool_table, start_lines, try_line
+
+URL = "http://127.0.0.1:8080"
+
+
+def pool(**more: Any) -> PoolSettings:
+    backends = {
+        "six": {"method": "baseline", "url": "http://[fd00::1]:8000", "weight": 0.5},
+        "own": {"method": "draft_model", "serve": {"model": "[a]/target"}, "speculative_config": PARD},
+        "tree": {"method": "suffix", "simulate": {"calibration": "llama-3.1-8b-h100"}},
+    }
+    other = {"policy": {"name": "random"}, "backends": {"only": {"method": "baseline", "url": "unix:/run/it"}}}
+    models = {"its-first": {"policy": {"name": "random"}, "backends": backends}, "other": other}
+    return PoolSettings.model_validate({"models": models, **more})
+
+
+PARD = {"model": "pard", "num_speculative_tokens": 8, "parallel_drafting": True}
+
+
+def test_the_table() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(pool_table(pool()))
+    assert isinstance(console.file, io.StringIO)
+    assert [" ".join(line.split()) for line in console.file.getvalue().splitlines()[2:]] == [
+        "its-first six baseline http://[fd00::1]:8000 0.5",
+        "own draft_model (parallel) 8 started here ([a]/target) 1",
+        "tree suffix 24 simulated (llama-3.1-8b-h100) 1",
+        "other only baseline unix:/run/it 1",
+    ]
+
+
+def test_an_open_gateway_says_so_and_a_made_admin_key_is_shown() -> None:
+    lines = start_lines(pool(), URL, "made-key")
+    assert lines[0] == f"Listening at {URL}  (OpenAI base_url: {URL}/v1)"
+    assert sum(line.startswith("1 replica is simulated: ") for line in lines) == 1
+    assert "Open: no keys are set, so whoever reaches this address may use it." in lines
+    assert "Admin key of this run: made-key" in lines
+
+
+def test_keys_are_neither_shown_nor_forgotten() -> None:
+    lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), URL)
+    assert not any("secret" in line or line.startswith("Open:") or "Admin" in line for line in lines)
+    assert "Authorization: Bearer YOUR-KEY" in lines[-1]
+
+
+@pytest.mark.parametrize("keys", [[], ["k"]])
+def test_the_line_to_try_is_a_request(keys: list[str]) -> None:
+    words = shlex.split(try_line(pool(keys=keys), URL))
+    assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "its-first"
+    assert body["messages"][0]["role"] == "user"
+    assert words.count("-H") == 1 + len(keys)

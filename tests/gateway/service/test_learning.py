@@ -1,0 +1,91 @@
+"""A whole gateway that routes by what it learned, from real answers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.config.settings import PoolSettings
+from policies.learned.models.backend_model import Knowledge
+from policies.learned.policy import Learned
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.support.upstream import Wire, delta
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+async def _steps_of_two_words(wire: Wire) -> None:
+    await wire.begin_stream()
+    for _ in range(12):
+        await wire.chunk(delta("two words "))
+        await asyncio.sleep(0.001)
+    usage = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 24, "total_tokens": 31}}'
+    await wire.chunk(b"data: " + usage + b"\n\n")
+    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.end_stream()
+
+
+def _policy(running: Running) -> Learned:
+    policy = running.gateway.relay.router._models[MODEL].policy
+    assert isinstance(policy, Learned)
+    return policy
+
+
+_MOST_OF_18 = 15
+"""What 18 observations weigh at least, should an epoch end in between; 12 would not do."""
+
+
+def _seen(knowledge: Knowledge | None) -> float:
+    """Return how many answers' lengths were fitted."""
+    return 0.0 if knowledge is None or knowledge.length.effects is None else knowledge.length.effects.observations
+
+
+async def _notes(running: Running) -> dict[str, str]:
+    told = (await running.client.post("/admin/explain", json=BODY, headers=ADMIN)).json()
+    return {one["backend"]: one["note"] for one in told["candidates"]}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_gateway_answers_and_learns_beside_its_requests(fast: bool) -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": "learned", "seed": 1}, fast=fast) as running:
+        for upstream in running.upstreams.values():
+            upstream.behaviour = _steps_of_two_words
+        assert "(220 tokens" in (await _notes(running))["b"]  # nothing known: a typical answer
+        answers = await asyncio.gather(*[running.chat(stream=True) for _ in range(12)])
+        assert {one.status_code for one in answers} == {200}
+        assert {one.headers["x-gateway-policy"] for one in answers} == {"learned"}
+        assert {one.headers["x-gateway-reason"] for one in answers} <= {"least_delay", "explore", "control"}
+        # An override is not the policy's choice, but what comes of it is learned all the same.
+        chosen = [await running.chat(stream=True, headers={"x-gateway-backend": "b"}) for _ in range(6)]
+        assert {(one.headers["x-gateway-backend"], one.headers["x-gateway-policy"]) for one in chosen} == {
+            ("b", "override")
+        }
+        policy = _policy(running)
+        await running.until(lambda: _seen(policy._fresh) >= _MOST_OF_18)
+        await running.chat(stream=True)  # takes over what was fitted
+        known = policy.predictor.knowledge
+        assert _seen(known) >= _MOST_OF_18
+        assert known.observed["b"] >= 5
+        assert known.acceptance.arms
+        assert "(220 tokens" not in (await _notes(running))["b"]
+        await running.until(lambda: all(one.backlog.sent == 0 for one in policy.predictor.known.values()))
+
+
+def test_the_pool_file_takes_its_settings() -> None:
+    document = {
+        "models": {
+            MODEL: {
+                "policy": {
+                    "name": "learned",
+                    "objective": "goodput",
+                    "slo": {"ttft_ms": 300, "tpot_ms": 25},
+                    "exploration": {"share": 0.001, "most": 0.02},
+                    "guardrail": {"share": 0.02, "confidence": 0.995, "tolerance": 0.05},
+                },
+                "backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}},
+            }
+        }
+    }
+    assert PoolSettings.model_validate(document)

@@ -1,0 +1,183 @@
+"""Rules from experience and pins, at whole gateways and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.app import app
+from gateway.service.policy_versions import settings_of
+from gateway.state import sync
+from policies.learned.policy import Learned
+from policies.rules.policy import Thresholds
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+LEARNED = {"name": "learned", "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep gateways in step ten times a second."""
+    monkeypatch.setattr(sync, "PERIOD_S", 0.1)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    """Return what the pool file says under `state`."""
+    return {"file": str(tmp_path / "state.sqlite")}
+
+
+@contextlib.asynccontextmanager
+async def learning(state: Any) -> AsyncIterator[Running]:
+    methods = {"a": "baseline", "b": "ngram"}
+    async with start_gateway(methods, LEARNED, state=state) as running:
+        yield running
+
+
+async def ask(running: Running, times: int = 1) -> list[str]:
+    """Return which policy decided on each request."""
+    return [(await running.chat()).headers["x-gateway-policy"] for _ in range(times)]
+
+
+async def command(running: Running, *arguments: str, key: str = ADMIN_KEY) -> Result:
+    given = ["policy", *arguments, "--url", running.url, "--admin-key", key]
+    return await asyncio.to_thread(CliRunner().invoke, app, given)
+
+
+async def said(running: Running, *arguments: str) -> str:
+    result = await command(running, *arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+async def refused(running: Running, *arguments: str) -> str:
+    result = await command(running, *arguments)
+    assert result.exit_code == 1
+    assert not result.stdout
+    return str(result.stderr)
+
+
+def learned(running: Running) -> Learned:
+    policy = running.gateway.models[MODEL].policy
+    assert isinstance(policy, Learned)
+    return policy
+
+
+def pinned_text(running: Running) -> str:
+    return running.gateway.pinnings[MODEL].pin().rules
+
+
+async def test_a_pin_holds_at_all_gateways_and_after_a_restart(state: Any) -> None:
+    async with learning(state) as one, learning(state) as two:
+        assert set(await ask(one, 8)) == {"learned"}
+        text = await said(one, "distill")
+        assert (await said(one, "show", "1")) == text
+        assert "rules, version 1 decides" in await said(two, "pin", "1"), "though it was made at the other"
+        await one.until(lambda: learned(one).pinned is not None)
+        assert await ask(one) == await ask(two) == ["thresholds"]
+        pinned = learned(one).pinned
+        assert isinstance(pinned, Thresholds)
+        assert pinned.settings == settings_of(text)
+    async with learning(state) as again:
+        before = learned(again).experience.observations
+        assert await ask(again, 3) == ["thresholds"] * 3
+        assert learned(again).experience.observations > before, "it goes on learning"
+        assert "version 1 of" in (shown := await said(again, "show"))
+        assert ", pinned" in shown
+        assert "learned decides" in await said(again, "unpin")
+        assert await ask(again) == ["learned"]
+
+
+async def test_versions_are_compared_line_by_line_and_rolled_back(state: Any) -> None:
+    async with learning(state) as running:
+        await ask(running, 4)
+        first = await said(running, "distill")
+        assert "is the only one" in await refused(running, "diff")
+        await ask(running, 3)
+        second = await said(running, "distill")
+        assert first != second
+        lines = (await said(running, "diff")).splitlines()
+        assert lines[0].startswith("--- version 1 of 20")
+        assert lines[1].startswith("+++ version 2 of 20")
+        assert [line[1:] for line in lines[3:] if line[0] in " -"] == first.splitlines()
+        assert [line[1:] for line in lines[3:] if line[0] in " +"] == second.splitlines()
+
+        await said(running, "pin", "1")
+        await said(running, "pin", "2")
+        assert pinned_text(running) == second
+        await said(running, "rollback")
+        assert pinned_text(running) == first
+        assert "learned decides" in await said(running, "rollback")
+        assert learned(running).pinned is None
+        assert "nothing to roll back to" in await refused(running, "rollback")
+
+
+async def test_what_cannot_be_done_is_told(state: Any) -> None:
+    async with learning(state) as running:
+        assert "no request was observed yet" in await refused(running, "distill")
+        assert "no rules for m yet" in await refused(running, "diff")
+        assert "no rules yet" in await said(running, "show")
+        await ask(running, 2)
+        await said(running, "distill")
+        assert "There is no version 7 of the rules for m; kept: 1." in await refused(running, "pin", "7")
+        await said(running, "pin", "1")
+        assert "version 1 pinned already" in await refused(running, "pin", "1")
+        pinned = learned(running).pinned
+        broken = '{"version": 2, "rules": "name: thresholds\\nrules: [{name: x, prefer: [nonsense]}]"}'
+        await running.gateway.state.documents.put(f"{MODEL}/pin", broken, after=1)
+        assert learned(running).pinned is pinned, "a pin that cannot be read changes nothing"
+        assert "There is no model x" in await refused(running, "distill", "--model", "x")
+        wrong_key = await command(running, "show", key="wrong")
+        assert wrong_key.exit_code == 1
+        assert "needs the admin key" in wrong_key.stderr
+        nobody = await asyncio.to_thread(CliRunner().invoke, app, ["policy", "show", "--url", "http://127.0.0.1:9"])
+        assert nobody.exit_code == 1
+        assert "http://127.0.0.1:9 cannot be reached" in nobody.stderr
+
+
+async def test_nothing_can_be_pinned_where_nothing_is_kept() -> None:
+    async with learning("none") as running:
+        await ask(running, 2)
+        assert "`state: none`" in await refused(running, "distill")
+        assert "this process alone" in await said(running, "thaw")
+
+
+async def test_only_a_policy_that_learns_makes_rules() -> None:
+    async with start_gateway({"a": "baseline"}, {"name": "round_robin"}, state="none") as running:
+        assert "m: round_robin, which does not learn" in await said(running, "show")
+        assert "No model of this pool has the policy `learned`" in await refused(running, "distill")
+        assert "m has the policy `round_robin`" in await refused(running, "pin", "1", "--model", MODEL)
+
+
+async def test_a_frozen_policy_shows_and_is_thawed_everywhere(state: Any) -> None:
+    async with learning(state) as one, learning(state) as two:
+        policies = [learned(one), learned(two)]
+        for policy in policies:
+            for _ in range(400):
+                policy.guardrail.observe(1.0, control=True)
+                policy.guardrail.observe(3.0, control=False)
+            assert policy.guardrail.frozen
+        for _ in range(12):
+            policies[0].quarantine.observe("b", 8.0, None, time.time())
+        page = (await one.client.get("/metrics")).text
+        assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
+        assert f'gateway_backend_quarantined{{backend="b",model="{MODEL}"}} 1.0' in page
+        assert f'gateway_backend_quarantined{{backend="a",model="{MODEL}"}} 0.0' in page
+        shown = await said(one, "show")
+        assert "FROZEN" in shown
+        assert "b is in quarantine: steps take" in shown
+        assert "thawed at all gateways" in await said(one, "thaw")
+        await two.until(lambda: not any(policy.guardrail.frozen for policy in policies))
+        policies[0].guardrail.observe(1.0, control=True)
+        policies[0].guardrail.observe(2.0, control=False)
+        page = (await one.client.get("/metrics")).text
+        assert f'gateway_policy_frozen{{model="{MODEL}"}} 0.0' in page
+        assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} 2.0' in page

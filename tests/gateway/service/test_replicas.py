@@ -1,0 +1,87 @@
+"""What is started for a pool, and where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gateway.config.settings import PoolSettings
+from gateway.service.replicas import SIMULATOR, plan
+from tests.support.command import gateway_command, until
+
+SIMULATED = {"simulate": {"calibration": "llama-3.1-8b-h100"}}
+POLICY = {"policy": {"name": "least_loaded"}}
+
+
+def pool(**models: dict[str, object]) -> PoolSettings:
+    return PoolSettings.model_validate({"models": {name: {**POLICY, **model} for name, model in models.items()}})
+
+
+def test_a_replica_reached_by_url_starts_nothing(tmp_path: Path) -> None:
+    planned = plan(
+        pool(m={"backends": {"a": {"method": "baseline", "url": "http://h:1", "api_key": "sk-own"}}}), tmp_path
+    )
+    assert planned.launches == ()
+    (backend,) = planned.backends
+    assert (backend.url, backend.api_key, backend.simulated) == ("http://h:1", "sk-own", False)
+    assert "sk-own" not in repr(backend)
+
+
+def test_vllm_is_started_with_what_it_needs(tmp_path: Path) -> None:
+    served = {
+        "aliases": ["alias"],
+        "backends": {
+            "e": {
+                "method": "eagle",
+                "api_key": "secret",
+                "serve": {"model": "org/target", "flags": ["--dtype", "bfloat16"], "env": {"A": "1"}},
+                "speculative_config": {"model": "org/head", "num_speculative_tokens": 3},
+            }
+        },
+    }
+    planned = plan(pool(**{"org/m": served}), tmp_path)
+    (launch,) = planned.launches
+    assert launch.argv[:3] == ("vllm", "serve", "org/target")
+    assert launch.argv[launch.argv.index("--served-model-name") + 1 :][:2] == ("org/m", "alias")
+    config = json.loads(launch.argv[launch.argv.index("--speculative-config") + 1])
+    assert config == {"method": "eagle", "model": "org/head", "num_speculative_tokens": 3}
+    assert launch.env == {"A": "1", "VLLM_API_KEY": "secret"}
+    assert "secret" not in " ".join(launch.argv)
+    assert launch.health_urls == (f"{planned.backends[0].url}/health",)
+    assert launch.log_path.parent == tmp_path
+    assert planned.backends[0].num_speculative_tokens == 3
+
+
+def test_all_simulated_replicas_share_a_process(tmp_path: Path) -> None:
+    simulated = {"backends": {"a": {"method": "baseline", **SIMULATED}, "b": {"method": "suffix", **SIMULATED}}}
+    planned = plan(pool(m=simulated, n=simulated), tmp_path)
+    (launch,) = planned.launches
+    assert launch.name == SIMULATOR
+    assert len({backend.url for backend in planned.backends}) == 4
+    assert len(launch.health_urls) == 4
+    document = Path(launch.argv[-1])
+    assert document.stat().st_mode & 0o077 == 0  # it may hold keys
+    assert len({one["name"] for one in json.loads(document.read_text())["replicas"]}) == 4
+
+
+def test_two_models_whose_replicas_have_the_same_names_and_one_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(
+        "models:\n"
+        "  m: {policy: {name: least_loaded}, backends: {a: {method: baseline, api_key: k, "
+        "simulate: {calibration: llama-3.1-8b-h100}}}}\n"
+        "  n: {policy: {name: least_loaded}, aliases: [other], backends: {a: {method: suffix, "
+        "simulate: {calibration: llama-3.1-8b-h100}}}}\n"
+    )
+    with gateway_command(path, tmp_path) as command:
+        until(lambda: command.get("/readyz").status_code == 200)
+        for name, method in (("m", "baseline"), ("n", "suffix"), ("other", "suffix")):
+            body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+            answer = command.post("/v1/chat/completions", body)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-gateway-method"] == method
+        assert [card["id"] for card in command.get("/v1/models").json()["data"]] == ["m", "n", "other"]
+        of_which = command.get("/version")
+        assert of_which.status_code == 400
+        assert "x-gateway-model" in of_which.json()["error"]["message"]
+        assert command.get("/version", headers={"x-gateway-model": "n"}).headers["x-gateway-method"] == "suffix"

@@ -1,0 +1,98 @@
+"""What a request's headers and its key ask of the policy: not to be experimented with, to be answered in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.http.errors import GatewayError
+from gateway.routing.router import Wish
+from policies.features.request import Endpoint, RequestFeatures
+from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+FEATURES = RequestFeatures("m", Endpoint.CHAT, temperature=0.3)
+
+
+def test_a_request_without_headers_may_be_used_to_learn_and_has_no_bounds() -> None:
+    features = Wish.read({b"x-other": b"1"}).applied(FEATURES)
+    assert features is FEATURES
+    assert (features.explore, features.slo_ttft_s, features.slo_tpot_s) == (True, None, None)
+
+
+def test_headers_become_features_in_seconds() -> None:
+    wish = Wish.read({b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"250", b"x-slo-tpot-ms": b"12.5"})
+    features = wish.applied(FEATURES)
+    assert features.explore is False
+    assert features.slo_ttft_s == pytest.approx(0.25)
+    assert features.slo_tpot_s == pytest.approx(0.0125)
+    assert features.temperature == 0.3
+    assert FEATURES.explore is True
+
+
+def test_each_header_stands_alone() -> None:
+    assert Wish.read({b"x-gateway-explore": b"yes"}).applied(FEATURES) == FEATURES
+    only_first = Wish.read({b"x-slo-ttft-ms": b"1e3"}).applied(FEATURES)
+    assert (only_first.explore, only_first.slo_ttft_s, only_first.slo_tpot_s) == (True, 1.0, None)
+
+
+@pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
+@pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " "])
+def test_a_bound_that_is_no_positive_number_is_refused(header: str, value: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        Wish.read({header.encode(): value.encode()}).applied(FEATURES)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_header")
+    assert header in caught.value.message
+    assert repr(value) in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["maybe", "0", "true", "yes please", "\xff"])
+def test_exploring_is_allowed_or_not_and_nothing_else(value: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        Wish.read({b"x-gateway-explore": value.encode("latin-1")}).applied(FEATURES)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_header")
+    assert "x-gateway-explore" in caught.value.message
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_gateway_answers_400_and_sends_nothing(fast: bool) -> None:
+    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}, fast=fast) as running:
+        for header, value in [("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon"), ("x-gateway-explore", "maybe")]:
+            refused = await running.chat(headers={header: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "invalid_header"
+            assert header in refused.json()["error"]["message"]
+        assert running.upstreams["a"].seen == []
+        good = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "20", "x-gateway-explore": "no"}
+        assert (await running.chat(headers=good)).status_code == 200
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        told = (await running.client.post("/admin/explain", json=body, headers=ADMIN | good)).json()
+        assert told["features"]["explore"] is False
+        assert told["features"]["slo_ttft_s"] == pytest.approx(0.2)
+        assert told["features"]["slo_tpot_s"] == pytest.approx(0.02)
+
+
+KEYS = [
+    {"name": "quick", "key": "sk-quick", "slo": {"ttft_ms": 300, "tpot_ms": 25}},
+    {"name": "half", "key": "sk-half", "slo": {"tpot_ms": 40}},
+    {"name": "plain", "key": "sk-plain"},
+]
+BOUNDS = [
+    ("quick", {}, 0.3, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000"}, 1.0, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "1"}, 1.0, 0.001),
+    ("half", {"x-slo-ttft-ms": "500"}, 0.5, 0.04),
+    ("half", {}, None, 0.04),
+    ("plain", {}, None, None),
+]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_key_bounds_its_requests_that_bring_no_bounds(fast: bool) -> None:
+    policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
+    async with start_gateway({"a": "baseline", "b": "baseline"}, policy, fast=fast, keys=KEYS) as running:
+        met: list[tuple[float | None, float | None]] = []
+        running.gateway.relay.listeners.append(lambda it: met.append((it.request.slo_ttft_s, it.request.slo_tpot_s)))
+        for key, headers, ttft_s, tpot_s in BOUNDS:
+            answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
+            assert answer.status_code == 200
+            assert met.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))

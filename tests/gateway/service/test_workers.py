@@ -1,0 +1,151 @@
+"""The command with one worker and with several: starting, sharing, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ADMIN_KEY, alive, family, gateway_command, until
+from tests.support.upstream import Upstream
+
+POOL = """
+server: {{drain_s: 3}}
+health: {{interval_s: 0.2}}
+models:
+  m:
+    policy: {{name: round_robin}}
+    backends:
+      a: {{method: baseline, url: "{a}"}}
+      b: {{method: baseline, url: "{b}"}}
+keys:
+  - {{name: plain, key: sk-plain}}
+  - {{name: slow, key: sk-slow, requests_per_minute: 4}}
+admin: {{key: "{admin}"}}
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+KEY = {"authorization": "Bearer sk-plain"}
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Path]:
+    """Two upstreams on a loop of their own, and a pool file that names them."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def enter() -> list[Upstream]:
+        return [await Upstream(name, "m").__aenter__() for name in "ab"]
+
+    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL.format(a=upstreams[0].url, b=upstreams[1].url, admin=ADMIN_KEY))
+    try:
+        yield path
+    finally:
+
+        async def leave() -> None:
+            for upstream in upstreams:
+                await upstream.die()
+
+        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_ends_with_status_0_and_leaves_nothing(pool: Path, tmp_path: Path, workers: int) -> None:
+    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
+        until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
+        everyone = family(command.process.pid)
+        assert len(everyone) > (workers if workers > 1 else 0)
+        assert command.end() == 0
+        until(lambda: alive(everyone) == set(), 2.0)
+        assert "Traceback" not in command.printed()
+
+
+def test_a_taken_port_is_said_so(pool: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for workers in ("1", "2"):
+            with gateway_command(pool, tmp_path, "--port", str(port), "--workers", workers) as command:
+                assert command.process.wait(10) == 1
+                assert f"port {port}" in command.printed()
+
+
+def test_workers_count_and_drain_as_one(pool: Path, tmp_path: Path) -> None:
+    with gateway_command(pool, tmp_path, "--workers", "2") as command:
+        until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
+        for _ in range(40):
+            assert command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200
+
+        def counted() -> float:
+            lines = [
+                one for one in command.get("/metrics").text.splitlines() if one.startswith("gateway_requests_total")
+            ]
+            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'outcome="ok"' in line)
+
+        until(lambda: counted() == 40)
+        metrics_files = {path.name for path in Path(tmp_path).rglob("*")}
+        assert "gateway.log" in metrics_files
+        place = {"model": "m", "backend": "a"}
+        assert command.post("/admin/drain", place, headers=command.admin).json()["state"] == "draining"
+
+        def states() -> set[str]:
+            pools = [command.get("/admin/pool", headers=command.admin).json() for _ in range(12)]
+            return {one["models"]["m"]["backends"]["a"]["state"] for one in pools}
+
+        until(lambda: states() == {"draining"})
+        command.post("/admin/resume", place, headers=command.admin)
+        until(lambda: states() == {"up"})
+
+
+def test_limits_hold_over_workers(pool: Path, tmp_path: Path) -> None:
+    with gateway_command(pool, tmp_path, "--workers", "2") as command:
+        until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
+        slow = {"authorization": "Bearer sk-slow"}
+        statuses: list[int] = []
+
+        def refused_by_all() -> bool:
+            last = [command.post("/v1/chat/completions", CHAT, headers=slow).status_code for _ in range(8)]
+            statuses.extend(last)
+            return set(last) == {429}
+
+        until(refused_by_all, 5.0)
+        assert 4 <= statuses.count(200) <= 8  # 4 were it one process; each worker may give 4 before it hears
+
+
+def test_a_worker_that_dies_is_replaced(pool: Path, tmp_path: Path) -> None:
+    with gateway_command(pool, tmp_path, "--workers", "2") as command:
+        until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
+        before = family(command.process.pid)
+        victim = next(pid for pid in before - {command.process.pid} if b"spawn_main" in command_line(pid))
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: "another is started" in command.printed())
+        until(lambda: len(family(command.process.pid)) == len(before))
+        until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)))
+
+
+def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> None:
+    with gateway_command(pool, tmp_path, "--workers", "2") as command:
+        until(lambda: command.get("/readyz").status_code == 200)
+        everyone = family(command.process.pid)
+        command.process.kill()
+        command.process.wait()
+        until(lambda: alive(everyone) == set(), 10.0)
+
+
+def command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

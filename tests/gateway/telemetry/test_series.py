@@ -1,0 +1,48 @@
+"""What is summed up beside prometheus_client arrives there as if each value had been given to it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from gateway.telemetry.series import Counts, Distributions
+
+BOUNDS = (0.1, 0.5, 2.0)
+VALUES = (0.0, 0.1, 0.10001, 0.5, 1.0, 2.0, 2.5, 1000.0)
+
+
+def test_a_histogram_is_the_same_as_one_observed_value_by_value() -> None:
+    registries = CollectorRegistry(), CollectorRegistry()
+    ours, theirs = (Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry) for registry in registries)
+    distributions = Distributions(ours, BOUNDS)
+    for number, value in enumerate(VALUES):
+        distributions.labels("x").observe(value)
+        theirs.labels("x").observe(value)
+        if number % 3 == 0:
+            distributions.flush()
+    distributions.flush()
+    distributions.flush()
+    assert generate_latest(registries[0]) == generate_latest(registries[1])
+
+
+def test_a_counter_is_the_same_as_one_added_to_each_time() -> None:
+    registries = CollectorRegistry(), CollectorRegistry()
+    ours, theirs = (Counter("c", "text", ("a", "b"), registry=registry) for registry in registries)
+    counts = Counts(ours)
+    for amount in (1.0, 0.5, 7.0):
+        counts.labels("x", "y").inc(amount)
+        theirs.labels("x", "y").inc(amount)
+        counts.flush()
+    counts.labels("x", "z").inc()
+    theirs.labels("x", "z").inc()
+    counts.flush()
+    for labels in ({"a": "x", "b": "y"}, {"a": "x", "b": "z"}):
+        ours_now, theirs_now = (registry.get_sample_value("c_total", labels) for registry in registries)
+        assert ours_now == theirs_now is not None
+
+
+def test_series_are_there_before_anything_is_counted() -> None:
+    registry = CollectorRegistry()
+    Counts(Counter("c", "text", ("a",), registry=registry)).labels("x")
+    Distributions(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), BOUNDS).labels("x")
+    assert registry.get_sample_value("c_total", {"a": "x"}) == 0.0
+    assert registry.get_sample_value("d_count", {"a": "x"}) == 0.0

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from backends.engine_metrics import EngineMetrics
+from gateway.http.usage import Usage
+from lab.bench.record import Drafting, Record
+from lab.bench.report.statistics import Sample, acceptance, compare, distribution, failures, inter_token_s
+
+
+def record(
+    index: int, chunks_s: list[float], tokens: int | None, drafting: Drafting | None = None, error: str | None = None
+) -> Record:
+    usage = Usage(output_tokens=tokens) if tokens is not None else None
+    return Record(index, 0.0, 0.0, 9.0, array("d", chunks_s), usage, drafting, error, "why" if error else "")
+
+
+def test_a_distribution_is_in_milliseconds_with_linear_percentiles() -> None:
+    told = distribution([0.001 * value for value in range(1, 101)])
+    assert told is not None
+    assert (told.mean, told.p50) == (pytest.approx(50.5), pytest.approx(50.5))
+    assert told.p95 == pytest.approx(95.05)
+    assert told.p99 == pytest.approx(99.01)
+    assert (len(told.quantiles), told.quantiles[0], told.quantiles[100]) == (101, 1.0, 100.0)
+    assert distribution([]) is None
+
+
+def test_inter_token_times_stay_within_their_answers() -> None:
+    itl = inter_token_s([record(0, [1.0, 1.5, 3.0], 3), record(1, [7.0], 1), record(2, [2.0, 2.25], 2)])
+    assert itl.tolist() == [0.5, 1.5, 0.25]
+    assert inter_token_s([]).size == 0
+
+
+def test_failures_are_counted_by_kind() -> None:
+    records = [record(0, [], None, error="connect"), record(1, [1.0], 1), record(2, [], None, error="http 400")]
+    records.append(record(3, [], None, error="http 400"))
+    assert [(one.kind, one.count, one.example) for one in failures(records)] == [
+        ("http 400", 2, "why"),
+        ("connect", 1, "why"),
+    ]
+
+
+def test_acceptance_comes_from_the_answers_where_they_tell() -> None:
+    done = [
+        record(0, [1.0], 30, Drafting(10, 30, 18, (8, 6, 4))),
+        record(1, [1.0], 20, Drafting(5, 10, 2, (2, 0))),
+        record(2, [1.0], 500),  # told nothing: left out
+    ]
+    told = acceptance(done, EngineMetrics(), EngineMetrics(drafts=1, draft_tokens=1, accepted_tokens=1))
+    assert told is not None
+    assert told.source == "answers"
+    assert told.rate == pytest.approx(20 / 40)
+    assert told.length == pytest.approx(1 + 20 / 15)
+    assert told.tokens_per_step == pytest.approx(50 / 30)
+    assert told.by_position == pytest.approx((10 / 15, 6 / 15, 4 / 15))
+
+
+def test_else_from_the_difference_of_the_counters() -> None:
+    before = EngineMetrics(
+        drafts=100, draft_tokens=300, accepted_tokens=50, generation_tokens=400, accepted_per_position=(40, 8, 2)
+    )
+    after = EngineMetrics(
+        drafts=200, draft_tokens=600, accepted_tokens=200, generation_tokens=700, accepted_per_position=(120, 58, 22)
+    )
+    told = acceptance([record(0, [1.0], 300)], before, after)
+    assert told is not None
+    assert (told.source, told.rate, told.length) == ("counters", 0.5, 2.5)
+    assert told.tokens_per_step == pytest.approx(300 / 150)
+    assert told.by_position == pytest.approx((0.8, 0.5, 0.2))
+
+
+def test_positions_that_first_occur_in_the_run_are_counted_from_nothing() -> None:
+    told = acceptance(
+        [record(0, [1.0], 3)],
+        EngineMetrics(),
+        EngineMetrics(drafts=4, draft_tokens=8, accepted_tokens=5, generation_tokens=9, accepted_per_position=(3, 2)),
+    )
+    assert told is not None
+    assert told.by_position == (0.75, 0.5)
+
+
+def test_an_engine_that_drafted_nothing_has_no_acceptance() -> None:
+    assert acceptance([record(0, [1.0], 3)], EngineMetrics(), EngineMetrics(generation_tokens=3)) is None
+
+
+def test_else_tokens_per_chunk_stand_in() -> None:
+    told = acceptance([record(0, [1.0, 2.0], 5), record(1, [1.0, 2.0], 3)], None, None)
+    assert told is not None
+    assert (told.source, told.rate, told.length) == ("chunks", None, 2.0)
+    assert acceptance([record(0, [1.0, 2.0], None)], None, None) is None
+
+
+def sample(tpot_s: np.ndarray, *, closed: bool = True) -> Sample:
+    records = [record(index, [0.1, 0.1 + 99 * tpot], 100) for index, tpot in enumerate(tpot_s)]
+    total_s = sum(one.e2e_s for one in records)
+    return Sample.of(records, len(records) * 100 / total_s if closed else 50.0, closed=closed)
+
+
+def test_a_speedup_that_is_the_same_for_every_prompt_is_certain_when_paired() -> None:
+    base = np.random.default_rng(0).lognormal(-4, 0.5, 200)
+    throughput, tpot = compare(sample(base / 1.5), sample(base), seed=1)
+    assert tpot is not None
+    assert (tpot.ratio, tpot.low, tpot.high) == (pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
+    assert throughput.low <= throughput.ratio <= throughput.high
+    assert 1.3 < throughput.ratio < 1.5  # the time to first token is no faster
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    random = np.random.default_rng(5)
+    covered = 0
+    for turn in range(40):
+        run, base = random.lognormal(-4.0, 0.3, 80), random.lognormal(-3.8, 0.3, 80)
+        _, tpot = compare(sample(run), sample(base), turn)
+        assert tpot is not None
+        covered += tpot.low <= np.exp(0.2) <= tpot.high  # the ratio of the medians
+    assert covered >= 33
+
+
+def test_an_open_loop_gains_no_throughput_from_faster_answers() -> None:
+    base = np.random.default_rng(0).lognormal(-4, 0.5, 100)
+    throughput, tpot = compare(sample(base / 2, closed=False), sample(base, closed=False), seed=1)
+    assert throughput.ratio == pytest.approx(1.0)
+    assert tpot is not None
+    assert tpot.ratio == pytest.approx(2.0)
+
+
+def test_answers_of_one_token_have_no_tpot_to_compare() -> None:
+    records = [record(index, [0.1], 1) for index in range(5)]
+    one = Sample.of(records, 10.0, closed=True)
+    throughput, tpot = compare(one, one, seed=0)
+    assert tpot is None
+    assert throughput.ratio == 1.0
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    random = np.random.default_rng(1)
+    run, base = sample(random.lognormal(-4, 0.3, 50)), sample(random.lognormal(-4, 0.3, 60))
+    assert compare(run, base, 3) == compare(run, base, 3)
+    assert compare(run, base, 3) != compare(run, base, 4)

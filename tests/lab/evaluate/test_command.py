@@ -1,0 +1,182 @@
+"""`gateway evaluate` as a user meets it: what it prints, writes and refuses, and its exit statuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import offpolicy as simulated
+from gateway.cli.app import app
+from lab.trace import TraceRecord, write_trace
+
+POOL = """\
+models:
+  m:
+    policy: {name: static, backend: head}
+    backends:
+      plain: {method: baseline, url: "http://127.0.0.1:9"}
+      lookup: {method: ngram, url: "http://127.0.0.1:10", speculative_config: {num_speculative_tokens: 5}}
+      tree: {method: suffix, url: "http://127.0.0.1:11"}
+      head: {method: eagle3, url: "http://127.0.0.1:12", weight: 3, speculative_config: {num_speculative_tokens: 3}}
+"""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 600 requests, of which a backend was drawn at random for each, and of 50 of another model."""
+    path = tmp_path_factory.mktemp("log") / "log.jsonl"
+    records = [
+        replace(record, arrived_at=float(number)) for number, record in enumerate(simulated.surface_log(1, 650, 1.0))
+    ]
+    write_trace(
+        path, [replace(record, model="other") if place % 13 == 1 else record for place, record in enumerate(records)]
+    )
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_it_prints_a_table_for_each_policy_and_writes_all_figures(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    code, printed, _ = run(log, "--policy", "random", "--policy", "{name: static, backend: tree}", "--json", out)
+    assert code == 0
+    assert printed.startswith("600 requests\n")
+    assert "\nrandom: as much as 600 requests of its own" in printed
+    assert "\nstatic: " in printed
+    assert printed.count("e2e_s mean") == printed.count("tpot_s mean") == 2
+    assert "how requests slow each other" in printed
+    document = orjson.loads(out.read_bytes())
+    assert document["requests"] == 600
+    own = document["policies"]["random"]
+    assert own["refused"] is None
+    assert own["effective_sample_size"] == pytest.approx(600)
+    assert own["e2e_s"]["ips"]["mean"]["value"] == pytest.approx(own["e2e_s"]["logged"]["mean"])
+    other = document["policies"]["static"]
+    assert other["shares"]["tree"] == 1.0
+    for estimator in ("ips", "snips", "dr"):
+        seen = other["e2e_s"][estimator]["mean"]
+        assert seen["low"] < seen["value"] < seen["high"]
+    assert set(other["e2e_s"]["quantiles"]) == {"p50"}
+
+
+def test_same_seed_same_figures(log: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        assert run(log, "--policy", "thresholds", "--seed", 3, "--limit", 500, "--json", tmp_path / name)[0] == 0
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_the_pool_tells_weights_and_its_own_policy(log: Path, tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL)
+    out = tmp_path / "figures.json"
+    assert run(log, "--config", pool, "--json", out)[0] == 0
+    assert orjson.loads(out.read_bytes())["policies"]["static"]["shares"]["head"] == 1.0
+    assert run(log, "--config", pool, "--policy", "random", "--json", out)[0] == 0
+    assert orjson.loads(out.read_bytes())["policies"]["random"]["shares"]["head"] == pytest.approx(0.5)
+
+
+def test_policies_from_files_and_of_the_same_name(log: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "mine.yaml"
+    rules.write_text("policy:\n  name: thresholds\n  rules: [{name: all, when: {}, prefer: [suffix]}]\n")
+    out = tmp_path / "figures.json"
+    given = [rules, "{name: static, backend: tree}", "{name: static, method: suffix}"]
+    options = [word for policy in given for word in ("--policy", policy)]
+    assert run(log, *options, "--json", out)[0] == 0
+    told = orjson.loads(out.read_bytes())["policies"]
+    assert list(told) == ["mine", "static", "static (2)"]
+    assert {one["shares"]["tree"] for one in told.values()} == {1.0}
+
+
+def test_a_log_that_cannot_tell_says_what_would_help(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    write_trace(path, list(simulated.surface_log(1, 300, 0.0)))
+    code, printed, _ = run(path, "--policy", "{name: static, backend: tree}")
+    assert code == 1
+    assert "The log cannot tell: 100% of its choices" in printed
+    assert "e2e_s mean" not in printed
+    assert run(path, "--policy", "{name: static, backend: tree}", "--policy", "random")[0] == 1
+
+
+def test_the_other_model(log: Path) -> None:
+    code, printed, _ = run(log, "--policy", "random", "--model", "other")
+    assert printed.startswith("50 requests")
+    assert code == 1  # 50 are too few
+
+
+def test_what_a_replay_has_learned_is_what_a_policy_begins_with(log: Path, tmp_path: Path) -> None:
+    """The replay has seen all drafts of `head` accepted and no others, which the calibration does not expect."""
+    pool, trace, state, out = (tmp_path / name for name in ("pool.yaml", "trace.jsonl", "state.json", "figures.json"))
+    pool.write_text(POOL)
+    acceptance = {"ngram": 1.0, "suffix": 1.0, "eagle3": 4.0}
+    write_trace(
+        trace,
+        [TraceRecord(arrived_at=n / 4, prompt_tokens=60, output_tokens=80, acceptance=acceptance) for n in range(300)],
+    )
+    kept = [trace, "--config", pool, "--policy", "learned", "--state", state]
+    assert CliRunner().invoke(app, ["replay", *map(str, kept)]).exit_code == 0
+    given = (log, "--config", pool, "--policy", "learned", "--json", out)
+    shares = []
+    for more in ((), ("--state", state)):
+        assert run(*given, *more)[0] in (0, 1)
+        shares.append(orjson.loads(out.read_bytes())["policies"]["learned"]["shares"])
+    assert shares[1]["head"] > shares[0]["head"] + 0.2
+
+
+@pytest.mark.parametrize("written", [None, "{}", '{"learned": {"mine": []}}'])
+def test_a_state_that_tells_nothing_of_the_policy(log: Path, tmp_path: Path, written: str | None) -> None:
+    state = tmp_path / "state.json"
+    if written is not None:
+        state.write_text(written)
+    code, printed, error = run(log, "--policy", "learned", "--state", state)
+    assert (code, printed) == (2, "")
+    told = {
+        None: "cannot read it: No such file",
+        "{}": "this is no file that `gateway replay --state` has written",
+        '{"learned": {"mine": []}}': "nothing in it was learned by learned; known here: mine",
+    }
+    assert told[written] in error
+    state.write_text('{"learned": {}}')
+    assert "none of the policies learns" in run(log, "--policy", "random", "--state", state)[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--policy", "rondom"], "--policy rondom: name: no such policy; did you mean 'random'?"),
+        (["--policy", "{name: static}"], "static takes either `backend: NAME` or `method: METHOD`"),
+        (["--policy", "nowhere.yaml"], "--policy nowhere.yaml: cannot read it"),
+        (["--policy", "{name: [static}"], "not YAML"),
+        ([], "--policy: name one, or give --config"),
+        (["--policy", "random", "--model", "none"], "no record of the log tells of a choice"),
+        (["--policy", "random", "--format", "cvs"], "no format is called 'cvs'"),
+        (["--policy", "random", "--config", "nowhere.yaml"], "nowhere.yaml:1:1: cannot read it"),
+    ],
+)
+def test_wrong_input_is_told_and_exits_2(log: Path, options: list[str], told: str) -> None:
+    code, printed, error = run(log, *options)
+    assert (code, printed) == (2, "")
+    assert told in error
+
+
+def test_broken_lines_are_told_and_counted_or_refused(log: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = log.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:300], b"{broken", *lines[300:]]))
+    code, printed, error = run(path, "--policy", "random")
+    assert code == 0
+    assert "left out: 1 broken lines" in printed
+    assert "log.jsonl:301" in error
+    code, _, error = run(path, "--policy", "random", "--strict")
+    assert code == 2
+    assert "log.jsonl:301" in error
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    assert run(tmp_path / "empty.jsonl", "--policy", "random")[0] == 2

@@ -1,0 +1,305 @@
+"""`gateway replay --live` as its users start it, against servers on real sockets and a gateway over the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from lab.trace import TraceRecord, write_trace
+from tests.support.command import ROOT, Command, gateway_command
+from tests.support.upstream import Upstream, Wire, answer, delta
+
+AZURE = ROOT / "tests" / "data" / "AzureLLMInferenceTrace_code.csv"
+POOL = """\
+models:
+  llama:
+    policy: {name: round_robin}
+    backends:
+      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
+      head:
+        method: eagle3
+        simulate: {calibration: llama-3.1-8b-h100}
+        speculative_config: {num_speculative_tokens: 3}
+keys:
+  - {name: team, key: team-key, may_override: true}
+  - {name: guest, key: guest-key}
+"""
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """Run it in this process."""
+    result = CliRunner(env={"OPENAI_API_KEY": None}).invoke(app, ["replay", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+async def start(*arguments: object) -> asyncio.subprocess.Process:
+    """Start it in a process of its own."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "replay", *map(str, arguments)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"},
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 60.0)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def streamed(wire: Wire, tokens: int = 4) -> None:
+    """Answer, with usage: as many prompt tokens as words, and 10."""
+    asked = wire.seen.json
+    words = len(str(asked.get("prompt") or asked["messages"][-1]["content"]).split())
+    usage = {"prompt_tokens": words + 10, "completion_tokens": tokens, "total_tokens": words + 10 + tokens}
+    if not asked["stream"]:
+        await wire.json(answer("x") | {"usage": usage})
+        return
+    await wire.begin_stream()
+    for _ in range(tokens):
+        await wire.chunk(delta("x"))
+    await wire.chunk(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.end_stream()
+
+
+async def test_requests_leave_at_their_time_whatever_the_answers_do(tmp_path: Path) -> None:
+    trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
+    write_trace(
+        trace,
+        [
+            TraceRecord(
+                arrived_at=n / 100, model="gpt", endpoint="chat", prompt_tokens=30 + n, output_tokens=4, workload="code"
+            )
+            for n in range(11)
+        ]
+        + [TraceRecord(arrived_at=0.2, endpoint="embeddings", prompt="a", prompt_tokens=1)]
+        + [TraceRecord(arrived_at=0.2, prompt="once upon a time", prompt_tokens=4, output_tokens=4)],
+    )
+    all_came = asyncio.Event()
+    streams = 0
+
+    async def held_back(wire: Wire) -> None:
+        nonlocal streams
+        if wire.seen.json["stream"]:
+            streams += 1
+            if streams == 12:
+                all_came.set()
+            await all_came.wait()
+        await streamed(wire)
+
+    async with Upstream("a", "the-model", held_back) as server:
+        process = await start(
+            *(trace, "--live", f"{server.url}/v1", "--warmup", 2, "--api-key", "secret-key", "--slo", "e2e=60"),
+            *("--json", out, "--report", page),
+        )
+        status, printed, told = await ended(process)
+        assert status == 0, told
+    sent = [seen for seen in server.seen if seen.json["stream"]]
+    assert [seen.target for seen in sent] == ["/v1/chat/completions"] * 11 + ["/v1/completions"]
+    assert {seen.json["model"] for seen in sent} == {"the-model"}
+    assert {seen.header("authorization") for seen in server.seen} == {"Bearer secret-key"}
+    assert {seen.header("x-gateway-workload") for seen in sent[:-1]} == {"code"}
+    assert [len(seen.json["messages"][0]["content"].split()) for seen in sent[:-1]] == [20 + n for n in range(11)]
+    document = orjson.loads(out.read_bytes())
+    assert (document["requests"], document["warmup"], document["interrupted"]) == (10, 2, False)
+    [(name, one)] = document["policies"].items()
+    assert name == server.url.removeprefix("http://")
+    assert (one["requests"], one["errors"], one["slo_kept"], one["regret"]) == (10, 0, 1.0, None)
+    assert one["shares"] == {}
+    for times in (one["e2e_s"], one["ttft_s"], one["tpot_s"]):
+        assert list(times) == ["mean", "p50", "p90", "p99"]
+    assert 0 < one["ttft_s"]["p50"] <= one["e2e_s"]["p50"]
+    assert "10 requests for the-model" in printed
+    assert "not told" in printed
+    assert "1 requests of the trace generate no text, and are left out." in printed
+    assert name in page.read_text()
+
+
+async def test_an_endpoint_that_dies_is_told_and_what_it_answered_is_kept(tmp_path: Path) -> None:
+    trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
+    write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
+    streams = 0
+
+    async def eighth_is_the_last(wire: Wire) -> None:
+        nonlocal streams
+        streams += bool(wire.seen.json["stream"])
+        if streams > 8:
+            server._server.close()  # type: ignore[union-attr]
+            wire.reset()
+            return
+        await streamed(wire)
+
+    async with Upstream("a", "m", eighth_is_the_last) as server:
+        status, printed, _ = await ended(await start(trace, "--live", f"mine={server.url}", "--report", page))
+    assert status == 0
+    row = next(line.split() for line in printed.splitlines() if line.startswith("mine"))
+    assert row[:3] == ["mine", "8", "12"]
+    assert "failed, connect: refused the connection" in printed
+    assert " failed: connect</li>" in page.read_text()
+
+
+async def test_ctrl_c_shows_what_has_finished(tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
+    arrivals = [0.0, 0.01, 0.02, 3600.0]
+    write_trace(trace, [TraceRecord(arrived_at=at, prompt_tokens=20, output_tokens=4) for at in arrivals])
+    streams, two_ended = 0, asyncio.Event()
+
+    async def third_hangs(wire: Wire) -> None:
+        nonlocal streams
+        streams += bool(wire.seen.json["stream"])
+        if streams == 3:
+            two_ended.set()
+            await wire.until_closed()
+            return
+        await streamed(wire)
+
+    async with Upstream("a", "m", third_hangs) as server:
+        process = await start(trace, "--live", f"first={server.url}", "--live", f"second={server.url}", "--json", out)
+        await asyncio.wait_for(two_ended.wait(), 30.0)
+        process.send_signal(signal.SIGINT)
+        status, printed, told = await ended(process)
+    assert status == 130
+    assert "Traceback" not in told
+    assert "stopped: requests that had not ended are not in it" in printed
+    document = orjson.loads(out.read_bytes())
+    assert document["interrupted"]
+    assert {name: (one["requests"], one["errors"]) for name, one in document["policies"].items()} == {"first": (2, 0)}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    folder = tmp_path_factory.mktemp("gateway")
+    pool = folder / "pool.yaml"
+    pool.write_text(POOL)
+    with gateway_command(pool, folder) as running:
+        yield running
+
+
+def test_a_gateway_tells_who_served_and_may_be_asked_for_a_backend(gateway: Command, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--json", out)
+    code, printed, _ = command(*given, "--api-key", "team-key")
+    assert code == 0
+    [one] = orjson.loads(out.read_bytes())["policies"].values()
+    assert (one["requests"], one["errors"]) == (12, 0)
+    assert one["shares"] == {"head": 0.5, "plain": 0.5}  # in turns, the looks before it included
+    assert "head 50%  plain 50%" in printed
+    asked = ("--policy", "{name: static, backend: head}", "--policy", "{name: static, method: baseline}")
+    code, printed, _ = command(*given, "--api-key", "team-key", *asked)
+    assert code == 0
+    told = orjson.loads(out.read_bytes())["policies"]
+    shares = {"static head": {"head": 1.0}, "static baseline": {"plain": 1.0}}
+    assert {name: one["shares"] for name, one in told.items()} == shares
+
+
+def test_prefix_caches_save_what_requests_shared_and_nothing_of_an_earlier_run(
+    gateway: Command, tmp_path: Path
+) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
+    shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
+    write_trace(trace, [replace(shared, arrived_at=n / 10) for n in range(10)])
+    rows = ("--live", f"first={gateway.url}", "--live", f"second={gateway.url}")
+    asked = ("--policy", "{name: static, backend: plain}", "--api-key", "team-key")
+    assert command(trace, *rows, *asked, "--json", out)[0] == 0
+    told = orjson.loads(out.read_bytes())["policies"]
+    assert list(told) == ["first static plain", "second static plain"]
+    for one in told.values():
+        found = [re.search(r"(\d+)% was found in a prefix cache", note) for note in one["notes"]]
+        shares = [int(match[1]) for match in found if match]
+        assert len(shares) == 1
+        assert 70 <= shares[0] <= 85  # nine of ten times three blocks of 512, less what came before the first was read
+
+
+def test_what_a_key_may_not_is_told_before_anything_is_sent(gateway: Command) -> None:
+    code, printed, error = command(AZURE, "--live", gateway.url)
+    assert (code, printed) == (2, "")
+    assert "/v1/models answered 401; give the key with --api-key" in error
+    asked = ("--api-key", "guest-key", "--policy", "{name: static, backend: head}")
+    code, printed, error = command(AZURE, "--live", gateway.url, *asked)
+    assert (code, printed) == (2, "")
+    assert "a first request was answered 403: Key 'guest' may not choose backends" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--live", "127.0.0.1:8000"], "--live 127.0.0.1:8000: expected http://host:port"),
+        (["--live", "http://127.0.0.1:9"], "http://127.0.0.1:9: cannot be reached: ConnectError"),
+        (["--live", "http://127.0.0.1:9", "--config", "config/pool.yaml"], "leave it out with --live"),
+        (["--live", "http://127.0.0.1:9", "--policy", "learned"], "a running gateway routes by its own policy"),
+        (["--live", "http://127.0.0.1:9", "--policy", "rondom"], "did you mean 'random'?"),
+        (["--live", "http://127.0.0.1:9", "--live", "http://127.0.0.1:9"], "is given twice; name them"),
+        (["--live", "http://127.0.0.1:9", "--warmup", 40], "--warmup 40 leaves none to count"),
+        (["--live", "http://127.0.0.1:9", "--rate", 0], "give a number above 0"),
+        (["--live", "http://127.0.0.1:9", "--slo", "itl=1"], "no bound is called 'itl'"),
+        (["--live", "http://127.0.0.1:9", "--json", "/nowhere/x.json"], "its folder does not exist"),
+        (["--ignore-eos", "--config", "config/pool.yaml"], "goes only with --live"),
+        ([], "give the pool to simulate, or --live URL"),
+    ],
+)
+def test_wrong_input_is_told_and_exits_2(options: list[object], told: str) -> None:
+    code, printed, error = command(AZURE, *options)
+    assert (code, printed) == (2, "")
+    assert told in error
+
+
+def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    code, _, error = command(empty, "--live", "http://127.0.0.1:9")
+    assert (code, error) == (2, "gateway replay: the trace has no requests\n")
+    code, _, error = command(tmp_path / "nowhere.jsonl", "--live", "http://127.0.0.1:9")
+    assert code == 2
+    assert "nowhere.jsonl: No such file" in error
+    write_trace(empty, [TraceRecord(endpoint="embeddings", arrived_at=0.0, prompt="a")])
+    assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
+
+
+async def test_what_is_no_gateway_is_asked_for_no_backend() -> None:
+    async with Upstream("a", "m", streamed) as server:
+        status, printed, told = await ended(
+            await start(AZURE, "--live", server.url, "--policy", "{name: static, backend: head}")
+        )
+    assert (status, printed) == (2, "")
+    assert "heeds no --policy" in told
+    assert not any(seen.json["stream"] for seen in server.seen)
+
+
+def test_an_endpoint_without_an_answer_exits_1(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, [TraceRecord(arrived_at=0.0, prompt_tokens=9, output_tokens=2)])
+
+    async def run() -> tuple[int, str, str]:
+        async def refuses_streams(wire: Wire) -> None:
+            if wire.seen.json["stream"]:
+                await wire.json({"error": {"message": "no more"}}, 503)
+            else:
+                await streamed(wire)
+
+        async with Upstream("a", "m", refuses_streams) as server:
+            return await ended(await start(trace, "--live", server.url))
+
+    status, printed, _ = asyncio.run(run())
+    assert status == 1
+    assert "1 failed, http 503: " in printed

@@ -1,0 +1,93 @@
+"""What is sent for a record, and text in place of what it only counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from lab.bench.prompts import TokenScale
+from lab.live.requests import LiveRequests, api_of
+from lab.live.texts import Texts
+from lab.trace import TraceRecord
+
+
+def body_of(record: TraceRecord, **options: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"seed": "0", "ignore_eos": False} | options
+    scales = {"chat": TokenScale(fixed=10.0), "completions": TokenScale()}
+    requests = LiveRequests([record], ["served", "other"], "served", scales, **given)
+    document: dict[str, Any] = orjson.loads(requests.body(0))
+    return document
+
+
+def test_a_record_s_own_prompt_is_sent_as_it_was() -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    chat = TraceRecord(messages=messages, prompt="not this", prompt_tokens=9, temperature=0.3, top_p=0.9)
+    assert (api_of(chat), body_of(chat)["messages"]) == ("chat", messages)
+    assert (body_of(chat)["temperature"], body_of(chat)["top_p"]) == (0.3, 0.9)
+    text = TraceRecord(prompt="once upon", prompt_token_ids=[1, 2], prompt_tokens=2)
+    assert (api_of(text), body_of(text)["prompt"]) == ("completions", "once upon")
+    tokens = TraceRecord(endpoint="chat", prompt_token_ids=[5, 6, 7], prompt_tokens=3)
+    assert (api_of(tokens), body_of(tokens)["prompt"]) == ("completions", [5, 6, 7])
+    for body in map(body_of, (chat, text, tokens)):
+        assert body["stream"] is True
+        assert body["stream_options"] == {"include_usage": True}
+
+
+def test_where_only_lengths_are_known_the_prompt_is_as_long_by_the_engine_s_count() -> None:
+    chat = body_of(TraceRecord(prompt_tokens=110))["messages"]
+    assert [message["role"] for message in chat] == ["user"]
+    assert len(chat[0]["content"].split()) == 100  # and 10 of the template
+    completion = TraceRecord(endpoint="completions", prompt_tokens=110)
+    assert api_of(completion) == "completions"
+    assert len(body_of(completion)["prompt"].split()) == 110
+
+
+def test_answers_may_be_as_long_as_they_were() -> None:
+    assert body_of(TraceRecord(prompt_tokens=3, output_tokens=40, max_tokens=500))["max_completion_tokens"] == 40
+    assert body_of(TraceRecord(prompt="a", output_tokens=0))["max_tokens"] == 1
+    assert body_of(TraceRecord(prompt="a", max_tokens=500))["max_tokens"] == 500
+    unknown = body_of(TraceRecord(prompt="a"))
+    assert not {"max_tokens", "ignore_eos", "temperature", "top_p"} & unknown.keys()
+    assert body_of(TraceRecord(prompt="a", output_tokens=9), ignore_eos=True)["ignore_eos"] is True
+
+
+def test_a_request_asks_for_its_own_model_where_that_is_served() -> None:
+    assert body_of(TraceRecord(model="other", prompt="a"))["model"] == "other"
+    assert body_of(TraceRecord(model="gpt-4", prompt="a"))["model"] == "served"
+
+
+def test_a_gateway_is_told_the_kind_of_text() -> None:
+    records = [TraceRecord(prompt="a", workload="code"), TraceRecord(prompt="a"), TraceRecord(workload="é")]
+    requests = LiveRequests(records, [], "m", {}, seed="0", ignore_eos=False)
+    assert [requests.headers(number) for number in range(3)] == [[(b"x-gateway-workload", b"code")], [], []]
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "other"])
+def test_what_generates_no_text_is_sent_nowhere(endpoint: str) -> None:
+    assert api_of(TraceRecord(endpoint=endpoint, prompt="a")) is None
+
+
+def test_texts_have_in_common_what_prefix_blocks_say() -> None:
+    texts = Texts(TokenScale(fixed=8.0, per_word=2.0), "seed")
+    long = texts.prompt(TraceRecord(prompt_tokens=1608, prefix_blocks=[7, 8, 9, 10]), 0).split()
+    short = texts.prompt(TraceRecord(prompt_tokens=1208, prefix_blocks=[7, 8, 9]), 1).split()
+    other = texts.prompt(TraceRecord(prompt_tokens=1608, prefix_blocks=[7, 88, 99, 100]), 2).split()
+    assert (len(long), len(short), len(other)) == (800, 600, 800)
+    assert long[:600] == short
+    assert long[:256] == other[:256]
+    assert long[256:280] != other[256:280]
+
+
+def test_beyond_its_blocks_and_without_any_a_text_is_its_own() -> None:
+    texts = Texts(TokenScale(), "seed")
+    record = TraceRecord(prompt_tokens=700, prefix_blocks=[7], block_tokens=512)
+    one, other = (texts.prompt(record, number).split() for number in (1, 2))
+    assert one[:512] == other[:512]
+    assert one[512:530] != other[512:530]
+    plain = TraceRecord(prompt_tokens=20)
+    assert texts.prompt(plain, 1) != texts.prompt(plain, 2)
+    assert texts.prompt(plain, 1) == Texts(TokenScale(), "seed").prompt(plain, 1)
+    assert texts.prompt(plain, 1) != Texts(TokenScale(), "another").prompt(plain, 1)
+    assert texts.prompt(record, 1) != Texts(TokenScale(), "another").prompt(record, 1)

@@ -1,0 +1,259 @@
+"""`gateway replay` as a user meets it: the table, the figures, the page, what is kept, and its exit statuses."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from lab.trace import TraceRecord, write_trace
+from tests.support.paths import DATA
+
+AZURE, MOONCAKE = DATA / "AzureLLMInferenceTrace_code.csv", DATA / "mooncake_synthetic_trace.jsonl"
+POOL = """\
+models:
+  llama:
+    policy: {name: thresholds, seed: 1}
+    backends:
+      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
+      tree: {method: suffix, url: "http://10.0.0.1:8000"}
+      head: {method: eagle3, url: "http://10.0.0.2:8000", speculative_config: {num_speculative_tokens: 3}}
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pool") / "pool.yaml"
+    path.write_text(POOL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def untimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "untimed.jsonl"
+    acceptance = [{"suffix": 6.0, "eagle3": 1.5}, {"suffix": 1.2, "eagle3": 3.0}]
+    write_trace(
+        path,
+        [
+            TraceRecord(
+                temperature=0.0, prompt_tokens=100 + n % 50, output_tokens=60, template=2 * f"{n % 2:04x}",
+                acceptance=acceptance[n % 2],
+            )
+            for n in range(200)
+        ],
+    )  # fmt: skip
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def figures(tmp_path: Path, *arguments: object) -> dict[str, Any]:
+    out = tmp_path / "figures.json"
+    code, _, error = run(*arguments, "--json", out)
+    assert code == 0, error
+    document: dict[str, Any] = orjson.loads(out.read_bytes())
+    return document
+
+
+def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
+    out, report = tmp_path / "figures.json", tmp_path / "page.html"
+    code, printed, _ = run(
+        AZURE, "--config", pool, "--policy", "thresholds", "--policy", "clairvoyant", "--warmup", 5,
+        "--json", out, "--report", report,
+    )  # fmt: skip
+    assert code == 0
+    assert printed.startswith("35 requests on simulated replicas\n")
+    assert "regret" in printed
+    document = orjson.loads(out.read_bytes())
+    assert list(document["policies"]) == ["thresholds", "clairvoyant"]
+    for one in document["policies"].values():
+        promised = {"requests", "e2e_s", "ttft_s", "tpot_s", "output_tokens_per_s", "shares", "goodput"}
+        assert set(one) == promised | {"errors", "slo_kept", "regret"}
+        for name in ("e2e_s", "ttft_s", "tpot_s"):
+            assert list(one[name]) == ["mean", "p50", "p90", "p99"]
+            assert 0 < one[name]["p50"] <= one[name]["p90"] <= one[name]["p99"]
+        assert (one["requests"], one["errors"]) == (35, 0)
+        assert set(one["shares"]) == {"plain", "tree", "head"}
+        assert sum(one["shares"].values()) == pytest.approx(1.0)
+    assert document["policies"]["clairvoyant"]["regret"] == 0.0
+    assert document["policies"]["thresholds"]["regret"] > 0.0
+    tags, text = parsed(report)
+    assert tags["table"] == 4
+    assert tags["html"] == tags["body"] == tags["main"] == 1
+    for cell in ("thresholds", "clairvoyant", f"{document['policies']['thresholds']['e2e_s']['mean']:.3f}"):
+        assert cell in text
+
+
+def parsed(page: Path) -> tuple[dict[str, int], list[str]]:
+    """Return how often each tag was opened, all of which must be closed in order, and the texts."""
+    opened: dict[str, int] = {}
+    open_tags: list[str] = []
+    texts: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            opened[tag] = opened.get(tag, 0) + 1
+            if tag != "meta":
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+        def handle_data(self, data: str) -> None:
+            texts.append(data)
+
+    Reader().feed(page.read_text("utf-8"))
+    assert not open_tags
+    return opened, texts
+
+
+def test_same_seed_same_figures(pool: Path, tmp_path: Path) -> None:
+    given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned")
+    first, again, other = (figures(tmp_path, *given, "--seed", seed) for seed in (4, 4, 5))
+    assert first == again
+    assert first["policies"] != other["policies"]
+
+
+def test_policies_that_are_played_side_by_side_give_the_same_figures(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned", "--warmup", 3)
+    alone = figures(tmp_path, *given, "--state", tmp_path / "alone")
+    monkeypatch.setattr("lab.replay.play._FEW", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert figures(tmp_path, *given, "--state", tmp_path / "together") == alone
+    assert (tmp_path / "together").read_bytes() == (tmp_path / "alone").read_bytes()
+
+
+def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
+    given = (AZURE, "--config", pool, "--policy", "least_loaded")
+    own = figures(tmp_path, *given)["policies"]["least_loaded"]
+    fast = figures(tmp_path, *given, "--speed", 10)["policies"]["least_loaded"]
+    assert fast["output_tokens_per_s"] == pytest.approx(10 * own["output_tokens_per_s"], rel=0.2)  # and the last end
+    assert fast["e2e_s"]["mean"] > own["e2e_s"]["mean"]
+    at_rate = figures(tmp_path, *given, "--rate", 4)["policies"]["least_loaded"]
+    assert at_rate["goodput"] == pytest.approx(4.0, rel=0.1)
+    code, _, error = run(*given, "--rate", 4, "--speed", 2)
+    assert code == 2
+    assert "takes the place of --speed" in error
+
+
+def test_goodput_counts_what_keeps_its_bounds(pool: Path, tmp_path: Path) -> None:
+    given = (AZURE, "--config", pool, "--policy", "least_loaded")
+    all_kept = figures(tmp_path, *given)["policies"]["least_loaded"]
+    assert all_kept["slo_kept"] == 1.0
+    bound = all_kept["e2e_s"]["p50"]
+    half = figures(tmp_path, *given, "--slo", f"e2e={bound},ttft=60")["policies"]["least_loaded"]
+    assert half["slo_kept"] == pytest.approx(0.5)
+    assert half["goodput"] == pytest.approx(all_kept["goodput"] / 2)
+
+
+def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path: Path) -> None:
+    code, printed, error = run(untimed, "--config", pool)
+    assert (code, printed) == (2, "")
+    assert error == "gateway replay: the trace does not tell when requests came; give --rate\n"
+    given = (untimed, "--config", pool, "--policy", "least_loaded", "--rate", 5)
+    assert figures(tmp_path, *given)["policies"]["least_loaded"]["goodput"] == pytest.approx(5.0, rel=0.2)
+    assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # one request has its time
+
+
+def test_what_was_learned_is_kept_and_read_again(pool: Path, untimed: Path, tmp_path: Path) -> None:
+    state = tmp_path / "learned.json"
+    given = (untimed, "--config", pool, "--policy", "learned", "--rate", 4, "--state", state)
+    first = figures(tmp_path, *given)["policies"]["learned"]
+    kept = orjson.loads(state.read_bytes())["learned"]["learned"]
+    assert {table for table, _, _ in kept} >= {"acceptance", "length"}
+    second = figures(tmp_path, *given)["policies"]["learned"]
+    assert second["e2e_s"]["mean"] < first["e2e_s"]["mean"]
+    state.write_text('{"learned": [')
+    code, _, error = run(*given)
+    assert code == 2
+    assert "this is no file that `gateway replay --state` has written" in error
+
+
+def test_policies_of_one_name_are_kept_apart(pool: Path, tmp_path: Path) -> None:
+    given = ("{name: static, backend: head}", "clairvoyant", "{name: static, backend: tree}")
+    options = [word for policy in given for word in ("--policy", policy)]
+    told = figures(tmp_path, MOONCAKE, "--config", pool, *options)["policies"]
+    assert list(told) == ["static", "clairvoyant", "static (2)"]
+    assert told["static"]["shares"]["head"] == told["static (2)"]["shares"]["tree"] == 1.0
+    assert list(figures(tmp_path, MOONCAKE, "--config", pool)["policies"]) == ["thresholds"]  # the pool's own
+
+
+def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=10_000_000, output_tokens=5) for n in range(3)])
+    told = figures(tmp_path, trace, "--config", pool)
+    assert told["requests"] == 3
+    assert told["clairvoyant_mean_e2e_s"] is None
+    only = told["policies"]["thresholds"]
+    assert (only["requests"], only["errors"], only["goodput"], only["regret"]) == (0, 3, 0.0, None)
+    assert only["e2e_s"]["mean"] is None
+
+
+def test_a_context_that_the_pool_sets_is_the_replicas(tmp_path: Path) -> None:
+    pool, trace = tmp_path / "pool.yaml", tmp_path / "trace.jsonl"
+    lengths = [500, 1000, 5000, 9000]
+    write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=n, output_tokens=5) for n in lengths])
+    errors = {}
+    for given in ("", ", max_model_len: 1004", ", max_model_len: 8192"):
+        simulate = "{calibration: llama-3.1-8b-h100" + given + "}"
+        pool.write_text(
+            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, simulate: " + simulate + "}}}}\n"
+        )
+        errors[given] = figures(tmp_path, trace, "--config", pool)["policies"]["random"]["errors"]
+    assert list(errors.values()) == [0, 3, 1]
+
+
+def test_broken_lines_are_told_and_skipped_or_refused(pool: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = MOONCAKE.read_bytes().splitlines()
+    trace.write_bytes(b"\n".join([*lines[:7], b"{broken", *lines[7:]]))
+    out = tmp_path / "figures.json"
+    code, _, error = run(trace, "--config", pool, "--json", out)
+    assert code == 0
+    assert "trace.jsonl:8: not JSON" in error
+    assert orjson.loads(out.read_bytes())["requests"] == 30
+    code, printed, error = run(trace, "--config", pool, "--strict")
+    assert (code, printed) == (2, "")
+    assert "trace.jsonl:8: not JSON" in error
+
+
+def test_a_file_that_was_begun_and_never_written_does_not_hide_the_others(pool: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    (folder / "requests-1.jsonl").touch()
+    assert run(folder, "--config", pool) == (2, "", "gateway replay: the trace has no requests\n")
+    write_trace(folder / "requests-2.jsonl", [TraceRecord(arrived_at=float(n), prompt_tokens=9) for n in range(3)])
+    assert figures(tmp_path, folder, "--config", pool)["requests"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--policy", "rondom"], "--policy rondom: name: no such policy; did you mean 'random'?"),
+        (["--policy", "{name: static}"], "static takes either `backend: NAME` or `method: METHOD`"),
+        (["--model", "qwen"], "has no model 'qwen'; it has llama"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml:1:1: cannot read it"),
+        (["--calibration", "abacus"], "abacus"),
+        (["--slo", "ttft"], "write it as ttft=0.5,tpot=0.02,e2e=10, in seconds"),
+        (["--slo", "itl=1"], "no bound is called 'itl'"),
+        (["--warmup", "30"], "the trace has 30 requests; --warmup 30 leaves none to count"),
+        (["--format", "cvs"], "no format is called 'cvs'"),
+        (["--json", "/nowhere/figures.json"], "/nowhere/figures.json"),
+    ],
+)
+def test_wrong_input_is_told_and_exits_2(pool: Path, options: list[str], told: str) -> None:
+    code, printed, error = run(MOONCAKE, "--config", pool, *options)
+    assert (code, printed) == (2, "")
+    assert told in error

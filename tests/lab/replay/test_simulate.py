@@ -1,0 +1,246 @@
+"""A trace played with a policy in the loop: what each part of a record is worth, and that nobody beats knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.ngram import ngram_replay
+from backends.drafting.script import Script
+from backends.simulator.drafting.proposers import lookup_bounds
+from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.virtual_time import run_virtual
+from backends.speculation import Method
+from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
+from lab.trace import TraceRecord, read_trace
+from policies.learned.policy import Learned
+from policies.policy import Policy, policies
+from tests.support.paths import DATA
+
+CALIBRATION = "llama-3.1-8b-h100"
+
+
+def replica(method: Method, k: int = 0, name: str = "", max_model_len: int | None = None) -> ReplicaSpec:
+    config = {"num_speculative_tokens": k} if k else {}
+    return ReplicaSpec(name or method.value, method, config, CALIBRATION, max_model_len=max_model_len)
+
+
+POOL = [replica(Method.BASELINE), replica(Method.NGRAM, 5), replica(Method.SUFFIX), replica(Method.EAGLE3, 3)]
+
+
+def policy(name: str, **settings: object) -> Policy:
+    known = policies()[name]
+    return known(known.Settings.model_validate({"seed": 1, **settings}))
+
+
+def record(**given: object) -> TraceRecord:
+    known = {"temperature": 0.0, "prompt_tokens": 100, "output_tokens": 12}
+    return TraceRecord(**{**known, **given})  # type: ignore[arg-type]
+
+
+def mixed(count: int, gap_s: float) -> list[ReplayRequest]:
+    """Requests of which half are copied by lookups and half are not, in templates that tell them apart."""
+    rng = np.random.default_rng(5)
+    requests = []
+    for number, arrived_s in enumerate(np.cumsum(rng.exponential(gap_s, count))):
+        copies = bool(number % 2)
+        requests.append(
+            replay_request(
+                record(
+                    prompt_tokens=int(rng.integers(50, 600)),
+                    output_tokens=int(rng.integers(20, 250)),
+                    template="aaaaaaaa" if copies else "bbbbbbbb",
+                    acceptance={"ngram": 4.5, "suffix": 6.0, "eagle3": 1.6}
+                    if copies
+                    else {"ngram": 1.1, "suffix": 1.2, "eagle3": 3.0},
+                ),
+                float(arrived_s),
+                0.0,
+            )
+        )
+    return requests
+
+
+def steps(request: ReplayRequest, method: Method, k: int) -> tuple[list[int], list[int]]:
+    script = request.script(method, k, {})
+    assert script is not None
+    return script.emitted.tolist(), script.drafted.tolist()
+
+
+def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], drafted: Sequence[int]) -> float:
+    """Return the seconds of one request by the engine that stands behind HTTP, which shares no code with a fleet."""
+    config = {"num_speculative_tokens": k} if k else {}
+    engine = Engine(EngineParameters.of(load_calibration(CALIBRATION), method, config))
+    script = Script(prompt_tokens, len(emitted), np.array(emitted, np.int32), np.array(drafted, np.int32))
+    return float(run_virtual(engine, [(0.0, script)]).e2e_s[0])
+
+
+def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], name: str = "least_loaded") -> Replayed:
+    return replay(pool, requests, policy(name))
+
+
+def test_recorded_steps_take_the_seconds_that_they_say() -> None:
+    # from position 1: 4 tokens, then 2 at 5, then 9 at 7 which k cuts to 4, and the last one
+    told = [1, 4, 1, 1, 1, 2, 1, 9, 1, 1, 1, 1]
+    request = replay_request(record(acceptance={"eagle3": told}), 0.0, 0.0)
+    emitted, drafted = steps(request, Method.EAGLE3, 3)
+    assert emitted == [1, 4, 1, 1, 1, 2, 1, 4, 1, 1, 1, 1]
+    assert drafted == [0] + 11 * [3]
+    result = play([replica(Method.EAGLE3, 3)], [request])
+    assert result.e2e_s[0] == pytest.approx(alone(Method.EAGLE3, 3, 100, emitted, drafted), rel=1e-12)
+    slow = play([replica(Method.EAGLE3, 3)], [replay_request(record(acceptance={"eagle3": 12 * [1]}), 0.0, 0.0)])
+    # a prefill and 4 steps of one token each against a prefill and 11: the same step time but for a longer context
+    assert (slow.e2e_s - slow.ttft_s)[0] / (result.e2e_s - result.ttft_s)[0] == pytest.approx(11 / 4, rel=0.01)
+
+
+def test_recorded_steps_begin_again_where_they_end_before_the_answer() -> None:
+    emitted, drafted = steps(replay_request(record(acceptance={"suffix": [1, 3, 2]}), 0.0, 0.0), Method.SUFFIX, 24)
+    assert emitted == [1, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 1]  # never past the end
+    assert drafted == [0, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("told", "mean"), [(2.4, 2.4), (0.3, 1.0), (9.0, 4.0)])
+def test_a_recorded_mean_is_kept_as_far_as_k_allows(told: float, mean: float) -> None:
+    request = replay_request(record(output_tokens=4000, acceptance={"eagle3": told}), 0.0, 0.0)
+    emitted, _ = steps(request, Method.EAGLE3, 3)
+    assert np.mean(emitted[1:-4]) == pytest.approx(mean, rel=0.02)
+    assert max(emitted) - min(emitted[:-4][1:]) <= 1
+
+
+def test_lookups_run_on_the_text_where_it_is_there() -> None:
+    prompt = list(range(100, 150))
+    output = list(range(110, 140))
+    request = replay_request(
+        record(prompt_tokens=50, output_tokens=40, prompt_token_ids=prompt, output_token_ids=output), 0.0, 0.0
+    )
+    emitted, drafted = steps(request, Method.NGRAM, 5)
+    assert emitted[:30] == ngram_replay(prompt, output, 5, *lookup_bounds({}))[0].tolist()
+    assert max(emitted) == 6  # the answer is copied
+    assert emitted[30:] == 10 * [1]  # the text ends before the length that the record tells
+    assert drafted[30:] == 10 * [0]
+    assert max(steps(request, Method.SUFFIX, 24)[0]) > 1
+    assert request.script(Method.EAGLE3, 3, {}) is None
+    told = replace_acceptance(request, {"ngram": 1.0})
+    assert steps(told, Method.NGRAM, 5)[0] == 40 * [1]  # what was recorded goes before the text
+
+
+def test_lookups_that_look_in_other_ways_are_told_apart() -> None:
+    prompt = [1, 2, 3, 9, 9, 3, 4, 5]
+    text = {"prompt_token_ids": prompt, "output_token_ids": [3, 4, 5, 3, 4, 5]}
+    request = replay_request(record(prompt_tokens=8, output_tokens=6, **text), 0.0, 0.0)
+    ways = [{"prompt_lookup_min": shortest, "prompt_lookup_max": 3} for shortest in (1, 3)]
+    emitted = []
+    for way in ways:
+        script = request.script(Method.NGRAM, 2, way)
+        assert script is not None
+        emitted.append(script.emitted.tolist())
+        assert emitted[-1] == ngram_replay(prompt, [3, 4, 5, 3, 4, 5], 2, *lookup_bounds(way))[0].tolist()
+    assert emitted[0] != emitted[1]
+
+
+def replace_acceptance(request: ReplayRequest, acceptance: dict[str, float]) -> ReplayRequest:
+    return replace(request, acceptance=acceptance, _scripts={})
+
+
+def test_without_acceptance_or_text_steps_are_drawn_by_workload_and_seed() -> None:
+    requests = [replay_request(record(output_tokens=200, workload="code"), 60.0 * n, 0.0) for n in range(20)]
+    assert requests[0].script(Method.SUFFIX, 24, {}) is None
+    pool = [replica(Method.SUFFIX)]
+    first, again, other = (replay(pool, requests, policy("least_loaded"), seed=seed) for seed in (1, 1, 2))
+    assert first.e2e_s.tolist() == again.e2e_s.tolist()
+    assert first.e2e_s.tolist() != other.e2e_s.tolist()
+    plain = play([replica(Method.BASELINE)], requests)
+    assert first.e2e_s.mean() < plain.e2e_s.mean()
+    chat = play(pool, [replay_request(record(output_tokens=200, workload="chat"), 60.0 * n, 0.0) for n in range(20)])
+    assert first.e2e_s.mean() < chat.e2e_s.mean()  # code is found again more often
+
+
+@pytest.mark.parametrize("name", ["thresholds", "random", "learned"])
+def test_same_seed_same_figures(name: str) -> None:
+    requests = mixed(150, 0.05)
+    first, again = (replay(POOL, requests, policy(name), seed=3) for _ in range(2))
+    assert first.e2e_s.tolist() == again.e2e_s.tolist()
+    assert first.backend.tolist() == again.backend.tolist()
+
+
+def test_the_warm_up_is_played_but_does_not_count() -> None:
+    requests = mixed(100, 0.02)
+    whole = play(POOL, requests)
+    rest = replay(POOL, requests, policy("least_loaded"), warmup=30)
+    assert rest.e2e_s.tolist() == whole.e2e_s.tolist()[30:]
+    assert rest.duration_s < whole.duration_s
+    cold = play(POOL, requests[30:])
+    assert rest.e2e_s.tolist() != cold.e2e_s.tolist()  # it met what the warm-up had left under way
+
+
+def test_too_long_requests_are_errors_and_those_of_the_warm_up_do_not_count() -> None:
+    pool = [replica(Method.BASELINE, max_model_len=400), replica(Method.EAGLE3, 3, max_model_len=400)]
+    lengths = [300, 5000, 300, 5000, 300]
+    requests = [replay_request(record(prompt_tokens=n), 0.1 * at, 0.0) for at, n in enumerate(lengths)]
+    for name in ("least_loaded", "learned", None):
+        chosen = None if name is None else policy(name)
+        result = replay(pool, requests, chosen)
+        assert (result.errors, len(result.e2e_s)) == (2, 3)
+        if isinstance(chosen, Learned):  # nor do they weigh on a replica for ever
+            assert {one.backlog.requests for one in chosen.predictor.known.values()} == {0}
+    after = replay(pool, requests, policy("least_loaded"), warmup=2)
+    assert (after.errors, len(after.e2e_s)) == (1, 2)
+    none = replay(pool, requests[1:2], policy("least_loaded"))
+    assert (none.errors, len(none.e2e_s), none.duration_s) == (1, 0, 0.0)
+
+
+def test_what_only_a_baseline_serves_goes_to_one() -> None:
+    requests = [replay_request(record(baseline_only=("min_p",)), 0.1 * n, 0.0) for n in range(6)]
+    for chosen in (policy("random"), None):
+        assert set(replay(POOL, requests, chosen).backend.tolist()) == {0}
+    assert replay(POOL[1:], requests, policy("random")).errors == 6
+
+
+@pytest.mark.parametrize("gap_s", [1.0, 0.02])
+def test_nobody_beats_knowing_lengths_and_acceptance(gap_s: float) -> None:
+    requests = mixed(300, gap_s)
+    best = replay(POOL, requests, None).e2e_s.mean()
+    for name in ("least_loaded", "random", "learned"):
+        assert best <= replay(POOL, requests, policy(name)).e2e_s.mean()
+
+
+def test_what_was_learned_is_there_from_the_first_request() -> None:
+    requests = mixed(400, 0.1)
+    first = policy("learned")
+    cold = replay(POOL, requests, first)
+    rows = learned_rows(first)
+    assert rows
+    second = policy("learned")
+    set_learned(second, rows, requests[0].arrived_s)
+    assert {row.key for row in learned_rows(second)} == {row.key for row in rows}
+    warm = replay(POOL, requests[:100], second)
+    # before it has seen one request: those that lookups copy go to lookups, the others to the head
+    early = warm.backend[:40]
+    right = np.where(np.arange(40) % 2, early != 3, early == 3).mean()
+    early = cold.backend[:40]
+    assert right > np.where(np.arange(40) % 2, early != 3, early == 3).mean()
+    assert learned_rows(policy("least_loaded")) == []
+
+
+def test_traces_of_others_play() -> None:
+    for name, count in (("AzureLLMInferenceTrace_code.csv", 40), ("mooncake_synthetic_trace.jsonl", 30)):
+        records = list(read_trace(DATA / name))
+        first = records[0].arrived_at or 0.0
+        requests = [replay_request(one, (one.arrived_at or 0.0) - first, 0.7) for one in records]
+        result = replay(POOL, requests, policy("thresholds"))
+        assert len(result.e2e_s) == count
+        assert {request.features.temperature for request in requests} == {0.7}  # the model's, for want of another
+
+
+def test_shared_prefixes_are_found_in_the_cache() -> None:
+    blocks = {"prefix_blocks": (7, 8, 9), "block_tokens": 512, "prompt_tokens": 1600, "output_tokens": 2}
+    alike = [replay_request(record(**blocks), 10.0 * n, 0.0) for n in range(2)]
+    result = play([replica(Method.BASELINE)], alike)
+    assert result.ttft_s[1] < 0.5 * result.ttft_s[0]
+    assert alike[0].features.prefix_tokens == (512, 1024, 1536)

@@ -1,0 +1,70 @@
+"""A trace in rows: every request comes out as it went in, in order, here and in other processes, and nothing stays."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.replay.request import ReplayRequest, replay_request, under_load
+from lab.replay.table import RequestTable, tabulated
+from lab.trace import Hashing, TraceRecord, in_arrival_order, read_trace
+from tests.support.paths import DATA
+
+UNLIKE = [
+    TraceRecord(arrived_at=3.0, model="a", prompt_tokens=0, output_tokens=None, baseline_only=("min_p", "logit_bias")),
+    TraceRecord(arrived_at=1.0, model="b", n=3, temperature=0.2, top_p=0.5, max_tokens=7, prompt_tokens=2**40),
+    TraceRecord(model="b", messages=[{"role": "user", "content": "def f(x):\n    return x\n" * 30}], turns=4),
+    TraceRecord(arrived_at=1.0, prompt_token_ids=[5, 6, 5, 6], output_token_ids=[6, 5, 6], max_tokens=0),
+    TraceRecord(arrived_at=2.0, prompt_hashes=[2**51, 3], output_hashes=[3], hashing=Hashing("piece", 3, "salt")),
+    TraceRecord(arrived_at=2.0, acceptance={"eagle3": [1, 3, 2], "ngram": 1.7}, output_tokens=9, stream=True),
+    TraceRecord(prefix_blocks=(3, 2**60), prompt_tokens=900, workload="code", template="0badcafe", overlap=0.25),
+    TraceRecord(arrived_at=-4.5, structured=True, tools=True, code_share=0.125, endpoint="messages"),
+]
+
+
+def expected(records: list[TraceRecord]) -> list[ReplayRequest]:
+    """Requests without the table, idle: the load that they met when they were recorded is not theirs here."""
+    made = [replay_request(record, 0.0, 0.7) for record in in_arrival_order(records)]
+    return [replace(one, features=under_load(one.features, 0.0, 0)) for one in made]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        UNLIKE,
+        list(read_trace(DATA / "AzureLLMInferenceTrace_code.csv")),
+        list(read_trace(DATA / "mooncake_synthetic_trace.jsonl"))[::-1],
+        [],
+    ],
+    ids=["unlike", "azure", "mooncake", "none"],
+)
+def test_requests_come_out_as_they_went_in_and_in_order(records: list[TraceRecord]) -> None:
+    wanted = expected(records)
+    with tabulated(records, 0.7) as table:
+        assert list(table) == wanted
+        assert [table[place] for place in range(len(table))] == wanted
+        assert list(table[2:5]) == wanted[2:5]
+        elsewhere = pickle.loads(pickle.dumps(table[1:]))
+        assert list(elsewhere) == wanted[1:]
+
+
+def test_what_is_left_at_the_end_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with tabulated(UNLIKE, 0.7) as table:
+        assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(table)) == len(UNLIKE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pace_is_given_afterwards() -> None:
+    with tabulated(UNLIKE, 0.7) as table:
+        assert np.isnan(table.arrived_at[:2]).all()
+        assert table.arrived_at[2:].tolist() == [-4.5, 1.0, 1.0, 2.0, 2.0, 3.0]
+        paced = table.paced(np.arange(8.0))[3:]
+        assert isinstance(paced, RequestTable)
+        assert [one.arrived_s for one in paced] == [3.0, 4.0, 5.0, 6.0, 7.0]
+        assert paced[0].arrived_s == 3.0

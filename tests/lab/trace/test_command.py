@@ -1,0 +1,223 @@
+"""`gateway trace show|convert|sample|anonymize`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from gateway.recorder.hashes import TextHasher
+from lab.trace import FORMATS, TraceRecord, read_trace, write_trace
+from lab.trace.command import Format
+from lab.trace.statistics import mean_acceptance_length
+from tests.support.paths import DATA, DOCS
+
+AZURE = DATA / "AzureLLMInferenceTrace_code.csv"
+PAGE = (DOCS / "trace.md").read_text("utf-8")
+
+
+def run(*words: object, status: int = 0) -> tuple[str, str]:
+    result = CliRunner().invoke(app, ["trace", *map(str, words)])
+    assert result.exit_code == status, result.output
+    return result.stdout, result.stderr
+
+
+def own(count: int = 200) -> list[TraceRecord]:
+    """Return requests of ten sessions and two templates, one a second, the latest first."""
+    return [
+        TraceRecord(
+            id=f"r{number}",
+            arrived_at=1.7e9 + number,
+            model="m",
+            key="team",
+            session=f"s{number % 10}",
+            template=f"{number % 2:08x}",
+            temperature=0.5,
+            prompt_tokens=number,
+            output_tokens=10,
+            method="ngram",
+            backend="b",
+            error="" if number % 20 else "x y@z",
+            acceptance={"ngram": [1, 3, 1, 1, 2, 1, 1, 1, 1, 1], "eagle3": 2.5},
+            prompt="Who am I? " * 3,
+            output="You are I? am",
+            prefix_blocks=[1, number],
+        )
+        for number in reversed(range(count))
+    ]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "own.jsonl.zst"
+    write_trace(path, own())
+    return path
+
+
+def read(path: Path) -> list[TraceRecord]:
+    return list(read_trace(path, strict=True))
+
+
+def test_the_formats_to_choose_from_are_those_there_are() -> None:
+    assert {one.value for one in Format} == set(FORMATS)
+
+
+def test_show_tells_what_is_in_a_trace(trace: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    told, _ = run("show", trace, "--json", figures)
+    assert "200 requests" in told
+    assert "from 2023-11-14 22:13:20+00:00, 199.0 s, 1 requests/s" in told
+    assert "10 sessions" in told
+    assert re.search(r"prompt tokens +200 +99.5 +99.5 +179.1 +197 +199", told)
+    assert re.search(r"error +requests +share", told)
+    assert re.search(r"x y@z +10 +5.0%", told)
+    assert re.search(r"eagle3 +200 +2.50", told)
+    document = orjson.loads(figures.read_bytes())
+    assert document["requests"] == document["texts"] == 200
+    assert document["measures"]["prompt_tokens"]["p50"] == 99.5
+    assert document["acceptance"][1]["mean"] == pytest.approx(10 / 7)
+    assert document["prefix_blocks"] == 400
+    assert document["prefix_reuse"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_mean_of_an_acceptance_is_over_the_steps_that_are_taken() -> None:
+    assert mean_acceptance_length([1, 3, 9, 9, 2, 1]) == 2.0
+    assert mean_acceptance_length([2, 9, 5]) == 1.5  # a last step that emits more than is left
+    assert mean_acceptance_length(2.5) == 2.5
+    assert mean_acceptance_length([]) is None
+
+
+def test_show_tells_of_broken_lines(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt_tokens": 1}\n' + "broken\n" * 15)
+    told, complained = run("show", path)
+    assert "1 requests, 15 broken lines" in told
+    assert "no times" in told
+    assert f"{path}:2: not JSON" in complained
+    assert complained.count("skipped\n") == 10
+    assert "15 broken lines skipped." in complained
+    _, complained = run("show", path, "--strict", status=2)
+    assert complained.startswith(f"gateway trace show: {path}:2: not JSON")
+
+
+def test_what_cannot_be_read_or_written(tmp_path: Path, trace: Path) -> None:
+    assert "No such file" in run("show", tmp_path / "none", status=2)[1]
+    assert "is being read" in run("convert", trace, trace, status=2)[1]
+    assert "is being read" in run("convert", tmp_path, trace, status=2)[1]
+    assert "cannot write it" in run("convert", trace, tmp_path / "no" / "x", status=2)[1]
+    assert "give one of" in run("sample", trace, tmp_path / "x", "--limit", 1, "--first", 1, status=2)[1]
+    assert read(trace) == own()
+
+
+def test_convert_to_and_from_others(tmp_path: Path, trace: Path) -> None:
+    there, back = tmp_path / "there.csv.gz", tmp_path / "back.jsonl"
+    _, told = run("convert", trace, there, "--to", "azure", "--in-order")
+    assert told == f"200 requests written to {there}\n"
+    run("convert", there, back, "--model", "m", "--workload", "chat")
+    records = read(back)
+    assert [one.prompt_tokens for one in records] == list(range(200))
+    assert [one.arrived_at for one in records] == [1.7e9 + number for number in range(200)]
+    assert {(one.model, one.workload, one.output_tokens) for one in records} == {("m", "chat", 10)}
+    _, told = run("convert", AZURE, tmp_path / "x", "--to", "vllm")
+    assert "0 requests written" in told
+    assert "40 left out" in told
+
+
+def test_convert_prints(tmp_path: Path) -> None:
+    # Whatever captures the output has no /dev/stdout of its own, so that a file stands for it here.
+    out = tmp_path / "printed"
+    out.symlink_to("/dev/null")
+    assert "40 requests" in run("convert", AZURE, out)[1]
+    assert out.is_symlink()
+
+
+def test_a_share_is_the_same_each_time_and_within_a_larger_one(tmp_path: Path, trace: Path) -> None:
+    def sample(*options: object) -> list[str]:
+        out = tmp_path / "out.jsonl"
+        run("sample", trace, out, *options)
+        return [one.id for one in read(out)]
+
+    small, large = sample("--share", 0.2), sample("--share", 0.6)
+    assert 15 < len(small) < 70
+    assert set(small) < set(large)
+    assert small == sample("--share", 0.2) != sample("--share", 0.2, "--seed", 1)
+    assert large == [one.id for one in own() if one.id in set(large)]
+
+
+def test_a_number_of_requests_at_random_or_from_the_beginning(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run("sample", trace, out, "--limit", 50)
+    drawn = [one.prompt_tokens for one in read(out)]
+    assert len(drawn) == 50
+    assert drawn == sorted(drawn, reverse=True)
+    assert max(drawn) - min(drawn) > 100
+    run("sample", trace, out, "--first", 3, "--to", "azure")
+    assert [one.prompt_tokens for one in read(out)] == [199, 198, 197]
+
+
+@pytest.mark.parametrize(("whole", "groups"), [("session", 10), ("template", 2)])
+@pytest.mark.parametrize("amount", [("--limit", 110), ("--share", 0.5)])
+def test_sessions_and_templates_are_taken_whole(
+    tmp_path: Path, trace: Path, whole: str, groups: int, amount: tuple[str, float]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    run("sample", trace, out, *amount, "--whole", whole, "--seed", 1)
+    taken: dict[str, int] = {}
+    for record in read(out):
+        taken[getattr(record, whole)] = taken.get(getattr(record, whole), 0) + 1
+    assert 0 < len(taken) < groups
+    assert set(taken.values()) == {200 // groups}
+
+
+def test_a_window_of_time(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run("sample", trace, out, "--start", 10, "--end", 13)
+    assert [one.prompt_tokens for one in read(out)] == [12, 11, 10]
+    run("sample", trace, out, "--start", 100, "--limit", 20)
+    assert len(drawn := [one.prompt_tokens for one in read(out)]) == 20
+    assert min(drawn) >= 100
+
+
+def test_an_anonymous_trace_tells_of_nobody_and_of_all_that_was_equal(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run("anonymize", trace, out, "--salt", "s")
+    written = out.read_text()
+    for secret in ("Who am I", "You are", "team", "x y@z", "1700000", '"s1"', "00000001", '"r1"'):
+        assert secret not in written
+    before, after = own(), read(out)
+    for name in ("session", "template", "key", "id", "error"):
+        renamed = dict(zip((getattr(one, name) for one in before), (getattr(one, name) for one in after), strict=True))
+        assert len(set(renamed.values())) == len(renamed)
+        assert [renamed[getattr(one, name)] for one in before] == [getattr(one, name) for one in after]
+    blocks = [one.prefix_blocks for one in after]
+    assert len({one[0] for one in blocks}) == 1
+    assert len({one[1] for one in blocks}) == 200
+    assert [one.arrived_at for one in after] == [float(number) for number in reversed(range(200))]
+    assert {(one.error, len(one.acceptance), one.text) for one in after} == {("", 2, None), ("error", 2, None)}
+    again = tmp_path / "again.jsonl"
+    run("anonymize", trace, again, "--salt", "s")
+    assert again.read_bytes() == out.read_bytes()
+    run("anonymize", trace, again)
+    assert not {one.id for one in read(again)} & {one.id for one in after}
+
+
+def test_hashes_may_be_left_of_the_texts(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run("anonymize", trace, out, "--salt", "s", "--text", "hashes", "--ngram", 2, "--keep-time")
+    record = read(out)[0]
+    expected = TextHasher(b"s", 2).hash_text("Who am I? " * 3, "You are I? am")
+    assert (record.prompt_hashes, record.output_hashes, record.hashing) == expected
+    assert (record.prompt, record.output, record.arrived_at) == ("", "", 1.7e9 + 199)
+
+
+def test_the_page_names_every_field_and_format() -> None:
+    named = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
+    assert set(TraceRecord.__slots__) <= named
+    assert set(FORMATS) <= named
+    (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert len(shown.splitlines()) == 1
+    assert set(orjson.loads(shown)) <= set(TraceRecord.__slots__)

@@ -1,0 +1,222 @@
+"""Numbers in rules, searched: which may be moved, that what helps is found, and that the rest is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from backends.speculation import Method
+from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.simulate import Replayed, ReplicaSpec
+from lab.trace import TraceRecord
+from lab.tune.knobs import Goal, Scoring, knobs, mean_ratio, with_values
+from lab.tune.search import BUDGET, Ground, PlayAll, Schedule, Search, Task, Window
+from policies.load_balancing import LoadSettings
+from policies.rules.policy import ThresholdSettings
+
+CALIBRATION = "llama-3.1-8b-h100"
+POOL = [
+    ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION),
+    ReplicaSpec("tree", Method.SUFFIX, {}, CALIBRATION),
+    ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 3}, CALIBRATION),
+]
+RULES = ThresholdSettings.model_validate(
+    {
+        "rules": [
+            {"name": "few", "when": {"max_tokens": "<= 16"}, "prefer": ["baseline"]},
+            {"name": "one", "when": {"n": "= 1", "top_p": ">= 0.2 and < 0.9"}, "prefer": ["suffix"]},
+            {"name": "copies", "when": {"overlap": ">= 0.9", "workload": ["chat"]}, "prefer": ["suffix"]},
+            {"name": "rest", "prefer": ["eagle3"]},
+        ],
+    }
+)
+
+
+def requests(count: int, seed: int = 3) -> list[ReplayRequest]:
+    """Requests of which lookups copy those with an overlap above a half; nothing tells of `top_p` or `max_tokens`."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for arrived_s in np.cumsum(rng.exponential(0.4, count)):
+        overlap = float(rng.uniform())
+        copied = overlap > 0.5
+        made.append(
+            replay_request(
+                TraceRecord(
+                    temperature=0.0, workload="chat", overlap=overlap, template="0badcafe", prompt_tokens=200,
+                    output_tokens=int(rng.integers(50, 200)),
+                    acceptance={"suffix": 6.0 if copied else 1.1, "eagle3": 1.4 if copied else 3.0},
+                ),
+                float(arrived_s), 0.0,
+            )
+        )  # fmt: skip
+    return made
+
+
+def test_bounds_may_be_moved_but_not_exact_numbers_or_words() -> None:
+    found = {knob.name: knob for knob in knobs(RULES)}
+    assert list(found) == [
+        "few.max_tokens.high", "one.top_p.low", "one.top_p.high", "copies.overlap.low", "spill.slack", "spill.ratio",
+    ]  # fmt: skip
+    assert (found["few.max_tokens.high"].least, found["few.max_tokens.high"].most) == (2.0, 128.0)
+    assert all(knob.least <= knob.present <= knob.most for knob in found.values())
+
+
+def test_numbers_are_put_in_place_and_nothing_else_changes() -> None:
+    moved = with_values(RULES, {"copies.overlap.low": 0.25, "spill.slack": 3.0})
+    assert str(moved.rules[2].when) == "overlap >= 0.25, workload chat"
+    assert moved.spill.slack == 3.0
+    assert (moved.rules[:2], moved.rules[3]) == (RULES.rules[:2], RULES.rules[3])
+    assert with_values(RULES, {}) == RULES
+    with pytest.raises(ValueError, match="can never hold"):
+        with_values(RULES, {"one.top_p.low": 0.95})
+
+
+def test_weights_and_slack_of_a_rule_may_be_moved() -> None:
+    rule = {"name": "all", "weights": {"suffix": 1.0, "eagle3": 0.5}, "slack": 20}
+    rules = ThresholdSettings.model_validate({"rules": [rule]})
+    found = {knob.name: knob for knob in knobs(rules)}
+    assert list(found) == ["all.weights.suffix", "all.weights.eagle3", "all.slack", "spill.slack", "spill.ratio"]
+    assert (found["all.weights.eagle3"].least, found["all.weights.eagle3"].most) == (0.25, 1.0)
+    moved = with_values(rules, {"all.weights.eagle3": 0.75, "all.slack": 3.0})
+    assert moved.rules[0].weights == {"suffix": 1.0, "eagle3": 0.75}
+    assert moved.rules[0].slack == 3.0
+    assert with_values(rules, {}) == rules
+
+
+def play_all(made: Sequence[ReplayRequest], pool: Sequence[ReplicaSpec] = POOL) -> PlayAll:
+    ground = Ground(pool, made, seed=0)
+    return lambda tasks: list(map(ground, tasks))
+
+
+def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replayed:
+    return play_all(made)([Task("thresholds", settings, Window(0, len(made)))])[0]
+
+
+MEAN = Scoring(Goal.MEAN, {})
+
+
+def test_what_helps_is_found_and_the_rest_left_alone() -> None:
+    made = requests(120)
+    scores: list[float] = []
+    found = Search(play_all(made), MEAN, len(made), 25, 1).run(RULES, scores.append)
+    assert (found.asked, found.trials, found.schedule.windows, found.verified) == (25, (25,), (Window(0, 120),), 0)
+    assert len(scores) == 25
+    assert scores == sorted(scores, reverse=True)
+    tuned = {knob.name: knob.present for knob in knobs(found.settings)}
+    assert 0.3 < tuned["copies.overlap.low"] < 0.7  # the truth is 0.5
+    present = {knob.name: knob.present for knob in knobs(RULES)}
+    assert tuned["one.top_p.low"] == present["one.top_p.low"]
+    assert tuned["few.max_tokens.high"] == present["few.max_tokens.high"]
+    rest = requests(120, seed=9)
+    after, before = rules(rest, found.settings), rules(rest, RULES)
+    assert MEAN([after]) < 0.95 * MEAN([before])
+    ratio = mean_ratio(after, before, 0)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(MEAN([after]) / MEAN([before]))
+    assert ratio.high < 1
+    assert Search(play_all(made), MEAN, len(made), 25, 1).run(RULES) == found  # the same seed
+
+
+def test_rules_that_cannot_be_bettered_are_kept() -> None:
+    made, only = requests(20), [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
+    found = Search(play_all(made, only), Scoring(Goal.P99, {}), len(made), 5, 0).run(RULES)
+    assert found.settings is RULES
+
+
+def test_scores_are_of_the_goal_over_all_that_was_played() -> None:
+    made = requests(60)
+    first, second = (rules(part, RULES) for part in (made[:40], made[40:]))
+    e2e_s = np.concatenate([first.e2e_s, second.e2e_s])
+    assert MEAN([first, second]) == pytest.approx(e2e_s.mean())
+    assert Scoring(Goal.P99, {})([first, second]) == pytest.approx(np.percentile(e2e_s, 99))
+    half = Scoring(Goal.GOODPUT, {"e2e": float(np.median(e2e_s))})
+    assert half([first, second]) == pytest.approx(0.5)
+    unserved = replace(second, errors=20)  # break the SLO as well
+    assert half([first, unserved]) == pytest.approx(1 - 30 / 80)
+    idle = play_all(made)([Task("least_loaded", LoadSettings(seed=0), Window(0, 60))])[0]
+    assert MEAN([idle]) != pytest.approx(e2e_s.mean())
+
+
+def test_windows_lie_evenly_and_each_rung_takes_in_those_before() -> None:
+    schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
+    sizes = {window.stop - window.start for window in schedule.windows}
+    assert len(schedule.windows) == 18
+    assert len(sizes) == 1
+    each = sizes.pop()
+    assert 1000 < each < 100_000 // 18
+    assert schedule.windows[0].start > 0
+    assert 100_000 - schedule.windows[-1].stop == pytest.approx(schedule.windows[0].start, abs=2)
+    gaps = {after.start - before.start for before, after in pairwise(schedule.windows)}
+    assert max(gaps) - min(gaps) <= 1
+    assert [len(places) for places in schedule.rungs] == [2, 4, 12]
+    assert sorted(sum(schedule.rungs, ())) == list(range(18))
+    assert schedule.rungs[0] == (4, 13)
+    # as the budget has it, if a third of them goes on, and a third of that
+    assert 100 * each * (2 + 4 / 3 + 12 / 9) == pytest.approx(1_500_000, rel=0.4)
+    whole = Schedule.of(100_000, 100, 10**9).windows
+    assert all(after.start - before.stop in {0, 1} for before, after in pairwise(whole))
+    assert len(Schedule.of(17_999, 100, 1_500_000).windows) == 1
+
+
+def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
+    """As if the time to finish were least at a bound of 0.3, and windows in `bad` left requests unserved below 0.2."""
+    seen: list[Task] = []
+
+    def play(tasks: Sequence[Task]) -> list[Replayed]:
+        played = []
+        for task in tasks:
+            seen.append(task)
+            assert isinstance(task.settings, ThresholdSettings)
+            low = next(knob.present for knob in knobs(task.settings) if knob.name == "copies.overlap.low")
+            count = task.window.stop - task.window.start - task.window.lead
+            e2e_s = np.full(count, 1.0 + abs(low - 0.3) + 0.01 * (task.window.start % 7))
+            errors = int(low < 0.2 and task.window.start in bad)
+            played.append(Replayed(e2e_s, e2e_s, e2e_s, np.full(count, 9), np.zeros(count, np.int64), errors, 1.0))
+        return played
+
+    return play, seen
+
+
+def test_only_what_does_well_on_little_is_tried_on_more_and_the_best_on_all() -> None:
+    play, seen = made_up()
+    search = Search(play, MEAN, 600_000, 60, 0)
+    found = search.run(RULES)
+    assert found.asked == 60 >= found.trials[0]
+    assert found.trials[1:] == (20, 7)  # of each nine 3 and 1, of the last six 2 and 1
+    low = {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"]
+    assert low == pytest.approx(0.3, abs=0.05)
+    assert found.verified == 600_000
+    assert [task.window for task in seen[-4:]] == 4 * [Window(0, 600_000)]  # three finalists, and the present rules
+    assert seen[-1].settings == RULES
+    small = [task for task in seen if task.window.stop - task.window.start < 600_000]
+    assert sum(task.window.stop - task.window.start for task in small) < BUDGET / 2
+
+
+def test_a_budget_ends_the_search_and_is_kept_in_what_is_verified() -> None:
+    play, seen = made_up()
+    found = Search(play, MEAN, 600_000, 1000, 0, budget=400_000).run(RULES)
+    assert found.trials[0] < 100
+    assert 18_000 <= found.verified < 600_000
+    assert sum(task.window.stop - task.window.start for task in seen) < 600_000
+
+
+def test_what_leaves_requests_unserved_is_not_taken() -> None:
+    play, _ = made_up(bad=range(600_000))
+    worst = RULES.model_copy(deep=True)
+    found = Search(play, MEAN, 600_000, 40, 0).run(worst)
+    assert {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"] >= 0.2
+
+
+def test_texts_are_looked_up_once_for_all_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = list(range(50))
+    record = TraceRecord(prompt_tokens=50, output_tokens=40, prompt_token_ids=text, output_token_ids=text[:40])
+    made = [replay_request(record, 0.5 * n, 0.0) for n in range(5)]
+    ground = Ground(POOL, made, 0)
+    task = Task("thresholds", RULES, Window(0, 5))
+    first = ground(task)
+    monkeypatch.setattr("lab.replay.request.SuffixCache", None)
+    assert ground(task).e2e_s.tolist() == first.e2e_s.tolist()

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.features.request import Endpoint, RequestFeatures, describe
+
+
+def told(body: dict[str, Any], endpoint: Endpoint = Endpoint.CHAT, workload: str = "") -> RequestFeatures:
+    return describe(endpoint, body, model="m", default_temperature=0.6, qps=3.0, in_flight=7, workload=workload)
+
+
+def asking(text: object, /, **fields: object) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def test_a_plain_chat_request() -> None:
+    body = asking("Why is the sky blue?", temperature=0.2, stream=True, max_completion_tokens=50, max_tokens=9, n=2)
+    features = told(body)
+    assert (features.model, features.endpoint, features.stream, features.n) == ("m", Endpoint.CHAT, True, 2)
+    assert (features.temperature, features.max_tokens, features.turns) == (0.2, 50, 1)
+    assert (features.qps, features.in_flight) == (3.0, 7)
+    assert not features.structured
+    assert not features.tools
+
+
+def test_what_is_absent_or_null_takes_the_default() -> None:
+    for body in (asking("x"), asking("x", temperature=None, max_tokens=None, n=None, top_p=None, stream=None)):
+        features = told(body)
+        assert (features.temperature, features.top_p, features.max_tokens, features.n) == (0.6, 1.0, None, 1)
+        assert not features.stream
+
+
+@pytest.mark.parametrize(
+    ("body", "missing"),
+    [
+        ({"min_p": 0.1}, ("min_p",)),
+        ({"min_p": "0.1"}, ("min_p",)),
+        ({"logit_bias": {"42": -100}}, ("logit_bias",)),
+        ({"min_p": 1, "logit_bias": {"42": 0}}, ("min_p", "logit_bias")),
+        ({"min_p": 0}, ()),
+        ({"min_p": 0.0, "logit_bias": {}}, ()),
+        ({"min_p": None, "logit_bias": None}, ()),
+        ({"min_p": 1e-6}, ()),
+    ],
+)
+def test_baseline_only_follows_what_a_speculating_server_refuses(
+    body: dict[str, Any], missing: tuple[str, ...]
+) -> None:
+    assert told(asking("x", **body)).baseline_only == missing
+
+
+@pytest.mark.parametrize(
+    ("fields", "structured"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, True),
+        ({"response_format": {"type": "text"}}, False),
+        ({"guided_json": {"type": "object"}}, True),
+        ({"guided_choice": []}, False),
+        ({"structured_outputs": {"regex": "a+"}}, True),
+        ({"structured_outputs": None}, False),
+        ({"text": {"format": {"type": "json_schema"}}}, True),
+        ({"text": {"format": {"type": "text"}}}, False),
+        ({"output_config": {"format": {"type": "json_schema"}}}, True),
+        ({"tools": [{"type": "function"}], "tool_choice": "required"}, True),
+        ({"tools": [{"type": "function"}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "auto"}}, False),
+        ({"tools": [{"type": "function"}]}, False),
+    ],
+)
+def test_structured_output(fields: dict[str, Any], structured: bool) -> None:
+    assert told(asking("x", **fields)).structured is structured
+
+
+def test_tools_count_where_they_may_be_called() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 400}}]
+    assert told(asking("x", tools=tools)).tools
+    assert not told(asking("x", tools=tools, tool_choice="none")).tools
+    assert not told(asking("x", tools=tools, tool_choice={"type": "none"})).tools
+    assert not told(asking("x", tools=[])).tools
+    assert told(asking("x", tools=tools)).prompt_tokens > told(asking("x")).prompt_tokens + 90
+
+
+def test_the_same_conversation_reads_alike_in_every_api() -> None:
+    system, question, answer, more = "You are terse.", "What is a monad?", "A monoid, of sorts.", "In what category?"
+    parts = [{"type": "text", "text": more}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 9000}}]
+    chat = {
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": parts},
+        ]
+    }
+    messages = {"system": [{"type": "text", "text": system}], "messages": chat["messages"][1:], "max_tokens": 5}
+    responses = {
+        "instructions": system,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": question}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": answer}]},
+            {"role": "user", "content": more},
+        ],
+        "max_output_tokens": 5,
+    }
+    seen = [
+        told(chat),
+        told(messages, Endpoint.MESSAGES),
+        told(responses, Endpoint.RESPONSES),
+    ]
+    assert len({(it.template, it.turns, it.prompt_tokens, it.overlap) for it in seen}) == 1
+    assert seen[0].turns == 3
+    assert [it.max_tokens for it in seen] == [None, 5, 5]
+
+
+def test_a_template_is_the_system_prompt_whatever_is_asked() -> None:
+    def of(system: str, question: str) -> str:
+        return told(
+            {"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]}
+        ).template
+
+    assert of("You translate.", "Guten Tag") == of("You translate.", "Bonjour") != of("You sum up.", "Bonjour")
+    assert of("A" * 256 + " it is Monday", "x") == of("A" * 256 + " it is Tuesday", "x")
+    developer = {"messages": [{"role": "developer", "content": "You translate."}, {"role": "user", "content": "x"}]}
+    assert told(developer).template == of("You translate.", "x")
+    assert len(of("You translate.", "x")) == 8
+
+
+def test_without_a_system_prompt_the_first_line_is_the_template() -> None:
+    first = told(asking("Translate into French:\nGood day"))
+    assert first.template == told(asking("Translate into French:\nGood night")).template
+    assert first.template == told({"prompt": "Translate into French:\nHello"}, Endpoint.COMPLETIONS).template
+    assert first.template != told(asking("Translate into Greek:\nGood day")).template
+    assert told(asking("")).template == ""
+    assert told({}).template == ""
+
+
+def test_a_template_is_the_same_in_every_process() -> None:
+    assert told(asking("Translate into French:")).template == "734433b4"
+
+
+def test_prompts_as_token_ids_are_counted_exactly() -> None:
+    ids = list(range(300)) * 2
+    one = told({"prompt": ids}, Endpoint.COMPLETIONS)
+    assert (one.prompt_tokens, one.n) == (600, 1)
+    several = told({"prompt": [ids, ids[:100]], "n": 3}, Endpoint.COMPLETIONS)
+    assert (several.prompt_tokens, several.n) == (700, 6)
+    assert told({"prompt": ["one", "two"]}, Endpoint.COMPLETIONS).n == 2
+    assert told({"prompt": [*ids[:32], 7]}, Endpoint.COMPLETIONS).template == one.template
+
+
+def test_a_completion_without_a_limit_has_sixteen_tokens() -> None:
+    assert told({"prompt": "x"}, Endpoint.COMPLETIONS).max_tokens == 16
+    assert told({"prompt": "x", "max_tokens": None}, Endpoint.COMPLETIONS).max_tokens is None
+
+
+def test_overlap_and_code_share_tell_kinds_of_prompts_apart() -> None:
+    prose = "The committee met on Tuesday. It heard three reports, and adjourned at noon without having voted."
+    code = "def area(width, height):\n    if width < 0:\n        raise ValueError(width)\n    return width * height\n"
+    assert told(asking(prose)).code_share == 0.0
+    assert told(asking(prose)).overlap == 0.0
+    assert told(asking(code)).code_share == 1.0
+    assert told(asking(f"Please simplify this:\n```\n{code}```")).code_share == pytest.approx(4 / 7)
+    assert told(asking("\n".join([prose] * 4))).overlap > 0.7
+    assert told(asking("1. Wash\n2. Rinse\n  - twice\n  - cold\n3. Dry")).code_share == 0.0
+
+
+def test_an_agents_calls_and_their_results_belong_to_the_prompt() -> None:
+    arguments = orjson.dumps({"path": "a.py", "text": "x = 1\n" * 200}).decode()
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": arguments}}
+    chat = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+    responses = {"input": [{"type": "function_call", "name": "write", "call_id": "c", "arguments": arguments}]}
+    use = {"type": "tool_use", "name": "write", "input": orjson.loads(arguments)}
+    messages = {"messages": [{"role": "assistant", "content": [use]}]}
+    result = {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": arguments}]}]}
+    for body in (chat, responses, messages, result):
+        assert told(body).prompt_tokens == pytest.approx(len(arguments) / 4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("declared", "workload"),
+    [("code", "code"), (" Code-Review.v2 ", "code-review.v2"), ("", ""), ("a b", ""), ("x" * 41, ""), ("\u00e9", "")],
+)
+def test_a_declared_workload_counts_where_it_is_a_name(declared: str, workload: str) -> None:
+    assert told(asking("x"), workload=declared).workload == workload
+
+
+def test_embeddings_and_unknown_endpoints_are_described_too() -> None:
+    assert told({"input": ["a b c", "d e f"]}, Endpoint.EMBEDDINGS).n == 2
+    assert told({"input": [1, 2, 3]}, Endpoint.EMBEDDINGS).prompt_tokens == 3
+    assert told({"prompt": "tokenize me"}, Endpoint.OTHER).prompt_tokens > 0
+
+
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(
+        [10**400, -(10**400), 2**63, float("inf"), float("nan"), "9" * 5000, "1e999", "\ud800", "```", "text"]
+    )
+    | st.floats()
+    | st.text(max_size=20)
+)
+_KEYS = st.sampled_from(
+    ("messages", "prompt", "input", "instructions", "system", "content", "role", "type", "text")
+) | (
+    st.sampled_from(("temperature", "top_p", "min_p", "logit_bias", "n", "stream", "max_tokens", "max_output_tokens"))
+    | st.sampled_from(("tools", "tool_choice", "functions", "tool_calls", "function", "arguments", "output"))
+    | st.sampled_from(("response_format", "guided_json", "structured_outputs", "format", "output_config"))
+)
+_JSON = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS | st.text(max_size=5), inner, max_size=6),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    body=st.dictionaries(_KEYS, _JSON, max_size=8), endpoint=st.sampled_from(Endpoint), workload=st.text(max_size=50)
+)
+def test_any_json_is_described(body: dict[str, Any], endpoint: Endpoint, workload: str) -> None:
+    features = told(body, endpoint, workload)
+    assert 0.0 <= features.overlap < 1.0
+    assert 0.0 <= features.code_share <= 1.0
+    assert 0.0 <= features.temperature < float("inf")
+    assert 1 <= features.n < 2**31
+    assert features.turns >= 1
+    assert features.prompt_tokens >= 0
+    assert features.max_tokens is None or 0 <= features.max_tokens < 2**31
+    assert features.template == "" or len(features.template) == 8
+    hash(features)
+
+
+def test_nesting_without_end_is_described() -> None:
+    deep: Any = "x"
+    for _ in range(sys.getrecursionlimit() * 2):
+        deep = [deep]
+    assert told({"messages": [{"role": "user", "content": deep}], "tools": deep, "prompt": deep}).turns == 1
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["x ", "\n", " ", "\t", "<a\n", "a(", ")", "; ", "def a ", "a = ", "{", "  1", "a.", "(\n", "``` ", "@a", "\u6f22"],
+)
+def test_no_text_makes_description_slow(unit: str) -> None:
+    # A quadratic step would take seconds on these; a few milliseconds leave room for a busy machine.
+    body = asking(unit * (200_000 // len(unit)) + "x.")
+    started = time.process_time()
+    told(body)
+    assert time.process_time() - started < 0.05

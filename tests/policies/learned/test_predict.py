@@ -1,0 +1,219 @@
+"""A prediction is what a request takes and what it takes from others, each for a reason that can be named."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from backends.backend import Backend, EngineLoad
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.cost import cost_of
+from policies.learned.models.acceptance import AcceptanceModel
+from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backlog import Share
+from policies.learned.models.buckets import key_of
+from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, expected_step
+from policies.learned.predict import Prediction, Predictor
+from policies.learned.settings import Objective
+from policies.load import LoadMeter
+
+REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=400)
+NOW_S = 100.0
+
+
+def _backend(name: str = "e", method: Method = Method.EAGLE3, k: int = 3, in_flight: int = 0) -> Backend:
+    return Backend(name, "m", method, "http://x", num_speculative_tokens=k, in_flight=in_flight)
+
+
+def _predictor() -> Predictor:
+    return Predictor(LoadMeter())
+
+
+def _predict(
+    predictor: Predictor, candidate: Backend, request: RequestFeatures = REQUEST, now_s: float = NOW_S
+) -> Prediction:
+    return predictor.predict(request, key_of(request), [candidate], now_s)[0]
+
+
+def _busy(predictor: Predictor, candidate: Backend, requests: int, share: Share) -> Backend:
+    for _ in range(requests):
+        predictor.of(candidate).backlog.send(share, NOW_S)
+    return replace(candidate, in_flight=requests)
+
+
+def test_alone_it_is_steps_times_the_time_of_a_step() -> None:
+    predictor, backend = _predictor(), _backend()
+    found = _predict(predictor, backend)
+    cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
+    assert found.steps == pytest.approx(found.output_tokens / found.tokens_per_step)
+    step_s = cost.base_s + cost.per_request_s + cost.per_context_token_s * (400 + found.output_tokens / 2)
+    assert found.step_s == pytest.approx(step_s)
+    assert found.decode_s == pytest.approx(found.steps * step_s)
+    assert found.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
+    assert found.own_s == found.ttft_s + found.decode_s
+    assert found.others_s == 0.0
+    assert found.share == Share(found.steps, found.context_tokens, found.prompt_tokens)
+
+
+def test_others_are_delayed_by_every_shared_step_and_by_the_prompt() -> None:
+    predictor, others = _predictor(), Share(50.0, 800.0, 300.0)
+    backend = _busy(predictor, _backend(), 8, others)
+    found = _predict(predictor, backend)
+    cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
+    shared = 8 * found.steps * 50.0 / (found.steps + 50.0)
+    mine_s = cost.per_request_s + cost.per_context_token_s * found.context_tokens
+    assert found.requests == 8
+    assert found.others_s == pytest.approx(shared * mine_s + 8 * 400 * cost.per_prompt_token_s)
+    alone = _predict(_predictor(), _backend())
+    assert found.decode_s > alone.decode_s
+    assert found.step_s > alone.step_s
+    assert cost_of(Objective.LATENCY, None, None).of(REQUEST, found) == pytest.approx(found.own_s + found.others_s)
+
+
+def test_a_long_prompt_costs_others_more_than_a_short_one() -> None:
+    predictor = _predictor()
+    backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
+    short, long = (_predict(predictor, backend, replace(REQUEST, prompt_tokens=tokens)) for tokens in (100, 8000))
+    cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
+    assert long.others_s - short.others_s >= 8 * 7900 * cost.per_prompt_token_s
+    assert long.ttft_s > short.ttft_s
+
+
+def test_a_long_answer_shares_no_more_steps_than_the_others_have() -> None:
+    predictor = _predictor()
+    backend = _busy(predictor, _backend(), 4, Share(10.0, 500.0, 100.0))
+    found = _predict(predictor, backend, replace(REQUEST, n=1, prompt_tokens=1))
+    cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
+    mine_s = cost.per_request_s + cost.per_context_token_s * found.context_tokens
+    assert found.others_s < 4 * 10.0 * mine_s + 4 * cost.per_prompt_token_s + 1e-9
+
+
+def test_what_the_prefix_cache_holds_need_not_be_computed() -> None:
+    predictor, backend = _predictor(), _backend()
+    backend = _busy(predictor, backend, 4, Share(50.0, 800.0, 300.0))
+    request = replace(REQUEST, prompt_tokens=4000, prefix=(1, 2, 3), prefix_tokens=(1000, 2000, 3900))
+    cold = _predict(predictor, backend, request)
+    predictor.of(backend).prefixes.remember(request)
+    warm = _predict(predictor, backend, request)
+    assert (cold.prompt_tokens, warm.prompt_tokens) == (4000, 100)
+    assert warm.ttft_s < cold.ttft_s
+    assert warm.others_s < cold.others_s
+    assert warm.decode_s == cold.decode_s
+    for _ in range(100):
+        predictor.of(backend).prefixes.learn(4000 - _predict(predictor, backend, request).prompt_tokens, 0)
+    distrusted = _predict(predictor, backend, request)
+    assert distrusted.prompt_tokens > 3800
+
+
+def test_a_conversation_is_drawn_back_to_where_it_was() -> None:
+    predictor = _predictor()
+    two = [_backend("e1"), _backend("e2")]
+    request = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
+    predictor.of(two[1]).prefixes.remember(request)
+    costs = [each.own_s + each.others_s for each in predictor.predict(request, key_of(request), two, NOW_S)]
+    assert costs[1] < costs[0]
+
+
+def test_waiting_delays_the_first_token() -> None:
+    predictor = _predictor()
+    backend = _busy(predictor, _backend(), 40, Share(50.0, 800.0, 300.0))
+    free = _predict(predictor, backend)
+    full = _predict(predictor, replace(backend, load=EngineLoad(running=30, waiting=10)))
+    assert full.ttft_s > free.ttft_s + 0.1 * free.decode_s
+    assert full.decode_s == free.decode_s
+
+
+def test_several_sequences_take_as_much_from_others_as_several_requests() -> None:
+    predictor = _predictor()
+    backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
+    tiny = replace(REQUEST, prompt_tokens=1)
+    one, four = (_predict(predictor, backend, replace(tiny, n=n)) for n in (1, 4))
+    assert four.output_tokens == one.output_tokens
+    assert four.others_s == pytest.approx(4 * one.others_s, rel=0.02)
+
+
+def test_what_was_fitted_is_taken_over_whole() -> None:
+    predictor, backend = _predictor(), _backend()
+    before = _predict(predictor, backend)
+    key = key_of(REQUEST)
+    log = math.log(4.0)
+    acceptance = AcceptanceModel.fit({("eagle3:3", "e", *key): (100.0, 100 * log, 100 * log**2)}, DEFAULT_CALIBRATION)
+    predictor.learn(Knowledge(acceptance, steps={"e": StepCost(0.1, 0.0, 0.0, 0.0)}))
+    after = _predict(predictor, backend)
+    assert after.tokens_per_step == pytest.approx(4.0, rel=0.05) != before.tokens_per_step
+    assert after.step_s == pytest.approx(0.1)
+    assert predictor.of(backend).acceptance(key)[1] == 100
+    # A backend that appears later knows it too.
+    assert _predict(predictor, _backend("e2")).tokens_per_step == pytest.approx(4.0, rel=0.2)
+
+
+def test_a_slow_backend_is_slow_in_everything() -> None:
+    predictor = _predictor()
+    backend = _busy(predictor, _backend(), 4, Share(50.0, 800.0, 300.0))
+    before = _predict(predictor, backend)
+    predictor.of(backend).slowness = 2.0
+    after = _predict(predictor, backend)
+    for name in ("ttft_s", "decode_s", "others_s", "step_s"):
+        assert getattr(after, name) == pytest.approx(2 * getattr(before, name))
+
+
+def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Prediction:
+    return Prediction(ttft_s, 100 * step_s, others_s, step_s, 100.0, 2.0, 200.0, 500.0, 400.0, 3)
+
+
+def test_goodput_keeps_a_promise_even_at_a_price() -> None:
+    cost = cost_of(Objective.GOODPUT, None, 0.010)
+    quick, slow = _prediction(0.1, 0.015, others_s=2.0), _prediction(0.1, 0.030)
+    assert cost.of(REQUEST, quick) < cost.of(REQUEST, slow)  # 7.5 ms a token against 15
+    plain = cost_of(Objective.LATENCY, None, None)
+    assert plain.of(REQUEST, quick) > plain.of(REQUEST, slow)
+
+
+def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
+    cost = cost_of(Objective.GOODPUT, None, None)
+    alone, beside = _prediction(0.1, 0.015), _prediction(0.1, 0.0145, others_s=0.045)
+    assert cost.of(REQUEST, beside) < cost.of(REQUEST, alone)
+    strict = replace(REQUEST, slo_tpot_s=0.003)
+    for _ in range(2000):
+        cost.of(strict, alone)
+    assert cost.of(REQUEST, beside) > cost.of(REQUEST, alone)
+
+
+def test_what_is_rehearsed_makes_nobody_more_urgent() -> None:
+    cost, one, strict = (
+        cost_of(Objective.GOODPUT, None, None),
+        _prediction(0.1, 0.015, 1.0),
+        replace(REQUEST, slo_tpot_s=1e-6),
+    )
+    for _ in range(100):
+        cost.of(strict, one)
+    untouched, rehearsal = cost.rehearsal().of(REQUEST, one), cost.rehearsal()
+    assert untouched > one.own_s + one.others_s
+    for _ in range(100):
+        rehearsal.of(strict, one)
+    assert rehearsal.of(REQUEST, one) > untouched
+    assert cost.of(REQUEST, one) == untouched
+
+
+def test_the_requests_own_bound_comes_first() -> None:
+    cost = cost_of(Objective.GOODPUT, 10.0, None)
+    late, early = _prediction(0.5, 0.010), _prediction(0.05, 0.015)
+    assert cost.of(REQUEST, late) < cost.of(REQUEST, early)  # both keep ten seconds
+    strict = replace(REQUEST, slo_ttft_s=0.1)
+    assert cost.of(strict, late) > cost.of(strict, early)
+
+
+def test_goodput_without_any_bound_is_latency() -> None:
+    cost, plain = cost_of(Objective.GOODPUT, None, None), cost_of(Objective.LATENCY, None, None)
+    one = _prediction(0.5, 0.010, 0.7)
+    assert cost.of(REQUEST, one) == pytest.approx(plain.of(REQUEST, one))
+
+
+def test_each_objective_looks_at_its_own_time() -> None:
+    first, tokens = _prediction(0.1, 0.020), _prediction(1.0, 0.012)
+    ttft, tpot = cost_of(Objective.TTFT, None, None), cost_of(Objective.TPOT, None, None)
+    assert ttft.of(REQUEST, first) < ttft.of(REQUEST, tokens)
+    assert tpot.of(REQUEST, tokens) < tpot.of(REQUEST, first)

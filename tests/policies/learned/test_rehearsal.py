@@ -1,0 +1,80 @@
+"""A rehearsal chooses as its policy would, and changes nothing of it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from backends.backend import Backend
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import Policy, policies
+
+POOL = [
+    Backend("a", "m", Method.BASELINE, "http://x", weight=2.0),
+    Backend("b", "m", Method.SUFFIX, "http://x"),
+    Backend("c", "m", Method.EAGLE3, "http://x", num_speculative_tokens=3),
+]
+REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.2, template="t", prompt_tokens=300)
+SETTINGS: dict[str, dict[str, object]] = {"static": {"method": "baseline"}}
+NAMES = sorted(name for name, policy in policies().items() if policy.__module__.startswith("policies."))
+
+
+def _made(name: str) -> Policy:
+    kind = policies()[name]
+    seed = {"seed": 3} if "seed" in kind.Settings.model_fields else {}
+    policy = kind(kind.Settings.model_validate(SETTINGS.get(name, {}) | seed))
+    now_s = 1_000_000.0
+    policy.set_clock(lambda: now_s)
+    return policy
+
+
+def _used(name: str) -> Policy:
+    """Return a policy that has chosen: equal to any other of that name."""
+    policy = _made(name)
+    for number in range(30):
+        policy.choose(_request(number), POOL)
+    return policy
+
+
+def _request(number: int) -> RequestFeatures:
+    return replace(REQUEST, template=f"t{number % 3}", prefix=(number % 7, 100 + number), prefix_tokens=(100, 250))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_tried_on_a_rehearsal_leaves_the_policy_as_it_was(name: str) -> None:
+    policy, untouched = _used(name), _used(name)
+    assert policy.rehearsal().choose(_request(40), POOL) == _used(name).choose(_request(40), POOL)
+    rehearsal = policy.rehearsal()
+    for number in range(40, 80):
+        rehearsal.assess(_request(number), POOL)
+        rehearsal.choose(_request(number), POOL)
+    after = [policy.choose(_request(number), POOL) for number in range(100, 150)]
+    assert after == [untouched.choose(_request(number), POOL) for number in range(100, 150)]
+
+
+def test_a_rehearsal_of_what_was_learned_shares_what_is_large_and_nothing_that_changes() -> None:
+    policy = Learned(LearnedSettings(seed=1))
+    for number in range(30):
+        policy.choose(_request(number), POOL)
+    backlogs = {name: copy.copy(known.backlog) for name, known in policy.predictor.known.items()}
+    seen = {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()}
+    rehearsal = policy.rehearsal()
+    for number in range(200):
+        rehearsal.choose(_request(1000 + number), POOL)
+    assert rehearsal.experience is policy.experience
+    assert {name: known.backlog for name, known in policy.predictor.known.items()} == backlogs
+    assert {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()} == seen
+    assert rehearsal.rng.getstate() != policy.rng.getstate()
+
+
+def test_pinned_rules_are_rehearsed_too() -> None:
+    policy, fewest = Learned(LearnedSettings(seed=1)), _made("least_loaded")
+    policy.pinned = fewest
+    rehearsal = policy.rehearsal()
+    assert rehearsal.pinned is not None
+    assert rehearsal.pinned is not fewest
+    assert rehearsal.choose(REQUEST, POOL).policy == "least_loaded"

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from backends.validation import Fault, faults_of
+from policies.rules.conditions import Bounds, When
+
+
+@pytest.mark.parametrize(
+    ("written", "inside", "outside"),
+    [
+        (">= 0.35", [0.35, 9], [0.34]),
+        ("> 0.35", [0.36], [0.35]),
+        ("<0.5", [0.49, -3], [0.5]),
+        ("<= .5", [0.5], [0.51]),
+        ("= 1", [1], [0.99, 1.01]),
+        ("==1e3", [1000], [999]),
+        (" >= 0.2  and < 0.5 ", [0.2, 0.49], [0.1, 0.5]),
+        ("< 5 and < 3", [2], [3, 4]),
+        (2, [2.0], [1, 3]),
+        (0.5, [0.5], [0.4]),
+    ],
+)
+def test_comparisons_are_read_as_written(written: object, inside: list[float], outside: list[float]) -> None:
+    bounds = Bounds.parse(written)
+    assert all(bounds.holds(value) for value in inside)
+    assert not any(bounds.holds(value) for value in outside)
+    assert not bounds.holds(None)
+
+
+@pytest.mark.parametrize(
+    "written", ["", ">> 1", "> x", "0.5", ">= 1 or < 3", "> 1 and", True, None, [1], "=> 1", "> nan"]
+)
+def test_what_is_no_comparison_is_refused_with_an_example(written: object) -> None:
+    with pytest.raises(ValueError, match=r"is no condition on a number: write a comparison such as '>= 0\.5'"):
+        Bounds.parse(written)
+
+
+@pytest.mark.parametrize("written", ["> 3 and < 2", "> 3 and < 3", "= 1 and > 1", ">= 2 and < 2"])
+def test_what_no_number_satisfies_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"'{written}' can never hold")):
+        Bounds.parse(written)
+
+
+_OPERATORS = st.sampled_from([">", ">=", "<", "<=", "="])
+_NUMBERS = st.integers(-4, 4).map(lambda quarter: quarter / 4)
+
+
+@given(_OPERATORS, _NUMBERS, _OPERATORS, _NUMBERS, _NUMBERS)
+def test_bounds_mean_both_comparisons_and_can_be_written_again(
+    first: str, low: float, second: str, high: float, value: float
+) -> None:
+    def compare(operator: str, number: float) -> bool:
+        return {
+            ">": value > number,
+            ">=": value >= number,
+            "<": value < number,
+            "<=": value <= number,
+            "=": value == number,
+        }[operator]
+
+    try:
+        bounds = Bounds.parse(f"{first} {low} and {second} {high}")
+    except ValueError:  # it can never hold, so not for this value either
+        assert not (compare(first, low) and compare(second, high))
+        return
+    assert bounds.holds(value) == (compare(first, low) and compare(second, high))
+    assert Bounds.parse(str(bounds)) == bounds
+
+
+def faults(when: dict[str, object]) -> dict[str, Fault]:
+    with pytest.raises(ValidationError) as raised:
+        When.model_validate(when)
+    return {str(fault.path[0]): fault for fault in faults_of(raised.value, When)}
+
+
+def test_an_unknown_feature_is_told_with_the_nearest() -> None:
+    fault = faults({"temprature": "> 1"})["temprature"]
+    assert (fault.message, fault.hint) == ("unknown feature 'temprature'", "did you mean 'temperature'?")
+
+
+def test_each_wrong_condition_is_told_at_its_place() -> None:
+    told = faults(
+        {
+            "overlap": ">= 35",
+            "turns": "< 1",
+            "tools": "yes",
+            "template": 12345678,
+            "workload": "Code",
+            "endpoint": ["chat", "chats"],
+            "temperature": "hot",
+        }
+    )
+    assert told["overlap"].message == "'>= 35' can never hold: overlap runs from 0 to 1"
+    assert told["turns"].message == "'< 1' can never hold: turns runs from 1 to inf"
+    assert told["tools"].message == "expected true or false"
+    assert told["template"].message == "12345678 is not text: put it in quotes"
+    assert told["workload"].message.startswith("'Code' can never hold: a workload is in lower case")
+    assert told["endpoint"].message.startswith("'chats' can never hold: the endpoints are chat, completions")
+    assert told["temperature"].message.startswith("'hot' is no condition on a number")
+    assert len(told) == 7
+
+
+def test_a_feature_with_nothing_beside_it_is_not_taken_for_absent() -> None:
+    assert faults({"overlap": None})["overlap"].message == "nothing stands here"
+    assert faults({"workload": []})["workload"].message.startswith("an empty list can never hold")
+
+
+def test_conditions_are_written_as_a_person_would() -> None:
+    when = When.model_validate({"temperature": "<=0.50", "workload": ["code", "agent"], "tools": True, "n": 1})
+    assert str(when) == "temperature <= 0.5, n = 1, tools true, workload agent or code"
+    assert When.model_validate(when.model_dump(exclude_none=True)) == when
+    assert str(When()) == "always"
+    assert Bounds.parse(f"<= {1 / 3!r}").high < math.inf

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from pydantic import ValidationError
+
+from backends.backend import Backend, EngineLoad, State
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
+from policies.load import LoadMeter
+from policies.load_balancing import (
+    LeastLoaded,
+    LoadSettings,
+    PowerOfTwo,
+    RandomChoice,
+    RandomSettings,
+    RoundRobin,
+    Static,
+    StaticSettings,
+)
+from policies.policy import Policy, PolicySettings
+
+REQUEST = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
+
+
+def backend(name: str, in_flight: int = 0, weight: float = 1.0, method: Method = Method.NGRAM) -> Backend:
+    return Backend(name, "m", method, "http://127.0.0.1:1", weight=weight, state=State.UP, in_flight=in_flight)
+
+
+def names(policy: Policy, candidates: Sequence[Backend], times: int) -> list[str]:
+    return [policy.choose(REQUEST, candidates).backend for _ in range(times)]
+
+
+def test_round_robin_spreads_the_turns_of_a_heavy_backend() -> None:
+    candidates = [backend("a", weight=3), backend("b"), backend("c")]
+    turns = names(RoundRobin(PolicySettings()), candidates, 50)
+    assert Counter(turns) == {"a": 30, "b": 10, "c": 10}
+    assert not any(set(three) == {"a"} for three in zip(turns, turns[1:], turns[2:], strict=False))
+
+
+def test_round_robin_goes_on_without_a_backend_that_left() -> None:
+    policy = RoundRobin(PolicySettings())
+    a, b, c = backend("a"), backend("b"), backend("c")
+    names(policy, [a, b, c], 4)
+    without = Counter(names(policy, [a, c], 100))
+    assert set(without) == {"a", "c"}
+    assert abs(without["a"] - 50) <= 1
+    back = Counter(names(policy, [a, b, c], 99))
+    assert all(abs(turns - 33) <= 1 for turns in (back["a"], back["b"], back["c"]))
+
+
+def test_assessing_a_round_takes_no_turn() -> None:
+    policy = RoundRobin(PolicySettings())
+    candidates = [backend("a"), backend("b")]
+    for _ in range(5):
+        scores = {it.backend: it.score for it in policy.assess(REQUEST, candidates)}
+        assert min(scores, key=lambda name: scores[name] or 0.0) == policy.choose(REQUEST, candidates).backend
+
+
+def test_least_loaded_divides_by_weight() -> None:
+    policy = LeastLoaded(LoadSettings(seed=1))
+    assert names(policy, [backend("a", 3), backend("b", 5, weight=2)], 1) == ["b"]
+    assert names(policy, [backend("a", 2), backend("b", 6, weight=2)], 1) == ["a"]
+    decision = policy.choose(REQUEST, [backend("a", 1), backend("b", 0)])
+    assert (decision.backend, decision.policy, decision.reason) == ("b", "least_loaded", "fewest_in_flight")
+    assert decision.propensity == 1.0
+
+
+def test_ties_are_drawn_evenly_and_told_so() -> None:
+    policy = LeastLoaded(LoadSettings(seed=1))
+    candidates = [backend("a"), backend("b"), backend("c", 1), backend("d")]
+    assert policy.choose(REQUEST, candidates).propensity == pytest.approx(1 / 3)
+    drawn = Counter(names(policy, candidates, 3000))
+    assert set(drawn) == {"a", "b", "d"}
+    assert min(drawn.values()) > 900
+
+
+def test_a_weight_of_zero_is_the_last_resort() -> None:
+    policy = LeastLoaded(LoadSettings(seed=1))
+    assert names(policy, [backend("a", weight=0), backend("b", 500)], 1) == ["b"]
+    assert names(policy, [backend("a", weight=0)], 1) == ["a"]
+    assert names(RoundRobin(PolicySettings()), [backend("a", weight=0), backend("b")], 4) == ["b"] * 4
+    assert set(names(RoundRobin(PolicySettings()), [backend("a", weight=0), backend("b", weight=0)], 4)) == {"a", "b"}
+
+
+def test_power_of_two_never_takes_the_most_loaded() -> None:
+    policy = PowerOfTwo(LoadSettings(seed=1))
+    candidates = [backend("a", 1), backend("b", 2), backend("c", 3)]
+    decisions = [policy.choose(REQUEST, candidates) for _ in range(3000)]
+    drawn = Counter(decision.backend for decision in decisions)
+    told = {decision.backend: decision.propensity for decision in decisions}
+    assert told == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
+    assert drawn["a"] / 3000 == pytest.approx(2 / 3, abs=0.04)
+    assert policy.choose(REQUEST, candidates[:1]).propensity == 1.0
+
+
+def test_power_of_two_tells_the_chance_of_ties() -> None:
+    policy = PowerOfTwo(LoadSettings(seed=1))
+    decisions = [policy.choose(REQUEST, [backend("a"), backend("b"), backend("c")]) for _ in range(3000)]
+    assert [decision.propensity for decision in decisions] == pytest.approx([1 / 3] * 3000)
+    assert min(Counter(decision.backend for decision in decisions).values()) > 900
+
+
+def test_random_draws_by_weight() -> None:
+    policy = RandomChoice(RandomSettings(seed=1))
+    decisions = [policy.choose(REQUEST, [backend("a", weight=3), backend("b")]) for _ in range(3000)]
+    drawn = Counter(decision.backend for decision in decisions)
+    assert drawn["a"] / 3000 == pytest.approx(3 / 4, abs=0.03)
+    assert {(decision.backend, decision.propensity) for decision in decisions} == {("a", 0.75), ("b", 0.25)}
+
+
+def test_static_sends_to_one_backend_and_says_when_it_cannot() -> None:
+    policy = Static(StaticSettings(backend="b", seed=1))
+    candidates = [backend("a", 5), backend("b", 9), backend("c", 4)]
+    assert (policy.choose(REQUEST, candidates).backend, policy.choose(REQUEST, candidates).reason) == (
+        "b",
+        "configured",
+    )
+    instead = policy.choose(REQUEST, [candidates[0], candidates[2]])
+    assert (instead.backend, instead.reason) == ("c", "configured_unavailable")
+    assert [it.note.split(";")[0] for it in policy.assess(REQUEST, candidates)] == [
+        "not configured",
+        "configured",
+        "not configured",
+    ]
+    assert StaticSettings(backend="b").named_backends() == {("backend",): "b"}
+
+
+def test_static_sends_to_the_least_loaded_of_a_method() -> None:
+    policy = Static(StaticSettings(method=Method.SUFFIX))
+    candidates = [
+        backend("a", 0),
+        backend("b", 9, method=Method.SUFFIX),
+        backend("c", 4, method=Method.SUFFIX),
+    ]
+    assert policy.choose(REQUEST, candidates).backend == "c"
+
+
+@pytest.mark.parametrize("given", [{}, {"backend": "a", "method": "ngram"}])
+def test_static_takes_one_of_two(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="either `backend: NAME` or `method: METHOD`"):
+        StaticSettings.model_validate(given)
+
+
+def test_requests_of_others_count_as_reported_and_ours_at_once() -> None:
+    meter = LoadMeter(clock=lambda: 100.0)
+    a = backend("a", in_flight=5)
+    a.load = EngineLoad(running=8, waiting=4, others=7, at_s=99.0)
+    assert meter.requests(a) == 12
+    a.in_flight = 8
+    assert meter.requests(a) == 15
+    a.load = EngineLoad(running=2, at_s=99.5)
+    assert meter.requests(a) == 8
+
+
+def test_a_stale_or_missing_report_counts_as_none() -> None:
+    now_s = 100.0
+    meter = LoadMeter(stale_after_s=10.0, clock=lambda: now_s)
+    a = backend("a", in_flight=2)
+    assert meter.requests(a) == 2
+    a.load = EngineLoad(running=50, others=48, at_s=95.0)
+    assert meter.requests(a) == 50
+    now_s = 105.1
+    assert meter.requests(a) == 2

@@ -1,0 +1,121 @@
+"""A policy in the loop with simulated replicas, in virtual time: every step, queue and cache is the simulator's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.calibration.calibration import load_calibration
+from backends.simulator.engine.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.virtual_time import Arrival, Timeline, run_fleet
+from backends.speculation import Method
+from lab.replay.simulate import outcome_of
+from policies.features.request import Endpoint, RequestFeatures
+from policies.policy import Decision, Policy
+
+CALIBRATION = "llama-3.1-8b-h100"
+
+FOUR = (
+    ("b", Method.BASELINE, 0),
+    ("n", Method.NGRAM, 5),
+    ("s", Method.SUFFIX, 24),
+    ("e", Method.EAGLE3, 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it will come, and how long its answer is."""
+
+    arrived_s: float
+    features: RequestFeatures
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) -> list[Replica]:
+    """Return one replica of each method."""
+    known = load_calibration(calibration)
+    return [
+        Replica(name, known, method, {"num_speculative_tokens": k} if k else None) for name, method, k in parts or FOUR
+    ]
+
+
+def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("code", "chat")) -> list[Call]:
+    """Draw requests of Poisson arrivals, in templates that differ in length."""
+    rng = np.random.default_rng(seed)
+    at_s = np.cumsum(rng.exponential(1 / per_s, count))
+    found = []
+    for number in range(count):
+        kind = int(rng.integers(len(workloads)))
+        template = int(rng.integers(4))
+        found.append(
+            Call(
+                float(at_s[number]),
+                RequestFeatures(
+                    "m",
+                    Endpoint.CHAT,
+                    temperature=0.0,
+                    workload=workloads[kind],
+                    template=f"{kind}{template}",
+                    prompt_tokens=int(rng.integers(50, 1200)),
+                ),
+                max(2, int(np.exp(rng.normal(math.log(60 + 60 * template), 0.4)))),
+            )
+        )
+    return found
+
+
+def play(
+    policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, upkeep: int = 25
+) -> tuple[Timeline, list[Decision]]:
+    """Play until all have ended; the policy fits once for every `upkeep` requests.
+
+    Returns
+    -------
+    Timeline
+        What became of each request, in order of arrival.
+    list of Decision
+        Where each was sent, in the same order.
+    """
+    fleet, places = Fleet(pool, seed), {replica.name: place for place, replica in enumerate(pool)}
+    now_s = 0.0
+    policy.set_clock(lambda: now_s)
+    sent: list[tuple[RequestFeatures, Decision]] = []
+
+    def choose(arrival: Arrival) -> int:
+        nonlocal now_s
+        now_s = arrival.arrived_s
+        if len(sent) % upkeep == 0:
+            fit(policy)
+        features = requests[len(sent)].features
+        sent.append((features, policy.choose(features, pool)))
+        return places[sent[-1][1].backend]
+
+    def observe(completion: Completion) -> None:
+        features, decision = sent[completion.request_id]
+        policy.observe(outcome_of(features, decision, completion, pool[completion.replica].method))
+
+    timeline = run_fleet(fleet, _arrivals(requests), choose, observe)
+    return timeline, [decision for _, decision in sent]
+
+
+def fit(policy: Policy) -> None:
+    """Let a policy learn from what it has observed."""
+    if (work := policy.upkeep()) is not None:
+        work()
+
+
+def _arrivals(requests: list[Call]) -> Iterator[Arrival]:
+    for one in requests:
+        yield Arrival(
+            one.arrived_s,
+            one.features.prompt_tokens,
+            one.output_tokens,
+            one.features.workload or "chat",
+            one.features.temperature,
+            one.prefix_blocks,
+        )

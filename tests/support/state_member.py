@@ -1,0 +1,54 @@
+"""One gateway's experience and its ledger, without a gateway around them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+from gateway.state.ledger import Ledger
+from gateway.state.store import Store
+from policies.statistics import Experience, Key, Sums, Table
+
+LENGTH = Table("length", 2, half_life_s=7200.0, overflow=lambda key: key)
+STEPS = Table("steps", 3, half_life_s=900.0, overflow=lambda key: key)
+
+
+@dataclass
+class Clock:
+    """Stands still; at about the present, since stores forget pages whose time is over."""
+
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.now_s = self.now_s or time.time()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Member:
+    """One that learns, and exchanges what it learned."""
+
+    def __init__(
+        self, store: Store, clock: Clock | None = None, model: str = "m", tables: tuple[Table, ...] = (LENGTH, STEPS)
+    ) -> None:
+        self.store = store
+        self.clock = clock or Clock()
+        self.experience = Experience(tables, self.clock)
+        self.ledger = Ledger(model, self.experience, uuid4().hex)
+
+    def sync(self) -> None:
+        self.ledger.stage()
+        self.ledger.exchange(self.store)
+        self.ledger.settle()
+
+    def cells(self, table: Table = LENGTH) -> dict[Key, Sums]:
+        return {key: tuple(round(number, 6) for number in sums) for key, sums in self.experience.cells(table).items()}
+
+
+def in_step(*members: Member) -> None:
+    """Exchange until what one has reached the others: it may have to be missed, begun again, pushed and read."""
+    for _ in range(4):
+        for member in members:
+            member.sync()
