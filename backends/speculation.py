@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from backends.validation import Fault, error_of, faults_of
+from backends.validation import Issue, error_of, issues_of
 
 
 class Method(StrEnum):
@@ -125,13 +125,13 @@ class SpeculativeConfig(BaseModel):
         try:
             config = handler(data)
         except ValidationError as error:
-            raise error_of(cls.__name__, faults_of(error, cls) + slips) from None
+            raise error_of(cls.__name__, issues_of(error, cls) + slips) from None
         if found := slips + list(_contradictions(config)):
             raise error_of(cls.__name__, found)
         return config
 
 
-def method_faults(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Fault]:
+def method_faults(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Issue]:
     """Return what `method` lacks in `config`, or cannot have there.
 
     Parameters
@@ -144,29 +144,29 @@ def method_faults(method: Method, config: Mapping[str, Any] | None, *, served: b
     if method is Method.BASELINE:
         if config is None:
             return []
-        return [Fault((), "a baseline does not speculate", "leave it out, or give the method", at_key=True)]
+        return [Issue((), "a baseline does not speculate", "leave it out, or give the method", at_key=True)]
     given = {key: value for key, value in (config or {}).items() if value is not None}
-    faults = []
+    issues = []
     if "num_speculative_tokens" not in given and method is not Method.SUFFIX:
         hint = "say how many tokens it drafts a step; policies and vLLM count on it"
-        faults.append(Fault(("num_speculative_tokens",), f"missing, and {method} needs it", hint))
+        issues.append(Issue(("num_speculative_tokens",), f"missing, and {method} needs it", hint))
     if served and method in _NEEDS_MODEL and "model" not in given:
         what = "the class, as package.module.Class" if method is Method.CUSTOM_CLASS else "the draft's name or path"
-        faults.append(Fault(("model",), f"missing, and {method} needs it", f"give {what}"))
+        issues.append(Issue(("model",), f"missing, and {method} needs it", f"give {what}"))
     if not _is_name_of(method, given.get("method", method)):
-        faults.append(Fault(("method",), f"differs from the backend's method, {method}", "leave it out"))
-    faults += [
-        Fault((key,), f"goes only with {owner}", "leave it out", at_key=True)
+        issues.append(Issue(("method",), f"differs from the backend's method, {method}", "leave it out"))
+    issues += [
+        Issue((key,), f"goes only with {owner}", "leave it out", at_key=True)
         for key, owner in _ONLY_WITH.items()
         if key in given and method is not owner and (given[key] is not False or key not in _MAY_BE_FALSE)
     ]
     if served:
-        faults += [
-            Fault((key,), "not known to vLLM 0.32", hint, at_key=True)
+        issues += [
+            Issue((key,), "not known to vLLM 0.32", hint, at_key=True)
             for key, hint in _OTHER_VERSIONS.items()
             if key in given
         ]
-    return faults
+    return issues
 
 
 def num_speculative_tokens(method: Method, config: SpeculativeConfig | None) -> int:
@@ -202,44 +202,44 @@ def _is_name_of(method: Method, name: object) -> bool:
     return name == method or (method is Method.MTP and str(name).endswith("_mtp"))
 
 
-def _slips(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _slips(data: Mapping[str, Any]) -> Iterator[Issue]:
     known = SpeculativeConfig.model_fields
     for key in data:
         if key == "tensor_parallel_size":
-            yield Fault((key,), "not a key of vLLM's", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
+            yield Issue((key,), "not a key of vLLM's", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
         elif key not in known and key not in _OTHER_VERSIONS:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
             if near:
-                yield Fault((key,), "unknown key", f"did you mean '{near[0]}'?", at_key=True)
+                yield Issue((key,), "unknown key", f"did you mean '{near[0]}'?", at_key=True)
 
 
-def _contradictions(config: SpeculativeConfig) -> Iterator[Fault]:
+def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
     """Yield what vLLM would refuse at start although every value by itself is right."""
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low is not None and high is not None and low > high:
-        yield Fault(("prompt_lookup_min",), f"greater than prompt_lookup_max, {high}")
+        yield Issue(("prompt_lookup_min",), f"greater than prompt_lookup_max, {high}")
     if config.use_heterogeneous_vocab and config.draft_sample_method != "greedy":
-        yield Fault(("draft_sample_method",), "must be 'greedy' with use_heterogeneous_vocab")
+        yield Issue(("draft_sample_method",), "must be 'greedy' with use_heterogeneous_vocab")
     yield from _schedule_faults(config.num_speculative_tokens_per_batch_size or [])
     yield from _synthetic_faults(config)
 
 
-def _schedule_faults(schedule: list[BatchRange]) -> Iterator[Fault]:
+def _schedule_faults(schedule: list[BatchRange]) -> Iterator[Issue]:
     key = "num_speculative_tokens_per_batch_size"
     order = sorted(range(len(schedule)), key=lambda index: schedule[index][0])
     end = 0
     for index in order:
         first, last, _ = schedule[index]
         if first > last:
-            yield Fault((key, index), f"the range runs backwards, {first} to {last}", f"[{last}, {first}, tokens]")
+            yield Issue((key, index), f"the range runs backwards, {first} to {last}", f"[{last}, {first}, tokens]")
         elif end == 0 and first != 1:
-            yield Fault((key, index), f"the first range starts at {first}", "start it at 1")
+            yield Issue((key, index), f"the first range starts at {first}", "start it at 1")
         elif first <= end:
-            yield Fault((key, index), f"overlaps the range before it, which ends at {end}", f"start it at {end + 1}")
+            yield Issue((key, index), f"overlaps the range before it, which ends at {end}", f"start it at {end + 1}")
         end = max(end, first, last)
 
 
-def _synthetic_faults(config: SpeculativeConfig) -> Iterator[Fault]:
+def _synthetic_faults(config: SpeculativeConfig) -> Iterator[Issue]:
     rates, length, tokens = (
         config.synthetic_acceptance_rates,
         config.synthetic_acceptance_length,
@@ -248,16 +248,16 @@ def _synthetic_faults(config: SpeculativeConfig) -> Iterator[Fault]:
     if config.rejection_sample_method != "synthetic":
         for key, value in (("synthetic_acceptance_rates", rates), ("synthetic_acceptance_length", length)):
             if value is not None:
-                yield Fault((key,), "goes only with rejection_sample_method: synthetic", at_key=True)
+                yield Issue((key,), "goes only with rejection_sample_method: synthetic", at_key=True)
         return
     if "synthetic_acceptance_rate" not in (config.model_extra or {}) and (rates is None) == (length is None):
         hint = "give one of synthetic_acceptance_rates and synthetic_acceptance_length"
-        yield Fault(("rejection_sample_method",), "synthetic acceptance needs to be told how much", hint)
+        yield Issue(("rejection_sample_method",), "synthetic acceptance needs to be told how much", hint)
     if rates is not None and tokens is not None and len(rates) != tokens:
-        yield Fault(("synthetic_acceptance_rates",), f"has {len(rates)} rates for {tokens} tokens", "one for each")
+        yield Issue(("synthetic_acceptance_rates",), f"has {len(rates)} rates for {tokens} tokens", "one for each")
     if rates is not None and any(later > earlier for earlier, later in itertools.pairwise(rates)):
-        yield Fault(("synthetic_acceptance_rates",), "rises", "a position is accepted only if those before it are")
+        yield Issue(("synthetic_acceptance_rates",), "rises", "a position is accepted only if those before it are")
     if length is not None and tokens is not None and length > tokens + 1:
-        yield Fault(
+        yield Issue(
             ("synthetic_acceptance_length",), f"greater than {tokens + 1}", "num_speculative_tokens + 1 at most"
         )

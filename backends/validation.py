@@ -27,8 +27,15 @@ _EXPECTED = {
 }
 
 
+class UsageError(Exception):
+    """Wrong usage: options or files that a command cannot work with. The message says what would be right.
+
+    Commands print it and exit 2, before anything has happened.
+    """
+
+
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Issue:
     """One thing wrong in the settings.
 
     Parameters
@@ -48,7 +55,7 @@ class Fault:
     hint: str = ""
     at_key: bool = False
 
-    def below(self, *path: str | int) -> Fault:
+    def below(self, *path: str | int) -> Issue:
         """Return the same fault as seen from further out, `path` leading to where it was."""
         return replace(self, path=(*path, *self.path))
 
@@ -72,25 +79,25 @@ def _meant(word: str) -> str:
     return f"did you mean '{word}'?"
 
 
-def error_of(title: str, faults: Sequence[Fault]) -> ValidationError:
-    """Return the pydantic error that carries `faults` (at least one); a validator that raises it keeps their paths."""
+def error_of(title: str, issues: Sequence[Issue]) -> ValidationError:
+    """Return the pydantic error that carries `issues` (at least one); a validator that raises it keeps their paths."""
     return ValidationError.from_exception_data(
         title,
         [
             InitErrorDetails(
                 type=PydanticCustomError(
-                    _TYPE, "{message}", {"message": fault.message, "hint": fault.hint, "at_key": fault.at_key}
+                    _TYPE, "{message}", {"message": issue.message, "hint": issue.hint, "at_key": issue.at_key}
                 ),
-                loc=fault.path,
+                loc=issue.path,
                 input=None,
             )
-            for fault in faults
+            for issue in issues
         ],
         hide_input=True,
     )
 
 
-def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
+def issues_of(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
     """Return what `error`, raised while validating `model`, says, in plain words and with hints.
 
     Notes
@@ -99,27 +106,27 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     """
     found = [_fault_of(details, model) for details in error.errors(include_url=False)]
     # `metod: ngram` is one slip: not also a missing `method`.
-    meant = {(*fault.path[:-1], fault.hint) for fault in found if fault.at_key}
+    meant = {(*issue.path[:-1], issue.hint) for issue in found if issue.at_key}
     return [
-        fault
-        for fault in found
-        if fault.message != _MISSING or (*fault.path[:-1], _meant(str(fault.path[-1]))) not in meant
+        issue
+        for issue in found
+        if issue.message != _MISSING or (*issue.path[:-1], _meant(str(issue.path[-1]))) not in meant
     ]
 
 
-def _fault_of(details: ErrorDetails, model: type[BaseModel]) -> Fault:
+def _fault_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     path, kind, context = details["loc"], details["type"], details.get("ctx", {})
     if path and path[-1] == "[key]":  # pydantic's way to say that a mapping's key is meant, not its value
-        return Fault(path[:-1], _message(kind, context, details["msg"]), at_key=True)
+        return Issue(path[:-1], _message(kind, context, details["msg"]), at_key=True)
     if kind == _TYPE:
-        return Fault(path, context["message"], context["hint"], context["at_key"])
+        return Issue(path, context["message"], context["hint"], context["at_key"])
     if kind == "extra_forbidden":
         owner = _model_at(model, path[:-1])
-        return Fault(path, "unknown key", did_you_mean(str(path[-1]), owner.model_fields if owner else ()), at_key=True)
+        return Issue(path, "unknown key", did_you_mean(str(path[-1]), owner.model_fields if owner else ()), at_key=True)
     if kind in {"enum", "literal_error"}:
         return _choice_fault(path, details["input"], context["expected"])
     quote = "put it in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
-    return Fault(path, _message(kind, context, details["msg"]), quote)
+    return Issue(path, _message(kind, context, details["msg"]), quote)
 
 
 def _message(kind: str, context: Mapping[str, Any], message: str) -> str:
@@ -135,12 +142,12 @@ def _message(kind: str, context: Mapping[str, Any], message: str) -> str:
     return message.replace("Input should be", "must be").replace("String should", "must")
 
 
-def _choice_fault(path: Path, given: object, expected: str) -> Fault:
+def _choice_fault(path: Path, given: object, expected: str) -> Issue:
     choices = [part.strip(" '") for part in expected.replace(" or ", ", ").split(",")]
     if not isinstance(given, str):
-        return Fault(path, "expected one word", f"one of {', '.join(choices)}")
+        return Issue(path, "expected one word", f"one of {', '.join(choices)}")
     near = difflib.get_close_matches(given, choices, n=1)
-    return Fault(path, f"unknown '{given}'", _meant(near[0]) if near else f"one of {', '.join(choices)}")
+    return Issue(path, f"unknown '{given}'", _meant(near[0]) if near else f"one of {', '.join(choices)}")
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:

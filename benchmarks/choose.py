@@ -96,7 +96,7 @@ def main() -> None:
     for request in requests(rng, 4000):
         decision = policy.choose(request, backends)
         policy.observe(outcome(request, decision, named[decision.backend], rng))
-    fit = policy.upkeep()
+    fit = policy.maintenance()
     assert fit is not None
     began_s = time.process_time()
     fit()
@@ -125,12 +125,12 @@ def main() -> None:
     print(f"{'key_of':34} {best_us(lambda: list(map(key_of, asked)), _REQUESTS):7.1f}")
     print(f"{'predict, eight candidates':34} {best_us(predictions, _REQUESTS):7.1f}")
     print(f"{'choose':34} {best_us(choose, _REQUESTS):7.1f}")
-    policy.tells_considered = True
+    policy.explain_candidates = True
     print(f"{'choose, recorded':34} {best_us(choose, _REQUESTS):7.1f}")
     print(f"{'observe':34} {best_us(observe, _REQUESTS):7.1f}")
     print(f"{'fit, ms (with loading libraries)':34} {1e3 * fitted_s:7.1f}")
     policy.observe(results[0][1])
-    again = policy.upkeep()
+    again = policy.maintenance()
     assert again is not None
     print(f"{'fit, ms':34} {1e-3 * best_us(again, 1):7.1f}")
 

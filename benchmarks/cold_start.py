@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.simulate import replay
 from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.shadow_drafting import LookupSettings
+from policies.learned.shadow_drafting import ShadowSettings
 from policies.load_balancing import LeastLoaded, LoadSettings
 from policies.policy import Policy
 
@@ -30,12 +30,12 @@ LOADS = (0.25, 0.75)
 
 def made(seed: int) -> dict[str, Callable[[], Policy | None]]:
     """Return how each policy is made."""
-    without = LookupSettings(sample=0)
+    without = ShadowSettings(sample=0)
     return {
         "least_loaded": lambda: LeastLoaded(LoadSettings(seed=seed)),
-        "without": lambda: Learned(LearnedSettings(seed=seed, lookups=without)),
+        "without": lambda: Learned(LearnedSettings(seed=seed, shadow=without)),
         "with": lambda: Learned(LearnedSettings(seed=seed)),
-        "clairvoyant": lambda: None,
+        "oracle": lambda: None,
     }
 
 
@@ -65,9 +65,9 @@ def main() -> None:
         for seed in range(arguments.seeds)
     ]
     runs = [play(ground, task) for task in tasks]
-    print("| requests | without lookups | with | clairvoyant | with over without |\n|---|---|---|---|---|")
+    print("| requests | without lookups | with | oracle | with over without |\n|---|---|---|---|---|")
     for part in PARTS:
-        means = [math.exp(fmean(run[name][part] for run in runs)) for name in ("without", "with", "clairvoyant")]
+        means = [math.exp(fmean(run[name][part] for run in runs)) for name in ("without", "with", "oracle")]
         gains = [run["with"][part] - run["without"][part] for run in runs]
         margin = 1.96 * stdev(gains) / math.sqrt(len(gains))
         print(

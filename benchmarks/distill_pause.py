@@ -90,7 +90,7 @@ def main() -> None:
     policy.prepare()  # as the gateway does at its start
     gc.collect()
     gc.freeze()
-    print(f"{len(policy.experience.cells(LENGTH))} cells")
+    print(f"{len(policy.statistics.cells(LENGTH))} cells")
     asyncio.run(measured(policy, arguments.times))
 
 

@@ -1,6 +1,6 @@
 """What knowing who comes next is worth: `python -m benchmarks.lookahead FOLDER [--pool P] [--seeds N]`.
 
-`benchmarks.routing` holds `learned` against a clairvoyant choice that knows each request's length and acceptance, but
+`benchmarks.routing` holds `learned` against a oracle choice that knows each request's length and acceptance, but
 not the future. Here the same choice also knows the next arrivals, and plays them out for each replica that it might
 choose (a rollout: Bertsekas, Tsitsiklis and Wu, "Rollout algorithms for combinatorial optimization", Journal of
 Heuristics 3, 1997). How little that adds says how near the least sum of delays is to the best that any assignment can

@@ -23,13 +23,13 @@ import numpy.typing as npt
 from backends.drafting import suffix_jit
 from backends.speculation import Method
 from policies.features.words import piece_ids
-from policies.learned.shadow_drafting import LookupArm, replayed
+from policies.learned.shadow_drafting import ShadowArm, replayed
 
 ARMS = (
-    LookupArm("suffix", Method.SUFFIX, 24),
-    LookupArm("n-gram k=5, 3 to 7", Method.NGRAM, 5, {"prompt_lookup_min": 3, "prompt_lookup_max": 7}),
-    LookupArm("n-gram k=5, 2 to 4", Method.NGRAM, 5, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}),
-    LookupArm("n-gram k=3, 5", Method.NGRAM, 3, {"prompt_lookup_min": 5, "prompt_lookup_max": 5}),
+    ShadowArm("suffix", Method.SUFFIX, 24),
+    ShadowArm("n-gram k=5, 3 to 7", Method.NGRAM, 5, {"prompt_lookup_min": 3, "prompt_lookup_max": 7}),
+    ShadowArm("n-gram k=5, 2 to 4", Method.NGRAM, 5, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+    ShadowArm("n-gram k=3, 5", Method.NGRAM, 3, {"prompt_lookup_min": 5, "prompt_lookup_max": 5}),
 )
 
 

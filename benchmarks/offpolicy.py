@@ -26,7 +26,7 @@ from backends.calibration.calibration import load_calibration
 from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
 from lab.evaluate.estimators import Evaluation, evaluate
-from lab.evaluate.log import LoggedCandidate, chances, features_of, read_log
+from lab.evaluate.log import LoggedCandidate, features_of, propensities, read_log
 from lab.trace import TraceCandidate, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies
@@ -146,7 +146,7 @@ def surface_truth(name: str, count: int = 200_000) -> float:
     rng, policy, idle = np.random.default_rng(99), build(name), pool()
     total = 0.0
     for request in draw(rng, count):
-        shares = chances(policy, features_of(request.record()), idle)
+        shares = propensities(policy, features_of(request.record()), idle)
         total += sum(share * surface_mean_s(request, place) for place, share in enumerate(shares) if share)
     return total / count
 
@@ -195,7 +195,7 @@ def replicas_truth(name: str, gap_s: float = 60.0, count: int = 20_000) -> float
 
     def choose(request: Request, replicas: Sequence[LoggedCandidate]) -> list[float]:
         features: RequestFeatures = features_of(request.record())
-        return chances(policy, features, replicas)
+        return propensities(policy, features, replicas)
 
     records = play(draw(np.random.default_rng(98), count), 98, gap_s, choose)
     return float(np.mean([record.e2e_s for record in records]))

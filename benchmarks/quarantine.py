@@ -1,4 +1,4 @@
-"""Healthy replicas put out, and how soon faulty ones are: `python -m benchmarks.quarantine FOLDER [--seeds N]`.
+"""Healthy replicas put out, and how soon faulty ones are: `python -m benchmarks.outlier_ejection FOLDER [--seeds N]`.
 
 The ground is that of `benchmarks.routing` (see there for FOLDER), pool 2s/2e, half load, and requests of two kinds:
 with the text that was recorded, and without it, so that simulated replicas draw what lookups find. A fault sets in with
@@ -21,7 +21,7 @@ from random import Random
 from benchmarks.routing_ground import Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
-from policies.learned.outlier_ejection import Quarantine
+from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 
@@ -67,7 +67,7 @@ FAULTS = {
 }
 
 
-class Watched(Quarantine):
+class Watched(OutlierEjection):
     """Counts who is put out."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Watched(Quarantine):
         self.put_out: list[str] = []
 
     def observe(self, backend: str, *rest: float | None) -> float:
-        """See `Quarantine.observe`."""
+        """See `OutlierEjection.observe`."""
         before = backend in self.reasons
         slowness = super().observe(backend, *rest)  # type: ignore[arg-type]
         if backend in self.reasons and not before:
@@ -97,7 +97,7 @@ class Watching(Learned):
 
     def __init__(self, seed: int, fault: Fault) -> None:
         super().__init__(LearnedSettings(seed=seed))
-        self.quarantine = self.watched = Watched()
+        self.outlier_ejection = self.watched = Watched()
         self._join()
         self.fault = fault
         self.count = Count()

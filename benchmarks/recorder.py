@@ -22,15 +22,15 @@ from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
 from gateway.config.settings import RecorderSettings
 from gateway.http.usage import Usage
-from gateway.recorder import Recorder, Take, Taken
+from gateway.recorder import FinishedRequest, Recorder, RequestNotes
 from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.routing.model import ServedModel
-from gateway.routing.router import Routed
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint, describe
-from policies.policy import Considered, Decision, Outcome, policies
+from policies.policy import CandidateScores, Decision, Outcome, policies
 
 TOKENS = 128
 WRITTEN = prose(60_000)
@@ -53,11 +53,11 @@ def _documents(text: str) -> Documents:
     return Documents(text, TextHasher(b"salt"), TextHasher(b"salt") if _IS_COMPILED else None)
 
 
-def _begin(documents: Documents, batch: Sequence[Taken]) -> list[bytes | Waiting]:
+def _begin(documents: Documents, batch: Sequence[FinishedRequest]) -> list[bytes | Waiting]:
     return [documents.begin(one, 0.0) for one in batch]
 
 
-def _line(documents: Documents, one: Taken, wall_offset_s: float = 0.0) -> bytes:
+def _line(documents: Documents, one: FinishedRequest, wall_offset_s: float = 0.0) -> bytes:
     begun = documents.begin(one, wall_offset_s)
     if isinstance(begun, Waiting):
         (line,) = documents.end([begun])
@@ -66,19 +66,21 @@ def _line(documents: Documents, one: Taken, wall_offset_s: float = 0.0) -> bytes
     return begun
 
 
-def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True) -> Taken:
+def taken(
+    backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True
+) -> FinishedRequest:
     """Return a request that has ended, as the exchange hands it over."""
     rng = Random(number)
     begin = rng.randrange(50_000)
     body = orjson.dumps(chat(WRITTEN[begin : begin + 2000], temperature=0.7, max_tokens=256))
     kind = policies()[policy]
-    model = ServedModel("m", kind(kind.Settings()), 1.0, {})
+    model = Model("m", kind(kind.Settings()), 1.0, {})
     features = describe(
         Endpoint.CHAT, orjson.loads(body), model="m", default_temperature=1.0, qps=12.5, in_flight=9, workload="chat"
     )
-    considered = Considered(backends, [1.234567] * len(backends), [0.2] * len(backends))
+    considered = CandidateScores(backends, [1.234567] * len(backends), [0.2] * len(backends))
     decision = Decision("ngram", policy, "fastest", 0.9, considered)
-    take = Take([] if text != "none" else None, 1 << 20)
+    take = RequestNotes([] if text != "none" else None, 1 << 20)
     take.choose(backends)
     words = rng.choices(WRITTEN.split(), k=TOKENS)
     if not streamed:
@@ -94,9 +96,9 @@ def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, 
     outcome = Outcome(features, decision, Method.NGRAM, 200, 0.1, 0.02, 3.0, 512, TOKENS, 2.1, 100, 60)
     usage = Usage(512, TOKENS, 0, 100, 60, 40, 0.1, 0.01, 2.9)
     prompt = read_prompt(orjson.loads(body)) if text == "hashes" else None
-    routed, request_id = Routed(model, features, prompt=prompt), b"%032x" % rng.getrandbits(128)
+    routed, request_id = RoutedRequest(model, features, prompt=prompt), b"%032x" % rng.getrandbits(128)
     kept = body if text == "full" or policy == "round_robin" else b""
-    return Taken(
+    return FinishedRequest(
         take, request_id, "team", routed, kept, decision, backends[1], "", 200, "ok", outcome, usage, 99.9, 103.0
     )
 
@@ -115,13 +117,13 @@ def event_loop(folder: Path) -> None:
     hashed = taken(backends, "thresholds", "hashes", streamed=False)
     answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": WRITTEN[:700]}}]}
 
-    def whole(recorder: Recorder, one: Taken) -> None:
+    def whole(recorder: Recorder, one: FinishedRequest) -> None:
         take = recorder.take(Endpoint.CHAT)
         assert take is not None
         take.choose(backends)
         take.read(Endpoint.CHAT, answer, 900)
         recorder.add(
-            Taken(
+            FinishedRequest(
                 take,
                 one.request_id,
                 one.key,
@@ -143,7 +145,7 @@ def event_loop(folder: Path) -> None:
     for text, into, ended in (("none", recorder, one), ("hashes", hashing, hashed)):
         took = best_us(partial(_repeat, partial(whole, into, ended)), 100)
         print(_LINE.format(f"event loop: notes and record, five candidates, text: {text}, in one piece", took))
-    holder = [Take(None, 0)]
+    holder = [RequestNotes(None, 0)]
 
     def hundred() -> None:
         for _ in range(100):

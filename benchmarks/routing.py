@@ -74,7 +74,7 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
         "learned": lambda: Learned(LearnedSettings(seed=seed)),
         "learned warm": warm,
         "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
-        "clairvoyant": lambda: None,
+        "oracle": lambda: None,
     }
     for method in sorted({method for method, _ in POOLS[task.pool][1]}):
         made[f"all to {method}"] = lambda method=method: Static(  # type: ignore[misc]

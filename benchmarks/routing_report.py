@@ -58,7 +58,7 @@ def _over(
 
 
 def _lost(results: Results) -> list[str]:
-    """Tell in which cells the best fixed policy beats learned, and how far the clairvoyant choice is."""
+    """Tell in which cells the best fixed policy beats learned, and how far the oracle choice is."""
     cells: dict[tuple[str, float], list[Task]] = {}
     for task in results:
         cells.setdefault((task.mix, task.load), []).append(task)
@@ -76,8 +76,8 @@ def _lost(results: Results) -> list[str]:
         f"the nearest: {nearest}."
     ]
     for name in ("learned", "learned warm", "distilled"):
-        logs = [math.log(figures[name]["mean"] / figures["clairvoyant"]["mean"]) for figures in results.values()]
-        told.append(f"{name.capitalize()} over clairvoyant: {math.exp(fmean(logs)) - 1:+.1%}.")
+        logs = [math.log(figures[name]["mean"] / figures["oracle"]["mean"]) for figures in results.values()]
+        told.append(f"{name.capitalize()} over oracle: {math.exp(fmean(logs)) - 1:+.1%}.")
     gain = {name: -math.log(_over(results, name, "mean")[0]) for name in ("learned warm", "distilled")}
     kept = gain["distilled"] / gain["learned warm"]
     said = next(iter(results.values()))["distilled"]["predicted_kept"]
@@ -89,8 +89,8 @@ def _shifted(results: Results) -> list[str]:
     drifting = [figures for task, figures in results.items() if task.mix == "drifting"]
     if not drifting:
         return []
-    logs = [math.log(figures["learned"]["after_shift"] / figures["clairvoyant"]["after_shift"]) for figures in drifting]
-    return [f"300 requests after the shift, learned over clairvoyant: {math.exp(fmean(logs)) - 1:+.1%}."]
+    logs = [math.log(figures["learned"]["after_shift"] / figures["oracle"]["after_shift"]) for figures in drifting]
+    return [f"300 requests after the shift, learned over oracle: {math.exp(fmean(logs)) - 1:+.1%}."]
 
 
 _FIXED = ("least_loaded", "round_robin")

@@ -102,7 +102,7 @@ class Playing:
         self._members = members
         self._exact = exact
         self._rng = Random(seed)
-        self._lookups = TextLookups(specs, members[0].policy, seed)
+        self._shadow = TextLookups(specs, members[0].policy, seed)
         self._base_s = time.time()  # stores forget pages whose time is over
         self._now_s = self._sync_s = self._upkeep_s = self._report_s = 0.0
         self._finished = self._fitted = 0
@@ -135,7 +135,7 @@ class Playing:
             member.replicas[done.replica].in_flight -= 1
             e2e_s[number] = done.e2e_s
             outcome = outcome_of(request.features, decision, done, self._specs[done.replica].method)
-            member.policy.observe(replace(outcome, lookups=self._lookups.of(request)))
+            member.policy.observe(replace(outcome, shadow=self._shadow.of(request)))
             self._finished += 1
 
     def _keep_up(self) -> None:
@@ -146,7 +146,7 @@ class Playing:
         if self._now_s >= self._upkeep_s and self._finished >= self._fitted + UPKEEP_REQUESTS:
             self._upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
             for member in self._members:
-                if (work := member.policy.upkeep()) is not None:
+                if (work := member.policy.maintenance()) is not None:
                     work()
         if len(self._members) > 1 and (self._exact or self._now_s >= self._report_s):
             self._report_s = self._now_s + REPORT_S
@@ -168,7 +168,7 @@ def members(specs: Sequence[ReplicaSpec], count: int, seed: int, stores: Callabl
         ]
         member = Member(policy, seen)
         if stores is not None:
-            member.ledger, member.store = Ledger("m", policy.experience, uuid4().hex), stores()
+            member.ledger, member.store = Ledger("m", policy.statistics, uuid4().hex), stores()
         made.append(member)
     return made
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from backends.validation import UsageError
+
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
@@ -18,10 +20,6 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _work: list[Callable[[Any], Any]] = []  # of a worker process: what it was started for
 _listeners: list[Callable[[int], None]] = []  # to what `tell` is told
-
-
-class ParallelError(Exception):
-    """Tasks that cannot be run as asked."""
 
 
 @contextmanager
@@ -105,13 +103,13 @@ def ray_cluster(work: Callable[[Task], Answer], address: str) -> Iterator[Callab
 
     Raises
     ------
-    ParallelError
+    UsageError
         If Ray is not installed, or there is no cluster at the address.
     """
     try:
         import ray
     except ModuleNotFoundError:
-        raise ParallelError("--ray needs Ray: pip install 'speculation-gateway[ray]'") from None
+        raise UsageError("--ray needs Ray: pip install 'speculation-gateway[ray]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
@@ -121,7 +119,7 @@ def ray_cluster(work: Callable[[Task], Answer], address: str) -> Iterator[Callab
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ParallelError(f"--ray {address}: {error}") from None
+        raise UsageError(f"--ray {address}: {error}") from None
     try:
         shared = ray.put(work)
         do = ray.remote(_do)
@@ -138,7 +136,7 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
     except OSError as error:
-        raise ParallelError(f"--ray {address}: nothing answers there: {error.strerror or error}") from None
+        raise UsageError(f"--ray {address}: nothing answers there: {error.strerror or error}") from None
 
 
 def _begin(work: Callable[[Any], Any], done: Any) -> None:

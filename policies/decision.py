@@ -15,7 +15,7 @@ from policies.features.request import RequestFeatures
 
 
 @dataclass(slots=True, init=False)
-class Considered:
+class CandidateScores:
     """What a policy thought of the candidates that a decision chose among: a place in each list for each of them.
 
     Parameters
@@ -63,7 +63,7 @@ class Decision:
     policy: str
     reason: str
     propensity: float
-    considered: Considered | None
+    considered: CandidateScores | None
     memo: Any = field(repr=False, compare=False)
 
     def __init__(
@@ -72,7 +72,7 @@ class Decision:
         policy: str,
         reason: str,
         propensity: float = 1.0,
-        considered: Considered | None = None,
+        considered: CandidateScores | None = None,
         memo: Any = None,
     ) -> None:
         self.backend = backend
@@ -140,7 +140,7 @@ class Outcome:
     drafted_tokens: int | None
     accepted_tokens: int | None
     cached_tokens: int | None
-    lookups: Mapping[str, float]
+    shadow: Mapping[str, float]
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -157,7 +157,7 @@ class Outcome:
         drafted_tokens: int | None = None,
         accepted_tokens: int | None = None,
         cached_tokens: int | None = None,
-        lookups: Mapping[str, float] | None = None,
+        shadow: Mapping[str, float] | None = None,
     ) -> None:
         self.request = request
         self.decision = decision
@@ -172,7 +172,7 @@ class Outcome:
         self.drafted_tokens = drafted_tokens
         self.accepted_tokens = accepted_tokens
         self.cached_tokens = cached_tokens
-        self.lookups = lookups if lookups is not None else _NONE
+        self.shadow = shadow if shadow is not None else _NONE
 
 
 _NONE: Mapping[str, float] = {}

@@ -6,19 +6,20 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from backends.backend import Candidate
-from policies.decision import Assessment, Considered, Decision, Outcome
+from policies.decision import Assessment, CandidateScores, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
-from policies.learned.shadow_drafting import LookupSettings
-from policies.statistics import Experience
+from policies.learned.shadow_drafting import ShadowSettings
+from policies.statistics import Statistics
 
 __all__ = [
     "Assessment",
-    "Considered",
+    "CandidateScores",
     "Decision",
     "Outcome",
     "Policy",
@@ -63,12 +64,12 @@ class Policy(ABC):
     """Those of `request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
     reads_requests: bool = True
     """Whether it looks at requests: if not, it sees `request.ANY_REQUEST`, and none is described for it."""
-    tells_considered: bool = False
+    explain_candidates: bool = False
     """Whether decisions are to tell of all candidates; set by whoever records them."""
-    experience: Experience | None = None
+    statistics: Statistics | None = None
     """What it has observed, to be kept and shared; None for a policy that learns nothing."""
 
-    lookups: LookupSettings | None = None
+    shadow: ShadowSettings | None = None
     """What it wants to know of what lookups would have given on finished texts; None for nothing."""
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -82,7 +83,7 @@ class Policy(ABC):
         """Say what `choose` would think of each candidate, changing nothing."""
         return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
 
-    def rehearsal(self) -> Self:
+    def dry_run_copy(self) -> Self:
         """Return a copy that would choose as this policy does, and whose choices change nothing here.
 
         To be overridden by whatever is large: it is called on the event loop.
@@ -92,8 +93,8 @@ class Policy(ABC):
     def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
         """Learn from a finished request."""
 
-    def observe_lookups(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
-        """Learn from `outcome.lookups` alone, found out later, of a request that was observed when it finished."""
+    def observe_shadow(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
+        """Learn from `outcome.shadow` alone, found out later, of a request that was observed when it finished."""
 
     def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
         """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""
@@ -101,7 +102,7 @@ class Policy(ABC):
     def prepare(self) -> None:  # noqa: B027 -- most policies learn nothing
         """Load what learning takes, in any thread, before the first request comes or beside it."""
 
-    def upkeep(self) -> Work | None:
+    def maintenance(self) -> Work | None:
         """Return work to be done beside the request path, or None if there is none.
 
         Called about every half second, from the thread that calls `choose`; the work itself may run in another, so it
@@ -128,11 +129,23 @@ def register(policy: P) -> P:
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Return every registered policy by name, importing first the modules that register those of this package."""
+    """Return every policy by name: those of this package, and those of installed packages.
+
+    A package registers its policies through the entry point group `speculation_gateway.policies`: each entry names a
+    `Policy` subclass, or a module that registers some.
+
+    Raises
+    ------
+    ImportError
+        If an entry point cannot be loaded.
+    """
     for module in _OWN:
         import_module(module)
+    for entry in entry_points(group=ENTRY_POINTS):
+        entry.load()
     return dict(sorted(_REGISTRY.items()))
 
 
+ENTRY_POINTS = "speculation_gateway.policies"
 _OWN = ("policies.load_balancing", "policies.rules.policy", "policies.learned.policy")
 """The modules with policies in them."""

@@ -84,19 +84,19 @@ class _Cell:
 class _Page:
     """Our own cells of one table and epoch, and those of them that were added to since they were last told."""
 
-    __slots__ = ("cells", "changed", "epoch")
+    __slots__ = ("buckets", "changed", "epoch")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.cells: dict[Key, _Cell] = {}
+        self.buckets: dict[Key, _Cell] = {}
         self.changed: list[_Cell] = []
 
 
-class Experience:
+class Statistics:
     """The sums of one model: our own, and those that others told of.
 
     Own and others' are kept apart, so that our own can be given again to a store that lost them. Called from one
-    thread, but for `cells`.
+    thread, but for `buckets`.
 
     Parameters
     ----------
@@ -132,41 +132,41 @@ class Experience:
         if len(sums) != table.width or not is_finite:
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
         page = self._page(table, now_s)
-        cells = page.cells
-        cell = cells.get(key)
-        if cell is None:
-            if len(cells) >= MOST_KEYS:
+        buckets = page.buckets
+        bucket = buckets.get(key)
+        if bucket is None:
+            if len(buckets) >= MOST_KEYS:
                 key = table.overflow(key)
-                cell = cells.get(key)
-            if cell is None:
-                cell = cells[key] = _Cell(key, table.width)
-        own = cell.sums
+                bucket = buckets.get(key)
+            if bucket is None:
+                bucket = buckets[key] = _Cell(key, table.width)
+        own = bucket.sums
         for place, number in enumerate(sums):
             own[place] += number
-        if not cell.changed:
-            cell.changed = True
-            page.changed.append(cell)
+        if not bucket.changed:
+            bucket.changed = True
+            page.changed.append(bucket)
         self.observations += 1
 
     def own(self) -> Iterator[Row]:
         """Yield all that this gateway itself has observed and not yet forgotten."""
         for (table, epoch), page in self._own.items():
-            for key, cell in page.cells.items():
-                yield Row(table, epoch, key, tuple(cell.sums))
+            for key, bucket in page.buckets.items():
+                yield Row(table, epoch, key, tuple(bucket.sums))
 
     def own_of(self, table: str, epoch: int) -> list[Row]:
         """Return what this gateway itself has observed in one table and epoch."""
         page = self._own.get((table, epoch))
-        cells = {} if page is None else page.cells
-        return [Row(table, epoch, key, tuple(cell.sums)) for key, cell in cells.items()]
+        buckets = {} if page is None else page.buckets
+        return [Row(table, epoch, key, tuple(bucket.sums)) for key, bucket in buckets.items()]
 
     def take_changed(self) -> list[Row]:
         """Return our own sums, whole, of the cells that were added to since the last call."""
         rows = []
         for (table, epoch), page in self._own.items():
-            for cell in page.changed:
-                rows.append(Row(table, epoch, cell.key, tuple(cell.sums)))
-                cell.changed = False
+            for bucket in page.changed:
+                rows.append(Row(table, epoch, bucket.key, tuple(bucket.sums)))
+                bucket.changed = False
             page.changed.clear()
         return rows
 
@@ -180,7 +180,7 @@ class Experience:
         self._others = dict(others)
         self.observations += 1
 
-    def set_others_of(self, table: str, epoch: int, cells: Mapping[Key, Sums]) -> None:
+    def set_others_of(self, table: str, epoch: int, buckets: Mapping[Key, Sums]) -> None:
         """Replace what others are known to have observed in one table and epoch, in one assignment.
 
         Parameters
@@ -188,13 +188,13 @@ class Experience:
         cells
             Each as wide as the table; kept as it is, so it must not be changed any more.
         """
-        if cells:
-            self._others[table, epoch] = cells
+        if buckets:
+            self._others[table, epoch] = buckets
         else:
             self._others.pop((table, epoch), None)
         self.observations += 1
 
-    def cells(self, table: Table) -> dict[Key, Sums]:
+    def buckets(self, table: Table) -> dict[Key, Sums]:
         """Return the sums of a table over all epochs, weighed by age: own and others' together.
 
         May be called from another thread than the rest: what is added meanwhile may be in it or not.
@@ -203,12 +203,12 @@ class Experience:
         total: dict[Key, list[float]] = {}
         for (name, epoch), page in list(self._own.items()):  # a list is made in one go, whoever adds meanwhile
             if name == table.name:
-                own = [(key, cell.sums) for key, cell in list(page.cells.items())]
+                own = [(key, bucket.sums) for key, bucket in list(page.buckets.items())]
                 _add_weighed(total, own, table.weight(epoch, now_s))
-        for (name, epoch), cells in list(self._others.items()):
+        for (name, epoch), buckets in list(self._others.items()):
             if name == table.name:
-                _add_weighed(total, list(cells.items()), table.weight(epoch, now_s))
-        return {key: tuple(cell) for key, cell in total.items()}
+                _add_weighed(total, list(buckets.items()), table.weight(epoch, now_s))
+        return {key: tuple(bucket) for key, bucket in total.items()}
 
     def _page(self, table: Table, now_s: float) -> _Page:
         """Return the page of now, a new one if there is none."""
@@ -229,10 +229,10 @@ class Experience:
         self._last.clear()
 
 
-def _add_weighed(total: dict[Key, list[float]], cells: Iterable[tuple[Key, Sequence[float]]], weight: float) -> None:
-    for key, sums in cells:
-        cell = total.get(key)
-        if cell is None:
-            cell = total[key] = [0.0] * len(sums)
+def _add_weighed(total: dict[Key, list[float]], buckets: Iterable[tuple[Key, Sequence[float]]], weight: float) -> None:
+    for key, sums in buckets:
+        bucket = total.get(key)
+        if bucket is None:
+            bucket = total[key] = [0.0] * len(sums)
         for place, number in enumerate(sums):
-            cell[place] += weight * number
+            bucket[place] += weight * number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,20 @@ import numpy.typing as npt
 from backends.drafting.script import Steps, plain_steps
 
 UNLIMITED = 1 << 30
+
+
+def lookup_bounds(speculative_config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the n-gram lookup's minimum and maximum; with one bound given the other equals it, with none both are 5.
+
+    This is vLLM's rule (`vllm/config/speculative.py`).
+    """
+    low = speculative_config.get("prompt_lookup_min")
+    high = speculative_config.get("prompt_lookup_max")
+    if low is None and high is None:
+        return 5, 5
+    if low is None:
+        return int(high), int(high)  # type: ignore[arg-type]
+    return int(low), int(low if high is None else high)
 
 
 def ngram_replay(

@@ -10,6 +10,7 @@ import os
 from array import array
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
@@ -46,13 +47,18 @@ def rules() -> Rules:
     return _rules
 
 
+def can_compile() -> bool:
+    """Return whether numba is installed: the extra `lab` brings it."""
+    return find_spec("numba") is not None
+
+
 def load() -> None:
-    """Use the compiled rules from now on.
+    """Use the compiled rules from now on, if numba is installed.
 
     Takes 0.5 s where they are on disk; else they are compiled first, which takes about 10 s.
     """
     global _rules  # noqa: PLW0603 -- one for the process
-    if _rules.compiled:
+    if _rules.compiled or not can_compile():
         return
     from backends.drafting.jit import compiled_from  # loads the compiler
 

@@ -80,6 +80,9 @@ async def _compile_suffix() -> None:
 
     Compiling them, once for an installation, is left to another process: here it would hold up the streams.
     """
+    if not suffix_jit.can_compile():
+        sys.stderr.write("simulator: without numba suffix drafting is slow: pip install 'speculation-gateway[lab]'\n")
+        return
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", suffix_jit.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
     )

@@ -16,7 +16,7 @@ from backends.speculation import Method
 from benchmarks.vllm_cpu import calibrate, routed, side_by_side
 from benchmarks.vllm_cpu.compare import compare, table
 from benchmarks.vllm_cpu.engines import METHODS
-from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Patience, measure, read, write
+from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
 from benchmarks.vllm_cpu.quiet import run_at_once
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -43,7 +43,7 @@ def measure_command(
     if not run_at_once():
         print("not allowed to run at real-time priority: chunks may be noted late", file=sys.stderr)
     for one in chosen:
-        cells += asyncio.run(measure(one, rounds, CONCURRENCIES, Patience(engine_wait_s=wait_s)))
+        cells += asyncio.run(measure(one, rounds, CONCURRENCIES, Timeouts(engine_wait_s=wait_s)))
         write(file, cells)
 
 

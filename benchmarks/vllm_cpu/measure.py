@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long to wait for a quiet machine: a load average before an engine starts, others' share before a cell."""
 
     load_average: float = 0.5
@@ -64,19 +64,19 @@ def requests_of(concurrency: int) -> int:
     return max(24, 6 * concurrency)
 
 
-async def measure(method: Method, rounds: int, concurrencies: Sequence[int], patience: Patience) -> list[Cell]:
+async def measure(method: Method, rounds: int, concurrencies: Sequence[int], timeouts: Timeouts) -> list[Cell]:
     """Measure one method: warm up, single prefills of several sizes, and each concurrency once in every round.
 
     The prompts are the same for every method, in the same order; no two are the same.
     """
     cells: list[Cell] = []
     prompts = pieces()
-    load_average = await until_load_below(patience.load_average, patience.engine_wait_s)
+    load_average = await until_load_below(timeouts.load_average, timeouts.engine_wait_s)
     async with running(method) as url:
 
         async def cell(requests: Sequence[tuple[str, int]], concurrency: int, turn: int) -> None:
             if turn >= 0:
-                await until_quiet(patience.foreign_share, patience.cell_wait_s)
+                await until_quiet(timeouts.foreign_share, timeouts.cell_wait_s)
             before = Clock.now()
             played = await closed_loop(url, requests, concurrency)
             foreign = before.foreign_share(Clock.now())

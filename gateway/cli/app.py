@@ -1,27 +1,28 @@
-"""The command line: `gateway` serves a pool; `check` and `schema` look at one, `bench` measures one, `trace` traces."""
+"""The command line: `gateway` serves a pool; what else it does is in subcommands, one file for each.
+
+Those of this package are registered here. Others come from installed packages, through the entry point group
+`speculation_gateway.commands`: each names a function or a `typer.Typer`. The laboratory's are registered so.
+"""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gateway.cli.bench import bench
-from gateway.cli.policy import app as policy_app
-from gateway.cli.trace_tools import evaluate, plan, replay, tune
-from lab.trace.command import app as trace_app
-
-if TYPE_CHECKING:
-    from gateway.config.settings import PoolSettings
+from gateway.cli.check import check, read_pool
+from gateway.cli.group import CommandGroup
+from gateway.cli.policy import app as policy
+from gateway.cli.schema import schema
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
-_WRONG_FILE = 2
+_COMMANDS = "speculation_gateway.commands"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.add_typer(trace_app, name="trace")
-app.add_typer(policy_app, name="policy")
+
+app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def serve(
     if context.invoked_subcommand is not None:
         context.obj = config
         return
-    settings = _load(config)
+    settings = read_pool(config)
     given = {"host": host, "port": port, "workers": workers}
     chosen = {name: value for name, value in given.items() if value is not None}
     server = settings.server.model_copy(update=chosen)
@@ -63,45 +64,15 @@ def serve(
     raise typer.Exit(run(settings.model_copy(update={"server": server}), config))
 
 
-@app.command()
-def check(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
-) -> None:
-    """Check a pool file as at start, and print its pool, serving nothing. Exits 2 if anything is wrong."""
-    settings = _load(config or context.obj)
-
-    from rich.console import Console
-
-    from gateway.recorder import recorder_fault
-    from gateway.service.banner import pool_table
-    from gateway.state.place import describe
-
-    if settings.recorder is not None and (fault := recorder_fault(settings.recorder)):
-        typer.echo(f"{config or context.obj}: {fault}", err=True)
-        raise typer.Exit(_WRONG_FILE)
-    Console().print(pool_table(settings))
-    typer.echo(describe(settings.state))
+def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
 
 
-@app.command()
-def schema() -> None:
-    """Print the JSON schema of a pool file."""
-    from gateway.config.schema import schema_text
-
-    typer.echo(schema_text(), nl=False)
-
-
-for command in (bench, evaluate, replay, tune, plan):
-    app.command()(command)
-
-
-def _load(path: Path) -> PoolSettings:
-    from gateway.config.load import ConfigError, load_pool
-    from gateway.state.place import with_place
-
-    try:
-        return with_place(load_pool(path), path)
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        sys.exit(_WRONG_FILE)
+_register("check", check)
+_register("schema", schema)
+_register("policy", policy)
+for _found in sorted(entry_points(group=_COMMANDS), key=lambda each: each.name):
+    _register(_found.name, _found.load())

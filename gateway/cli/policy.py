@@ -167,7 +167,7 @@ def _lines(name: str, told: dict[str, Any]) -> list[str]:
         lines.append(f"  takes {ratio:.2f} times what least_loaded takes, as compared on a random share")
     if told["frozen"]:
         lines.append("  FROZEN: was slower than least_loaded, which decides for now")
-    lines += [f"  {backend} is in quarantine: {reason}" for backend, reason in told["quarantine"].items()]
+    lines += [f"  {backend} is ejected as an outlier: {reason}" for backend, reason in told["ejected"].items()]
     if not told["versions"]:
         lines.append("  no rules yet: `gateway policy distill` makes them")
     for one in told["versions"]:

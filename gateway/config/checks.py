@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from backends.validation import Fault, Path, did_you_mean
+from backends.validation import Issue, Path, did_you_mean
 from gateway.config.urls import address
 
 
-def pool_faults(pool: Mapping[str, Any]) -> Iterator[Fault]:
+def pool_faults(pool: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield every conflict in `pool`: raw data of which nothing is sure, or settings already checked."""
     models = {str(name): _fields(model) for name, model in _fields(pool.get("models")).items()}
     yield from _names_taken(models)
@@ -19,18 +19,18 @@ def pool_faults(pool: Mapping[str, Any]) -> Iterator[Fault]:
     yield from _key_faults(_items(pool.get("keys")), models)
 
 
-def _names_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
+def _names_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     taken = dict.fromkeys(models, "a model's name")
     for name, model in models.items():
         for index, alias in enumerate(_items(model.get("aliases"))):
             if not isinstance(alias, str):
                 continue
             if alias in taken:
-                yield Fault(("models", name, "aliases", index), f"'{alias}' is already {taken[alias]}", "take another")
+                yield Issue(("models", name, "aliases", index), f"'{alias}' is already {taken[alias]}", "take another")
             taken.setdefault(alias, f"an alias of {name}")
 
 
-def _addresses_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
+def _addresses_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     taken: dict[str, str] = {}
     for name, model in models.items():
         for key, backend in _fields(model.get("backends")).items():
@@ -42,12 +42,12 @@ def _addresses_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]
             if where in taken:
                 path = ("models", name, "backends", key, "url")
                 hint = "a replica stands once in a pool; its further names go under aliases"
-                yield Fault(path, f"already the address of {taken[where]}", hint)
+                yield Issue(path, f"already the address of {taken[where]}", hint)
             elif where is not None:
                 taken[where] = f"{name}'s {key}"
 
 
-def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
+def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     owners = {alias: name for name, model in models.items() for alias in map(str, _items(model.get("aliases")))}
     names: dict[str, int] = {}
     secrets: dict[str, int] = {}
@@ -55,15 +55,15 @@ def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
         entry = _fields(item)
         name, secret = entry.get("name"), _secret(entry.get("key") if entry else item)
         if isinstance(name, str) and names.setdefault(name, index) != index:
-            yield Fault(("keys", index, "name"), f"already the name of keys[{names[name]}]", "take another")
+            yield Issue(("keys", index, "name"), f"already the name of keys[{names[name]}]", "take another")
         if secret and secrets.setdefault(secret, index) != index:
             path: Path = ("keys", index, "key") if entry else ("keys", index)
-            yield Fault(path, f"the same key as keys[{secrets[secret]}]", "give each its own")
+            yield Issue(path, f"the same key as keys[{secrets[secret]}]", "give each its own")
         for place, model in enumerate(_items(entry.get("models"))):
             if isinstance(model, str) and models and model not in models:
                 owner = owners.get(model)
                 hint = did_you_mean(model, models) if owner is None else f"it is an alias: write '{owner}'"
-                yield Fault(("keys", index, "models", place), "no such model", hint)
+                yield Issue(("keys", index, "models", place), "no such model", hint)
 
 
 def _fields(value: object) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from backends import validation
-from backends.validation import Fault, faults_of
+from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.config.yaml import Document, Place, read_yaml
 
@@ -43,7 +43,7 @@ class Problem:
         return text + self.message + (f"; {self.hint}" if self.hint else "")
 
 
-class ConfigError(Exception):
+class ConfigError(UsageError):
     """A pool file that cannot be used.
 
     Parameters
@@ -87,7 +87,7 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem(1, 1, "", "not text in UTF-8", "save it so")]) from None
     document = read_yaml(text, environ)
-    problems = [_problem(fault, place) for place, fault in document.faults]
+    problems = [_problem(issue, place) for place, issue in document.issues]
     settings: PoolSettings | None = None
     if document.data is None and not problems:
         problems.append(Problem(1, 1, "", "empty", "config/pool.yaml is an example to begin with"))
@@ -95,25 +95,25 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
         try:
             settings = PoolSettings.model_validate(document.data)
         except ValidationError as error:
-            problems += _located(faults_of(error, PoolSettings), document)
+            problems += _located(issues_of(error, PoolSettings), document)
     if problems or settings is None:
         raise ConfigError(path, problems)
     return settings
 
 
-def _located(found: list[Fault], document: Document) -> list[Problem]:
+def _located(found: list[Issue], document: Document) -> list[Problem]:
     # A value that YAML or a variable already made wrong is not reported a second time for what it then lacks.
-    broken = {fault.path for _, fault in document.faults}
-    return [_problem(fault, document.place(fault)) for fault in found if fault.path not in broken]
+    broken = {issue.path for _, issue in document.issues}
+    return [_problem(issue, document.place(issue)) for issue in found if issue.path not in broken]
 
 
-def _problem(fault: Fault, place: Place) -> Problem:
-    return Problem(place.line, place.column, _where(fault), fault.message, fault.hint)
+def _problem(issue: Issue, place: Place) -> Problem:
+    return Problem(place.line, place.column, _where(issue), issue.message, issue.hint)
 
 
-def _where(fault: Fault) -> str:
+def _where(issue: Issue) -> str:
     text = ""
-    for step in _shown(fault.path):
+    for step in _shown(issue.path):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
     return text
 

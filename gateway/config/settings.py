@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import reduce
+from importlib.util import find_spec
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -29,7 +30,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from backends.speculation import Method, SpeculativeConfig, method_faults, serve_config
-from backends.validation import Fault, did_you_mean, error_of, faults_of
+from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.checks import pool_faults
 from gateway.config.urls import address
 from policies.policy import PolicySettings, policies
@@ -65,18 +66,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield what is wrong between the keys of `data`, which need not be of the right types."""
         yield from ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        found = list(cls.faults(data)) if isinstance(data, Mapping) else []
+        found = list(cls.issues(data)) if isinstance(data, Mapping) else []
         try:
             settings = handler(data)
         except ValidationError as error:
-            raise error_of(cls.__name__, [*faults_of(error, cls), *found]) from None
+            raise error_of(cls.__name__, [*issues_of(error, cls), *found]) from None
         if found:
             raise error_of(cls.__name__, found)
         return settings
@@ -131,11 +132,11 @@ class HealthSettings(Settings):
     eject_max_s: Seconds = 60.0
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an ejection that starts above its maximum."""
         first, most = data.get("eject_s", 2.0), data.get("eject_max_s", 60.0)
         if isinstance(first, int | float) and isinstance(most, int | float) and first > most:
-            yield Fault(("eject_s",), f"greater than eject_max_s, {most}")
+            yield Issue(("eject_s",), f"greater than eject_max_s, {most}")
 
 
 class SloSettings(Settings):
@@ -153,10 +154,10 @@ class SloSettings(Settings):
     tpot_ms: Milliseconds | None = None
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an SLO that promises nothing."""
         if not data:
-            yield Fault((), "has neither ttft_ms nor tpot_ms", "give one of them, or take it out")
+            yield Issue((), "has neither ttft_ms nor tpot_ms", "give one of them, or take it out")
 
 
 class KeySettings(Settings):
@@ -187,15 +188,15 @@ class KeySettings(Settings):
     slo: SloSettings | None = None
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield a key given in two ways or in none."""
         given = [way for way in ("key", "sha256") if _none_if_empty(data.get(way)) is not None]
         if len(given) == 2:
-            yield Fault(("sha256",), "given beside key", "give one of the two", at_key=True)
+            yield Issue(("sha256",), "given beside key", "give one of the two", at_key=True)
         elif not given and "key" in data:
-            yield Fault(("key",), "the key is empty", "set its variable, or take the entry out")
+            yield Issue(("key",), "the key is empty", "set its variable, or take the entry out")
         elif not given:
-            yield Fault((), "has neither key nor sha256", "give one of the two")
+            yield Issue((), "has neither key nor sha256", "give one of the two")
 
 
 class AdminSettings(Settings):
@@ -207,6 +208,8 @@ class AdminSettings(Settings):
 def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
     if url is None:
         return None
+    if find_spec("redis") is None:
+        raise ValueError("needs the package redis: pip install 'speculation-gateway[redis]'")
     from redis.connection import parse_url
 
     try:
@@ -234,10 +237,10 @@ class StateSettings(Settings):
     prefix: Name = "gateway"
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield a file and a Redis given both."""
         if data.get("file") is not None and _none_if_empty(data.get("redis")) is not None:
-            yield Fault(("redis",), "given beside file", "give one of the two", at_key=True)
+            yield Issue(("redis",), "given beside file", "give one of the two", at_key=True)
 
 
 def _none_if_said(state: Any) -> Any:
@@ -334,13 +337,13 @@ class ServeSettings(Settings):
     }
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield the flags that the gateway gives itself."""
         flags = data.get("flags")
         for index, flag in enumerate(flags if isinstance(flags, list) else []):
             name = str(flag).split("=")[0].split(".")[0].replace("_", "-")
             if name in cls._ours:
-                yield Fault(("flags", index), f"{name} is not yours to give", cls._ours[name])
+                yield Issue(("flags", index), f"{name} is not yours to give", cls._ours[name])
 
 
 def _known_calibration(name: str) -> str:
@@ -400,20 +403,20 @@ class BackendSettings(Settings):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield two homes or none, and what the method lacks."""
-        homes = [home for home in ("url", "serve", "simulate") if data.get(home) is not None]
-        if not homes:
-            yield Fault((), "has none of url, serve and simulate", "give one, which says where the replica is")
-        for home in homes[1:]:
-            yield Fault(
-                (home,), f"given beside {homes[0]}", "a backend has one of url, serve and simulate", at_key=True
+        locations = [home for home in ("url", "serve", "simulate") if data.get(home) is not None]
+        if not locations:
+            yield Issue((), "has none of url, serve and simulate", "give one, which says where the replica is")
+        for home in locations[1:]:
+            yield Issue(
+                (home,), f"given beside {locations[0]}", "a backend has one of url, serve and simulate", at_key=True
             )
         config = data.get("speculative_config")
         if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
             raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
-            for fault in method_faults(Method(data["method"]), raw, served="serve" in homes):
-                yield fault.below("speculative_config")
+            for issue in method_faults(Method(data["method"]), raw, served="serve" in locations):
+                yield issue.below("speculative_config")
 
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:
@@ -431,7 +434,7 @@ class BackendSettings(Settings):
                 max_model_len=self.simulate.max_model_len,
             )
         except ValidationError as error:
-            found = [fault.below("simulate") for fault in faults_of(error, ReplicaSettings)]
+            found = [issue.below("simulate") for issue in issues_of(error, ReplicaSettings)]
             raise error_of(type(self).__name__, found) from None
         return self
 
@@ -451,12 +454,12 @@ class PolicyReference(Settings):
             return data
         known = policies()
         if data["name"] not in known:
-            raise error_of(cls.__name__, [Fault(("name",), "no such policy", did_you_mean(data["name"], known))])
+            raise error_of(cls.__name__, [Issue(("name",), "no such policy", did_you_mean(data["name"], known))])
         own = known[data["name"]].Settings
         try:
             settings = own.model_validate({key: value for key, value in data.items() if key != "name"})
         except ValidationError as error:
-            raise error_of(cls.__name__, faults_of(error, own)) from None
+            raise error_of(cls.__name__, issues_of(error, own)) from None
         return {"name": data["name"], "settings": settings}
 
     @classmethod
@@ -486,7 +489,7 @@ class ModelSettings(Settings):
     backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield the backends that the policy names and the model does not have."""
         backends = data.get("backends")
         try:
@@ -496,7 +499,7 @@ class ModelSettings(Settings):
         for path, name in settings.named_backends().items():
             if isinstance(backends, Mapping) and name not in backends:
                 hint = did_you_mean(name, map(str, backends))
-                yield Fault(("policy", *path), f"this model has no backend '{name}'", hint)
+                yield Issue(("policy", *path), f"this model has no backend '{name}'", hint)
 
 
 def _named(keys: Any) -> Any:
@@ -543,6 +546,6 @@ class PoolSettings(Settings):
         return {key: value for key, value in data.items() if not str(key).startswith("x-")}
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield what cannot stand together in one pool."""
         yield from pool_faults(data)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from backends.validation import Fault, Path
+from backends.validation import Issue, Path
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -41,12 +41,12 @@ class Document:
     data: Any = None
     keys: dict[Path, Place] = field(default_factory=dict)
     values: dict[Path, Place] = field(default_factory=dict)
-    faults: list[tuple[Place, Fault]] = field(default_factory=list)
+    issues: list[tuple[Place, Issue]] = field(default_factory=list)
 
-    def place(self, fault: Fault) -> Place:
-        """Return where `fault` is: its key or value, or the nearest thing around it that stands in the file."""
-        path = fault.path
-        if not fault.at_key and path in self.values:
+    def place(self, issue: Issue) -> Place:
+        """Return where `issue` is: its key or value, or the nearest thing around it that stands in the file."""
+        path = issue.path
+        if not issue.at_key and path in self.values:
             return self.values[path]
         while path and path not in self.keys:
             path = path[:-1]
@@ -66,15 +66,15 @@ def read_yaml(text: str, environ: Mapping[str, str]) -> Document:
         if node is not None:
             reader.document.data = reader.read(node, ())
     except yaml.MarkedYAMLError as error:
-        reader.document.faults.append(_syntax_fault(error, text))
+        reader.document.issues.append(_syntax_fault(error, text))
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        reader.document.faults.append(
-            (place, Fault((), "a character that YAML does not allow", "write the file in UTF-8"))
+        reader.document.issues.append(
+            (place, Issue((), "a character that YAML does not allow", "write the file in UTF-8"))
         )
     except RecursionError:
-        reader.document.faults.append((Place(1, 1), Fault((), "nested too deep")))
+        reader.document.issues.append((Place(1, 1), Issue((), "nested too deep")))
     return reader.document
 
 
@@ -170,14 +170,14 @@ class _Reader:
         return _REFERENCE.sub(value_of, str(node.value))
 
     def _fault(self, node: yaml.Node, path: Path, message: str, hint: str) -> None:
-        self.document.faults.append((_place(node), Fault(path, message, hint)))
+        self.document.issues.append((_place(node), Issue(path, message, hint)))
 
 
 def _place(node: yaml.Node) -> Place:
     return Place(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, Fault]:
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, Issue]:
     mark = error.problem_mark or error.context_mark
     place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
     problem = error.problem or "not YAML"
@@ -186,6 +186,6 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, Fault]
     lines = text.splitlines()
     line = lines[place.line - 1] if place.line <= len(lines) else ""
     if "\t" in line[: place.column]:
-        return place, Fault((), "not YAML: " + problem, "indent with spaces, not tabs")
+        return place, Issue((), "not YAML: " + problem, "indent with spaces, not tabs")
     hint = "quote `${...}` within braces or brackets" if "${" in line and ("{" in line.replace("${", "")) else ""
-    return place, Fault((), "not YAML: " + problem, hint)
+    return place, Issue((), "not YAML: " + problem, hint)

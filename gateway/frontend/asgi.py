@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.http.errors import GatewayError, endpoint_of, too_large
 from gateway.http.headers import Header
-from gateway.relay.context import Inbound, Relay
+from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
@@ -100,7 +100,7 @@ class AsgiReply:
             self.exchange.resume()
 
 
-class RelayDoor:
+class AsgiFrontend:
     """An ASGI application that relays every request.
 
     Parameters
@@ -109,7 +109,7 @@ class RelayDoor:
         Larger bodies are refused with 413.
     """
 
-    def __init__(self, relay: Relay, max_body_bytes: int) -> None:
+    def __init__(self, relay: RelayContext, max_body_bytes: int) -> None:
         self._relay = relay
         self._max_body_bytes = max_body_bytes
 
@@ -118,7 +118,7 @@ class RelayDoor:
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
         try:
-            envelope = self._relay.envelope(scope["method"], headers)
+            request_headers = self._relay.request_headers(scope["method"], headers)
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()
@@ -130,7 +130,7 @@ class RelayDoor:
         if scope["query_string"]:
             target = target + b"?" + scope["query_string"]
         reply = AsgiReply()
-        exchange = Exchange(self._relay, Inbound(envelope, path, target, body), reply)
+        exchange = Exchange(self._relay, Inbound(request_headers, path, target, body), reply)
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))

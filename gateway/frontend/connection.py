@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from backends.http.head_pattern import HeadPattern, pattern_of
-from gateway.frontend.request_cycle import RelayCycle
+from gateway.frontend.request_cycle import RequestCycle
 from gateway.http.headers import Header
-from gateway.relay.context import Relay
+from gateway.relay.context import RelayContext
 from gateway.routing.request_head import RequestHead
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Preamble:
         return self.lines
 
 
-class Line:
+class ClientConnection:
     """What is known of a connection.
 
     Attributes
@@ -76,14 +76,16 @@ class Line:
         "transport",
     )
 
-    def __init__(self, protocol: RelayProtocol, transport: Any, relay: Relay, preamble: Preamble, limit: int) -> None:
+    def __init__(
+        self, protocol: RelayProtocol, transport: Any, relay: RelayContext, preamble: Preamble, limit: int
+    ) -> None:
         self.protocol: Any = protocol
         self.transport = transport
         self.relay = relay
         self.preamble = preamble
         self.max_body_bytes = limit
-        self.cycle: RelayCycle | None = None
-        self.running: RelayCycle | None = None
+        self.cycle: RequestCycle | None = None
+        self.running: RequestCycle | None = None
         self.last: RequestHead | None = None
         self.is_parsed = True
         self.idle_since_s = 0.0
@@ -91,7 +93,7 @@ class Line:
         self._head: bytes | None = None  # what the parser is fed, from the beginning of a message
         self._pattern: HeadPattern | None = None
         self._known: RequestHead | None = None
-        self._receiving: RelayCycle | None = None
+        self._receiving: RequestCycle | None = None
         self._parts: list[bytes] = []
         self._missing = 0
         self._unlike = 0  # heads in a row that were not known
@@ -107,7 +109,7 @@ class Line:
             begins = pattern.body_begins(data)
             length = pattern.length
             if begins >= 0 and length <= self.max_body_bytes:
-                cycle = RelayCycle(self, known)
+                cycle = RequestCycle(self, known)
                 self.cycle = self.protocol.cycle = cycle
                 self.is_parsed = False
                 self._unlike = 0
@@ -125,7 +127,7 @@ class Line:
             self._head = data
         return False
 
-    def _receive(self, cycle: RelayCycle, data: bytes) -> None:
+    def _receive(self, cycle: RequestCycle, data: bytes) -> None:
         more = len(data) - self._missing
         self._missing = -more
         if more < 0:

@@ -12,7 +12,7 @@ from gateway.relay.exchange import Exchange
 from gateway.routing.request_head import RequestHead
 
 if TYPE_CHECKING:
-    from gateway.frontend.connection import Line
+    from gateway.frontend.connection import ClientConnection
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES = {
@@ -22,7 +22,7 @@ _LINGER_S = 2.0
 _NO_BODY_STATUSES = frozenset({204, 304})
 
 
-class RelayCycle:
+class RequestCycle:
     """One request of the relay on a connection of uvicorn's, and the `Reply` to it.
 
     It stands where uvicorn has its `RequestResponseCycle`, whose public state it has too: uvicorn adds to `body`,
@@ -45,7 +45,7 @@ class RelayCycle:
         "response_complete",
     )
 
-    def __init__(self, line: Line, request: RequestHead) -> None:
+    def __init__(self, line: ClientConnection, request: RequestHead) -> None:
         self._line = line
         self._transport = line.transport
         self._request = request
@@ -61,7 +61,7 @@ class RelayCycle:
         self.response_complete = False
 
     @property
-    def message_event(self) -> RelayCycle:
+    def message_event(self) -> RequestCycle:
         """What uvicorn sets when something has happened to the request."""
         return self
 
@@ -94,8 +94,8 @@ class RelayCycle:
         self._started = True
         request, limit = self._request, self._line.max_body_bytes
         try:
-            if request.envelope is None:
-                request.envelope = self._line.relay.envelope(request.method, request.headers)
+            if request.request_headers is None:
+                request.request_headers = self._line.relay.request_headers(request.method, request.headers)
             if request.announced.isdigit() and int(request.announced) > limit:
                 raise too_large(limit)
         except GatewayError as error:
@@ -109,10 +109,10 @@ class RelayCycle:
     def begin(self, body: bytes) -> None:
         """Relay the request, now that all of it has come."""
         request, line = self._request, self._line
-        assert request.envelope is not None
+        assert request.request_headers is not None
         self._started = True
         self.more_body = False
-        inbound = Inbound(request.envelope, request.path, request.target, body)
+        inbound = Inbound(request.request_headers, request.path, request.target, body)
         exchange = Exchange(line.relay, inbound, self)
         line.running = self
         self._exchange = exchange  # before it begins: an answer may come, and the client go, while it does

@@ -17,10 +17,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from backends.http.write_batch import BatchedTransport
-from gateway.frontend.connection import Line, Preamble
-from gateway.frontend.request_cycle import RelayCycle
+from gateway.frontend.connection import ClientConnection, Preamble
+from gateway.frontend.request_cycle import RequestCycle
 from gateway.http.paths import is_own
-from gateway.relay.context import Relay
+from gateway.relay.context import RelayContext
 from gateway.routing.request_head import RequestHead
 
 _SWEEP_S = 5.0
@@ -63,7 +63,7 @@ def is_supported() -> bool:
     return True
 
 
-def protocol_for(relay: Relay, max_body_bytes: int) -> type[HttpToolsProtocol]:
+def protocol_for(relay: RelayContext, max_body_bytes: int) -> type[HttpToolsProtocol]:
     """Return the protocol class that takes the relay's requests out of uvicorn's hands.
 
     Parameters
@@ -77,10 +77,10 @@ def protocol_for(relay: Relay, max_body_bytes: int) -> type[HttpToolsProtocol]:
 class RelayProtocol(HttpToolsProtocol):
     """uvicorn's protocol; paths of the gateway's own go on to ASGI as ever."""
 
-    relay: Relay
+    relay: RelayContext
     max_body_bytes: int
     announced: bytes
-    line: Line
+    line: ClientConnection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -90,7 +90,7 @@ class RelayProtocol(HttpToolsProtocol):
         shared = type(self)
         if shared.preamble is None:
             shared.preamble = Preamble(self.server_state)
-        self.line = Line(self, batched, self.relay, shared.preamble, self.max_body_bytes)
+        self.line = ClientConnection(self, batched, self.relay, shared.preamble, self.max_body_bytes)
         if shared.sweep is None:
             shared.sweep = self.loop.call_later(_SWEEP_S, shared.close_idle, self.server_state, self.loop)
 
@@ -139,7 +139,7 @@ class RelayProtocol(HttpToolsProtocol):
             self._leave_to_asgi()
             return
         line, existing = self.line, self.cycle
-        cycle = line.cycle = RelayCycle(line, self._head_of_request(path, url))
+        cycle = line.cycle = RequestCycle(line, self._head_of_request(path, url))
         self.cycle = cycle  # type: ignore[assignment]
         if existing is None or existing.response_complete:
             cycle.start()
@@ -162,7 +162,7 @@ class RelayProtocol(HttpToolsProtocol):
             keep_alive=is_http_1_1 and parser.should_keep_alive(),
         )
         if (last := line.last) is not None and last.method == method and last.headers == head.headers:
-            head.envelope = last.envelope
+            head.request_headers = last.request_headers
         line.learn(head)
         return head
 
@@ -173,7 +173,7 @@ class RelayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""
-        if self.pipeline and not self.transport.is_closing() and isinstance(self.pipeline[-1][0], RelayCycle):
+        if self.pipeline and not self.transport.is_closing() and isinstance(self.pipeline[-1][0], RequestCycle):
             self.flow.resume_reading()
             self.loop.call_soon(self.pipeline.pop()[0].start)
         elif self.pipeline:
@@ -201,13 +201,13 @@ class RelayProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Let the backend wait while the client is slow to read."""
         super().pause_writing()
-        if isinstance(self.cycle, RelayCycle):
+        if isinstance(self.cycle, RequestCycle):
             self.cycle.pause()
 
     def resume_writing(self) -> None:
         """Let it go on."""
         super().resume_writing()
-        if isinstance(self.cycle, RelayCycle):
+        if isinstance(self.cycle, RequestCycle):
             self.cycle.resume()
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from backends.backend import Backend, EngineLoad
 from gateway.recorder.rounding import micro
-from gateway.recorder.take import Take
+from gateway.recorder.take import RequestNotes
 from policies.policy import Decision
 
 
@@ -23,7 +23,7 @@ class CandidateColumns:
         self._who: dict[str, tuple[Sequence[Backend], dict[str, Any]]] = {}
         self._loads: dict[str, tuple[list[EngineLoad], dict[str, Any]]] = {}
 
-    def columns(self, model: str, take: Take, decision: Decision) -> dict[str, Any]:
+    def columns(self, model: str, take: RequestNotes, decision: Decision) -> dict[str, Any]:
         """Return what was known of the candidates of a decision, and what the policy thought of them."""
         candidates, considered = take.candidates, decision.considered
         columns = self._names(model, candidates).copy()

@@ -15,7 +15,7 @@ from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.rounding import micro
 from gateway.recorder.schema import VERSION, Hashing
-from gateway.recorder.take import Taken
+from gateway.recorder.take import FinishedRequest
 from policies.features.prompt import read_prompt
 from policies.features.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.policy import Outcome
@@ -45,7 +45,7 @@ class Waiting:
 
     __slots__ = ("head", "size_bytes", "taken", "wall_offset_s")
 
-    def __init__(self, head: bytes, taken: Taken, wall_offset_s: float) -> None:
+    def __init__(self, head: bytes, taken: FinishedRequest, wall_offset_s: float) -> None:
         self.head = head
         self.taken = taken
         self.wall_offset_s = wall_offset_s
@@ -88,7 +88,7 @@ class Documents:
 
     # On the event loop.
 
-    def begin(self, taken: Taken, wall_offset_s: float) -> bytes | Waiting:
+    def begin(self, taken: FinishedRequest, wall_offset_s: float) -> bytes | Waiting:
         """Return the line of a request, or what `end` makes its line of.
 
         Parameters
@@ -107,7 +107,7 @@ class Documents:
         head = orjson.dumps(document, option=_OPTIONS)
         return head + b"\n" if is_whole else Waiting(head, taken, wall_offset_s)
 
-    def _add_short(self, document: dict[str, Any], taken: Taken) -> bool:
+    def _add_short(self, document: dict[str, Any], taken: FinishedRequest) -> bool:
         """Add the hashes of texts that are short and at hand, and tell whether they are."""
         hasher, prompt, answer = self._quick_hasher, taken.routed.prompt, taken.take.transcript
         if hasher is None or prompt is None or answer is None or answer.token_ids:
@@ -147,7 +147,7 @@ class Documents:
             texts = self._add_text(rest, taken, body, features.endpoint)
         return _Line(head, rest, texts)
 
-    def _document(self, taken: Taken, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
+    def _document(self, taken: FinishedRequest, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
         """Return everything of a record but its texts, and the intervals of a stream."""
         document: dict[str, Any] = {
             "version": VERSION,
@@ -179,7 +179,7 @@ class Documents:
         return document
 
     def _add_text(
-        self, document: dict[str, Any], taken: Taken, body: dict[str, Any], endpoint: Endpoint
+        self, document: dict[str, Any], taken: FinishedRequest, body: dict[str, Any], endpoint: Endpoint
     ) -> Texts | None:
         """Add the text, or return what is to stand for it: of a prompt alone if the answer was too long to keep."""
         answer = taken.take.transcript
@@ -269,7 +269,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _described(taken: Taken, body: dict[str, Any]) -> RequestFeatures:
+def _described(taken: FinishedRequest, body: dict[str, Any]) -> RequestFeatures:
     """Return the features of a request, those too that its policy had no need of."""
     features, model = taken.routed.features, taken.routed.model
     if not body:
@@ -285,7 +285,7 @@ def _described(taken: Taken, body: dict[str, Any]) -> RequestFeatures:
     )
 
 
-def _add_outcome(document: dict[str, Any], taken: Taken, outcome: Outcome) -> None:
+def _add_outcome(document: dict[str, Any], taken: FinishedRequest, outcome: Outcome) -> None:
     usage = taken.usage
     document["prompt_tokens"] = outcome.prompt_tokens
     document["output_tokens"] = outcome.output_tokens
@@ -302,7 +302,7 @@ def _add_outcome(document: dict[str, Any], taken: Taken, outcome: Outcome) -> No
             spec["drafting_steps"] = usage.drafting_steps
     if outcome.accepted_tokens is not None:
         spec["accepted_tokens"] = outcome.accepted_tokens
-    steps = {arm.partition(":")[0]: length for arm, length in outcome.lookups.items()}
+    steps = {arm.partition(":")[0]: length for arm, length in outcome.shadow.items()}
     if outcome.tokens_per_step is not None:
         spec["tokens_per_step"] = micro(outcome.tokens_per_step)
         steps[outcome.method.value] = outcome.tokens_per_step

@@ -73,7 +73,7 @@ class TraceFiles:
             self.close()
         return len(frame)
 
-    def upkeep(self) -> None:
+    def maintenance(self) -> None:
         """Close a file that is old enough."""
         if self._descriptor is not None and self._now() - self._begun_at >= self._settings.rotate_s:
             self.close()

@@ -17,8 +17,8 @@ from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.take import Take, Taken
-from gateway.routing.router import Routed
+from gateway.recorder.take import FinishedRequest, RequestNotes
+from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
 from policies.features.request import TEXT_FEATURES, Endpoint
 
@@ -81,21 +81,21 @@ class Recorder:
 
     # On the request path.
 
-    def take(self, endpoint: Endpoint) -> Take | None:
+    def take(self, endpoint: Endpoint) -> RequestNotes | None:
         """Return notes to be kept on a request; None if it is not recorded."""
         if endpoint is Endpoint.OTHER:
             return None
         share = self._settings.sample
         if share < 1.0 and random.random() >= share:
             return None
-        return Take([] if self._keeps_text else None, self._text_bytes, self._keep_prompt_bytes)
+        return RequestNotes([] if self._keeps_text else None, self._text_bytes, self._keep_prompt_bytes)
 
-    def body_wanted(self, routed: Routed, body: bytes) -> bytes:
+    def body_wanted(self, routed: RoutedRequest, body: bytes) -> bytes:
         """Return the body of a request if its record needs it, else nothing."""
         wanted = (self._keeps_text and routed.prompt is None) or not routed.model.policy.text_features >= TEXT_FEATURES
         return body if wanted and len(body) <= self._text_bytes else b""
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: FinishedRequest) -> None:
         """Put the record of a request that has ended into the queue, or drop it if that is full."""
         queue = self._queue
         if len(queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
@@ -163,7 +163,7 @@ class Recorder:
             self._empty_queue(0 if ending else _AT_ONCE)
             if self._pending and (ending or self._is_due()):
                 self._flush()
-            self._files.upkeep()
+            self._files.maintenance()
         self._files.close()
 
     def _empty_queue(self, least: int) -> None:
@@ -259,7 +259,7 @@ def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
     return TextHasher(salt, settings.hash_ngram, settings.tokenizer)
 
 
-def recorder_fault(settings: RecorderSettings) -> str:
+def recorder_issue(settings: RecorderSettings) -> str:
     """Return what would keep a recorder from writing; empty if nothing would. Creates nothing.
 
     The folder may not exist yet: then its nearest parent that does must take it.

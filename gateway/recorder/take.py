@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from backends.backend import Backend, EngineLoad
 from gateway.http.transcript import Transcript, read_document
 from gateway.http.usage import Usage
-from gateway.routing.router import Routed
+from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision, Outcome
 
 
 # Made for each request, as what `policies.decision` has.
 @dataclass(slots=True, init=False)
-class Take:
+class RequestNotes:
     """The notes on one request.
 
     Attributes
@@ -81,7 +81,7 @@ class Take:
 
 
 @dataclass(slots=True, init=False)
-class Taken:
+class FinishedRequest:
     """A request that has ended, as it waits in the queue.
 
     Parameters
@@ -102,10 +102,10 @@ class Taken:
         On the clock of `time.perf_counter`.
     """
 
-    take: Take
+    take: RequestNotes
     request_id: bytes
     key: str
-    routed: Routed
+    routed: RoutedRequest
     body: bytes
     decision: Decision | None
     backend: Backend | None
@@ -119,10 +119,10 @@ class Taken:
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
-        take: Take,
+        take: RequestNotes,
         request_id: bytes,
         key: str,
-        routed: Routed,
+        routed: RoutedRequest,
         body: bytes,
         decision: Decision | None,
         backend: Backend | None,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gateway.http.sse import EventStream
 from gateway.http.usage import Usage
-from gateway.routing.model import ServedModel, Upstream
-from gateway.routing.router import Routed
+from gateway.routing.model import Model, Upstream
+from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
 from policies.policy import Decision, Outcome, Policy
 
@@ -52,7 +52,7 @@ class Ended:
         What was seen of the stream; None if the answer was none.
     """
 
-    routed: Routed
+    routed: RoutedRequest
     decision: Decision
     upstream: Upstream
     status: int
@@ -62,7 +62,7 @@ class Ended:
 
     def __init__(
         self,
-        routed: Routed,
+        routed: RoutedRequest,
         decision: Decision,
         upstream: Upstream,
         status: int,
@@ -87,11 +87,11 @@ def account(ended: Ended, metrics: Metrics) -> Outcome:
     try:
         model.policy.observe(outcome)
     except Exception as error:  # noqa: BLE001 -- the request has been served, whatever the policy makes of it
-        model.failsafe.note(model.policy.name, "observe", error)
+        model.fallback.note(model.policy.name, "observe", error)
     return outcome
 
 
-def is_plain(usage: Usage | None, model: ServedModel) -> bool:
+def is_plain(usage: Usage | None, model: Model) -> bool:
     """Tell whether all that is to be counted of an answer in one piece is how long it took, and its tokens.
 
     So it is for a policy that learns nothing, where the engine told nothing of its own times and acceptance.

@@ -22,7 +22,7 @@ from gateway.http.headers import Header
 from gateway.recorder import Recorder
 from gateway.relay.limits import Limits
 from gateway.routing.keys import STRANGER, Client, Keyring
-from gateway.routing.request_head import Envelope
+from gateway.routing.request_head import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
 from policies.policy import Outcome
@@ -52,7 +52,7 @@ class Inbound:
 
     Parameters
     ----------
-    envelope
+    request_headers
         What its headers tell.
     target
         Path and query as they came.
@@ -63,10 +63,10 @@ class Inbound:
         When its last byte came, on the clock of `time.perf_counter`.
     """
 
-    __slots__ = ("arrived_s", "body", "envelope", "path", "target")
+    __slots__ = ("arrived_s", "body", "path", "request_headers", "target")
 
-    def __init__(self, envelope: Envelope, path: str, target: bytes, body: bytes) -> None:
-        self.envelope = envelope
+    def __init__(self, request_headers: RequestHeaders, path: str, target: bytes, body: bytes) -> None:
+        self.request_headers = request_headers
         self.path = path
         self.target = target
         self.body = body
@@ -74,7 +74,7 @@ class Inbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long an exchange may be silent, in seconds: before its first byte, and between two later ones."""
 
     first_byte_s: float = 600.0
@@ -94,7 +94,7 @@ class Ongoing(Protocol):
         """End with an error."""
 
 
-class Relay:
+class RelayContext:
     """What all exchanges of a gateway process share, and those that are under way."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Relay:
         keyring: Keyring,
         limits: Limits,
         metrics: Metrics,
-        patience: Patience,
+        timeouts: Timeouts,
         writes: WriteBatch,
     ) -> None:
         self.router = router
@@ -112,7 +112,7 @@ class Relay:
         self.keyring = keyring
         self.limits = limits
         self.metrics = metrics
-        self.patience = patience
+        self.timeouts = timeouts
         self.writes = writes
         self.exchanges: set[Ongoing] = set()
         self.listeners: list[Callable[[Outcome], None]] = []
@@ -120,9 +120,9 @@ class Relay:
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
-    def envelope(self, method: str, headers: list[Header]) -> Envelope:
+    def request_headers(self, method: str, headers: list[Header]) -> RequestHeaders:
         """Read the headers of a request; raises as `identify` does."""
-        return Envelope.read(method, headers, self.identify)
+        return RequestHeaders.read(method, headers, self.identify)
 
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Tell who sends a request, before its body is read.

@@ -17,11 +17,11 @@ from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_for_client, lines_of, upstream_head
 from gateway.http.sse import EventStream, is_engine_error, is_event_stream
 from gateway.http.usage import Usage, read_usage
-from gateway.recorder import Take, Taken
+from gateway.recorder import FinishedRequest, RequestNotes
 from gateway.relay.accounting import Ended, Timing, account, count_plain, is_plain
-from gateway.relay.context import Inbound, Relay, Reply
+from gateway.relay.context import Inbound, RelayContext, Reply
 from gateway.routing.model import Upstream
-from gateway.routing.router import Routed
+from gateway.routing.router import RoutedRequest
 from gateway.shadow import Kept
 from policies.features.request import Endpoint
 from policies.policy import Decision, Outcome
@@ -43,7 +43,6 @@ class Exchange:
         "_body_bytes",
         "_call",
         "_decision",
-        "_envelope",
         "_first_s",
         "_headers",
         "_heard_s",
@@ -53,6 +52,7 @@ class Exchange:
         "_passed_head",
         "_relay",
         "_reply",
+        "_request_headers",
         "_request_id",
         "_retried",
         "_routed",
@@ -65,14 +65,14 @@ class Exchange:
         "endpoint",
     )
 
-    def __init__(self, relay: Relay, inbound: Inbound, reply: Reply) -> None:
+    def __init__(self, relay: RelayContext, inbound: Inbound, reply: Reply) -> None:
         self._relay = relay
         self._inbound = inbound
-        self._envelope = inbound.envelope
+        self._request_headers = inbound.request_headers
         self._reply = reply
-        self._request_id = inbound.envelope.request_id or relay.new_request_id()
+        self._request_id = inbound.request_headers.request_id or relay.new_request_id()
         self.endpoint = endpoint_of(inbound.path)
-        self._routed: Routed | None = None
+        self._routed: RoutedRequest | None = None
         self._decision: Decision | None = None
         self._upstream: Upstream | None = None
         self._call: Call | None = None
@@ -111,19 +111,19 @@ class Exchange:
                 self._answer(error)
 
     def _begin(self) -> None:
-        relay, inbound, envelope = self._relay, self._inbound, self._envelope
+        relay, inbound, request_headers = self._relay, self._inbound, self._request_headers
         now_s = time.monotonic()
         try:
             routed = relay.router.route(
                 inbound.path,
-                envelope.method,
+                request_headers.method,
                 inbound.body,
-                envelope.client,
-                envelope.wish,
+                request_headers.client,
+                request_headers.routing_headers,
                 now_s,
                 keep_bytes=self._take.keep_prompt_bytes if self._take is not None else 0,
             )
-            relay.limits.enter(envelope.client)
+            relay.limits.enter(request_headers.client)
         except GatewayError as error:
             relay.metrics.count_refusal()
             self._answer(error)
@@ -131,8 +131,8 @@ class Exchange:
         self._routed = routed
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
-        if (lookups := routed.model.lookups) is not None:
-            self._kept = lookups.begin(routed.features, inbound.body)
+        if (shadow := routed.model.shadow) is not None:
+            self._kept = shadow.begin(routed.features, inbound.body)
         relay.exchanges.add(self)
         try:
             candidates = self._candidates()
@@ -162,24 +162,26 @@ class Exchange:
 
     def _candidates(self) -> list[Backend]:
         assert self._routed is not None
-        return self._relay.router.candidates(self._routed, self._envelope.client, self._envelope.wish, self._tried)
+        return self._relay.router.candidates(
+            self._routed, self._request_headers.client, self._request_headers.routing_headers, self._tried
+        )
 
     def _send(self, candidates: list[Backend]) -> None:
-        relay, inbound, envelope, routed = self._relay, self._inbound, self._envelope, self._routed
+        relay, inbound, request_headers, routed = self._relay, self._inbound, self._request_headers, self._routed
         assert routed is not None
-        decision = relay.router.choose(routed, candidates, envelope.wish)
+        decision = relay.router.choose(routed, candidates, request_headers.routing_headers)
         upstream = routed.model.upstreams[decision.backend]
         self._decision, self._upstream = decision, upstream
         if self._take is not None:
             self._take.choose(candidates)
-        method, body, api_key = envelope.method, inbound.body, upstream.backend.api_key
+        method, body, api_key = request_headers.method, inbound.body, upstream.backend.api_key
         key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
         head = upstream_head(
             method,
             inbound.target,
             authority=upstream.client.address.authority,
-            lines=envelope.lines,
-            key_lines=envelope.key_lines if api_key is None and relay.keyring.is_open else key_lines,
+            lines=request_headers.lines,
+            key_lines=request_headers.key_lines if api_key is None and relay.keyring.is_open else key_lines,
             request_id=self._request_id,
             body_bytes=len(body) if body or method in _WITH_BODY else None,
         )
@@ -207,9 +209,13 @@ class Exchange:
         """Send the request to another backend, if nothing of it was answered and it was not sent twice already."""
         upstream = self._upstream
         assert upstream is not None
-        if self._passed_head or self._tried or self._envelope.wish.backend:
+        if self._passed_head or self._tried or self._request_headers.routing_headers.backend:
             return False
-        if self.endpoint is Endpoint.OTHER and self._envelope.method not in {"GET", "HEAD"} and kind != "connect":
+        if (
+            self.endpoint is Endpoint.OTHER
+            and self._request_headers.method not in {"GET", "HEAD"}
+            and kind != "connect"
+        ):
             return False  # it may have had its effect already
         self._tried.append(upstream.backend.name)
         try:
@@ -235,8 +241,8 @@ class Exchange:
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
-        patience = self._relay.patience
-        limit_s = patience.idle_s if self._passed_head or self._body else patience.first_byte_s
+        timeouts = self._relay.timeouts
+        limit_s = timeouts.idle_s if self._passed_head or self._body else timeouts.first_byte_s
         if self._upstream.backend.state is State.DOWN:
             limit_s = min(limit_s, _DOWN_PATIENCE_S)
         if now_s - self._heard_s > limit_s:
@@ -381,7 +387,7 @@ class Exchange:
 
     def _note_home(self, beginning: bytes) -> None:
         if self.endpoint is Endpoint.RESPONSES and self._upstream is not None:
-            self._relay.router.homes.note_answer(beginning, self._upstream.backend.name)
+            self._relay.router.locations.note_answer(beginning, self._upstream.backend.name)
 
     def on_error(self, error: UpstreamError) -> None:
         """Go elsewhere, or tell the client that the answer will not come or not end."""
@@ -432,7 +438,7 @@ class Exchange:
     def _answer(self, error: GatewayError) -> None:
         headers, body = error.answer(self.endpoint, self._request_id)
         self._reply.head(error.status, lines_of(headers) + self._own_lines())
-        self._reply.data(b"" if self._envelope.method == "HEAD" else body)
+        self._reply.data(b"" if self._request_headers.method == "HEAD" else body)
         self._reply.end()
 
     def _pass_head(self) -> None:
@@ -483,7 +489,7 @@ class Exchange:
                     listener(result)
                 if self._kept is not None and status == 200 and outcome == "ok":
                     self._replay_lookups(self._kept, routed, result)
-        client = self._envelope.client
+        client = self._request_headers.client
         relay.limits.leave(client, tokens)
         if tokens:
             relay.metrics.keys.labels(client.name).inc(tokens)
@@ -494,22 +500,28 @@ class Exchange:
         """Tell whether nobody but the metrics is to be told of this answer, which came in one piece."""
         return self._stream is None and self._take is None and self._kept is None and not self._relay.listeners
 
-    def _replay_lookups(self, kept: Kept, routed: Routed, result: Outcome) -> None:
-        lookups = routed.model.lookups
-        assert lookups is not None
-        lookups.add(result, self._inbound.body, kept, streamed=self._stream is not None)
+    def _replay_lookups(self, kept: Kept, routed: RoutedRequest, result: Outcome) -> None:
+        shadow = routed.model.shadow
+        assert shadow is not None
+        shadow.add(result, self._inbound.body, kept, streamed=self._stream is not None)
 
     def _record(
-        self, take: Take, routed: Routed, status: int, outcome: str, result: Outcome | None, usage: Usage | None
+        self,
+        take: RequestNotes,
+        routed: RoutedRequest,
+        status: int,
+        outcome: str,
+        result: Outcome | None,
+        usage: Usage | None,
     ) -> None:
         """Hand what is known of the exchange to the recorder."""
         inbound, upstream, recorder = self._inbound, self._upstream, self._relay.recorder
         assert recorder is not None
         recorder.add(
-            Taken(
+            FinishedRequest(
                 take,
                 self._request_id,
-                self._envelope.client.name,
+                self._request_headers.client.name,
                 routed,
                 recorder.body_wanted(routed, inbound.body),
                 self._decision,

@@ -8,8 +8,8 @@ from backends.backend import Backend
 from backends.http.client import AnswerHead, UpstreamClient
 from gateway.http.headers import gateway_lines, lines_for_client
 from gateway.routing.arrival_rate import Traffic
-from gateway.shadow import LookupReplay
-from gateway.telemetry.fallback import Failsafe
+from gateway.shadow import ShadowDrafting
+from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Policy
 
@@ -59,7 +59,7 @@ class Upstream:
 
 
 @dataclass(slots=True)
-class ServedModel:
+class Model:
     """A model by the name that clients ask for.
 
     Attributes
@@ -77,8 +77,8 @@ class ServedModel:
     default_temperature: float
     upstreams: dict[str, Upstream]
     traffic: Traffic = field(default_factory=Traffic)
-    lookups: LookupReplay | None = None
-    failsafe: Failsafe = field(default_factory=Failsafe)
+    shadow: ShadowDrafting | None = None
+    fallback: Fallback = field(default_factory=Fallback)
     bytes_per_token: float = _FIRST_GUESS_BYTES
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:

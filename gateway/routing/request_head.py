@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.http.headers import Header, lines_for_backend
 from gateway.routing.keys import Client
-from gateway.routing.router import Wish
+from gateway.routing.router import RoutingHeaders
 
 
 class RequestHead:
@@ -25,19 +25,19 @@ class RequestHead:
         Whether it waits for `100 Continue`.
     is_http_1_1
         False for HTTP/1.0, which knows no chunks: the end of the connection is the end of the answer.
-    envelope
+    request_headers
         None until the headers were understood.
     """
 
     __slots__ = (
         "announced",
-        "envelope",
         "expects",
         "headers",
         "is_http_1_1",
         "keep_alive",
         "method",
         "path",
+        "request_headers",
         "target",
     )
 
@@ -61,7 +61,7 @@ class RequestHead:
         self.expects = expects
         self.is_http_1_1 = is_http_1_1
         self.keep_alive = keep_alive
-        self.envelope: Envelope | None = None
+        self.request_headers: RequestHeaders | None = None
 
 
 Identify = Callable[[str, Mapping[bytes, bytes]], Client]
@@ -69,7 +69,7 @@ Identify = Callable[[str, Mapping[bytes, bytes]], Client]
 
 # Not frozen, as nothing that is made for each request: that would make each of the fields cost a call to set.
 @dataclass(slots=True)
-class Envelope:
+class RequestHeaders:
     """The headers of one request, understood; the next request may come in the same.
 
     Parameters
@@ -85,13 +85,13 @@ class Envelope:
     method: str
     headers: list[Header]
     client: Client
-    wish: Wish
+    routing_headers: RoutingHeaders
     request_id: bytes
     lines: bytes
     key_lines: bytes
 
     @classmethod
-    def read(cls, method: str, headers: list[Header], identify: Identify) -> Envelope:
+    def read(cls, method: str, headers: list[Header], identify: Identify) -> RequestHeaders:
         """Read the headers of a request.
 
         Raises
@@ -103,8 +103,8 @@ class Envelope:
         client = identify(method, named)
         lines, key_lines = lines_for_backend(headers)
         request_id = named.get(b"x-request-id", b"")
-        return cls(method, headers.copy(), client, Wish.read(named), request_id, lines, key_lines)
+        return cls(method, headers.copy(), client, RoutingHeaders.read(named), request_id, lines, key_lines)
 
     def is_of(self, method: str, headers: list[Header]) -> bool:
-        """Tell whether a request with these headers would have the same envelope."""
+        """Tell whether a request with these headers would have the same headers."""
         return headers == self.headers and method == self.method

@@ -15,8 +15,8 @@ from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.routing.keys import Client
-from gateway.routing.model import ServedModel
-from gateway.routing.sticky import ResponseHomes
+from gateway.routing.model import Model
+from gateway.routing.sticky import ResponseLocations
 from policies.features.prompt import Prompt, read_prompt
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 from policies.policy import Decision, Policy
@@ -27,7 +27,7 @@ _OTHER: Final = Endpoint.OTHER
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RoutingHeaders:
     """What a request's own headers say about where it should go; empty strings for nothing."""
 
     model: str = ""
@@ -39,7 +39,7 @@ class Wish:
     slo_tpot_ms: str = ""
 
     @classmethod
-    def read(cls, headers: Mapping[bytes, bytes]) -> Wish:
+    def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
         """Read what `_WISHES` names."""
         if _ANY_WISH.isdisjoint(headers):
             return _NO_WISH
@@ -91,13 +91,13 @@ _WISHES: Final = (
     b"x-slo-ttft-ms",
     b"x-slo-tpot-ms",
 )
-"""In the order of the fields of `Wish`."""
+"""In the order of the fields of `RoutingHeaders`."""
 
 _ANY_WISH: Final = frozenset(_WISHES)
-_NO_WISH: Final = Wish()
+_NO_WISH: Final = RoutingHeaders()
 
 
-class Undescribed:
+class UndescribedRequest:
     """A request whose features nobody has asked for yet, and the load when it arrived."""
 
     __slots__ = ("_body", "_endpoint", "_in_flight", "_qps")
@@ -108,7 +108,7 @@ class Undescribed:
         self._qps = qps
         self._in_flight = in_flight
 
-    def described(self, model: ServedModel) -> RequestFeatures:
+    def described(self, model: Model) -> RequestFeatures:
         """Return what `describe` finds without a look at the text."""
         return describe(
             self._endpoint,
@@ -121,7 +121,7 @@ class Undescribed:
         )
 
 
-class Routed:
+class RoutedRequest:
     """A request that is understood: which model it wants and what it looks like.
 
     Parameters
@@ -138,11 +138,11 @@ class Routed:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: Model,
         features: RequestFeatures | None,
         home: str | None = None,
         *,
-        undescribed: Undescribed | None = None,
+        undescribed_request: UndescribedRequest | None = None,
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class Routed:
         self.prompt = prompt
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
-        self._undescribed = undescribed
+        self._undescribed = undescribed_request
 
     @property
     def features(self) -> RequestFeatures:
@@ -172,10 +172,10 @@ class Router:
         By every name that clients may ask for, aliases included.
     """
 
-    def __init__(self, models: Mapping[str, ServedModel], pool: Pool) -> None:
+    def __init__(self, models: Mapping[str, Model], pool: Pool) -> None:
         self._models = models
         self._pool = pool
-        self.homes = ResponseHomes()
+        self.locations = ResponseLocations()
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -185,12 +185,12 @@ class Router:
         method: str,
         body: bytes,
         client: Client,
-        wish: Wish,
+        routing_headers: RoutingHeaders,
         now_s: float,
         *,
         whole: bool = False,
         keep_bytes: int = 0,
-    ) -> Routed:
+    ) -> RoutedRequest:
         """Read a request as far as choosing needs it.
 
         Parameters
@@ -208,11 +208,15 @@ class Router:
         """
         endpoint = endpoint_of(path)
         document = _parse(body, required=endpoint is not _OTHER and method == "POST")
-        model = self._find(document.get("model") or wish.model or None, client, path)
-        policy, traffic, home = model.policy, model.traffic, self.homes.home_of(path, document)
-        if not (whole or policy.reads_requests) and wish is _NO_WISH and client.slo_ttft_s is client.slo_tpot_s is None:
-            later = Undescribed(endpoint, body, traffic.qps(now_s), traffic.in_flight)
-            return Routed(model, None, home, undescribed=later, baseline_only=baseline_only(document))
+        model = self._find(document.get("model") or routing_headers.model or None, client, path)
+        policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
+        if (
+            not (whole or policy.reads_requests)
+            and routing_headers is _NO_WISH
+            and client.slo_ttft_s is client.slo_tpot_s is None
+        ):
+            later = UndescribedRequest(endpoint, body, traffic.qps(now_s), traffic.in_flight)
+            return RoutedRequest(model, None, home, undescribed_request=later, baseline_only=baseline_only(document))
         prompt = read_prompt(document)
         features = describe(
             endpoint,
@@ -221,18 +225,20 @@ class Router:
             default_temperature=model.default_temperature,
             qps=traffic.qps(now_s),
             in_flight=traffic.in_flight,
-            workload=wish.workload,
+            workload=routing_headers.workload,
             text_features=TEXT_FEATURES if whole else policy.text_features,
             prompt=prompt,
         )
-        features = wish.applied(features)
+        features = routing_headers.applied(features)
         if features.slo_ttft_s is None:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        return Routed(model, features, home, prompt=prompt if len(body) <= keep_bytes else None)
+        return RoutedRequest(model, features, home, prompt=prompt if len(body) <= keep_bytes else None)
 
-    def candidates(self, routed: Routed, client: Client, wish: Wish, tried: Collection[str] = ()) -> list[Backend]:
+    def candidates(
+        self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders, tried: Collection[str] = ()
+    ) -> list[Backend]:
         """Return the backends that are up and can serve the request, less those already tried.
 
         Raises
@@ -242,8 +248,8 @@ class Router:
         """
         name = routed.model.name
         members = self._pool.of(name)
-        if wish.backend or wish.method:
-            members = _granted(members, client, wish, name)
+        if routing_headers.backend or routing_headers.method:
+            members = _granted(members, client, routing_headers, name)
         elif routed.home is not None:
             members = [one for one in members if one.name == routed.home] or members
         elif routed.baseline_only:
@@ -256,7 +262,13 @@ class Router:
             raise self._none_left(routed, members, tried)
         return ready
 
-    def choose(self, routed: Routed, candidates: list[Backend], wish: Wish, policy: Policy | None = None) -> Decision:
+    def choose(
+        self,
+        routed: RoutedRequest,
+        candidates: list[Backend],
+        routing_headers: RoutingHeaders,
+        policy: Policy | None = None,
+    ) -> Decision:
         """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for.
 
         Where it fails, the least loaded candidate is chosen.
@@ -269,18 +281,18 @@ class Router:
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is no backend of {model.name}")  # noqa: TRY301 -- as any other
         except Exception as error:  # noqa: BLE001 -- anybody's code: no defect of it shall turn requests away
-            model.failsafe.note(policy.name, "choose", error)
-            decision = model.failsafe.choose(ANY_REQUEST, candidates)
+            model.fallback.note(policy.name, "choose", error)
+            decision = model.fallback.choose(ANY_REQUEST, candidates)
         if routed.home == decision.backend:
             return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
-        if wish.backend or wish.method:
-            reason = "backend" if wish.backend else "method"
+        if routing_headers.backend or routing_headers.method:
+            reason = "backend" if routing_headers.backend else "method"
             return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
-    def _find(self, wanted: object, client: Client, path: str) -> ServedModel:
+    def _find(self, wanted: object, client: Client, path: str) -> Model:
         if wanted is None and self._only is not None:
-            model: ServedModel | None = self._only
+            model: Model | None = self._only
         elif wanted is None:
             raise GatewayError(
                 400,
@@ -310,7 +322,7 @@ class Router:
     def _names(self) -> str:
         return ", ".join(sorted(self._models))
 
-    def _none_left(self, routed: Routed, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
+    def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
         why = "; ".join(
             f"{one.name} failed this request" if one.name in tried else f"{one.name} is {one.state}: {one.state_reason}"
             for one in members
@@ -324,7 +336,9 @@ class Router:
         )
 
 
-def _granted(members: Collection[Backend], client: Client, wish: Wish, model: str) -> list[Backend]:
+def _granted(
+    members: Collection[Backend], client: Client, routing_headers: RoutingHeaders, model: str
+) -> list[Backend]:
     if not client.may_override:
         raise GatewayError(
             403,
@@ -332,7 +346,11 @@ def _granted(members: Collection[Backend], client: Client, wish: Wish, model: st
             "or set may_override for it.",
             code="override_not_allowed",
         )
-    granted = [one for one in members if wish.backend in {"", one.name} and wish.method in {"", one.method}]
+    granted = [
+        one
+        for one in members
+        if routing_headers.backend in {"", one.name} and routing_headers.method in {"", one.method}
+    ]
     if not granted:
         there_are = ", ".join(f"{one.name} ({one.method})" for one in members)
         raise GatewayError(

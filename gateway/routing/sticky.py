@@ -11,7 +11,7 @@ _ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
 _PATH: Final = "/v1/responses/"
 
 
-class ResponseHomes:
+class ResponseLocations:
     """Remembers where the latest responses of the responses API were made.
 
     Parameters

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from backends.backend import Backend, State
 from gateway.http.errors import GatewayError
 from gateway.routing.keys import ANONYMOUS, digest, presented_key
-from gateway.routing.router import Wish
+from gateway.routing.router import RoutingHeaders
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
-from gateway.service.worker_messages import Siblings
+from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Assessment, Decision
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Place(BaseModel):
     backend: str
 
 
-def admin_router(gateway: Gateway, siblings: Siblings) -> APIRouter:
+def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter:
     """Return the routes under `/admin`."""
 
     async def authorised(request: Request) -> None:
@@ -49,7 +49,7 @@ def admin_router(gateway: Gateway, siblings: Siblings) -> APIRouter:
     @router.get("/pool")
     async def pool() -> dict[str, Any]:
         """Describe every replica: what it is, how it is, what it does."""
-        launched = siblings.launched
+        launched = worker_messages.launched
         return {
             "models": {
                 name: {
@@ -74,12 +74,12 @@ def admin_router(gateway: Gateway, siblings: Siblings) -> APIRouter:
     @router.post("/drain")
     async def drain(place: Place) -> dict[str, Any]:
         """Send a replica nothing more; what it works on may finish."""
-        return _change(gateway, siblings, place, drained=True)
+        return _change(gateway, worker_messages, place, drained=True)
 
     @router.post("/resume")
     async def resume(place: Place) -> dict[str, Any]:
         """Let a drained replica back in."""
-        return _change(gateway, siblings, place, drained=False)
+        return _change(gateway, worker_messages, place, drained=False)
 
     @router.post("/explain")
     async def explain(
@@ -87,7 +87,7 @@ def admin_router(gateway: Gateway, siblings: Siblings) -> APIRouter:
         path: Annotated[str, Query(description="The path it would be sent to")] = "/v1/chat/completions",
     ) -> dict[str, Any]:
         """Tell where a request would go and why, sending nothing; the body is the request's own."""
-        return _explain(gateway, await request.body(), path, Wish.read(dict(request.scope["headers"])))
+        return _explain(gateway, await request.body(), path, RoutingHeaders.read(dict(request.scope["headers"])))
 
     add_policy_routes(router, gateway)
     return router
@@ -116,13 +116,13 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     }
 
 
-def _change(gateway: Gateway, siblings: Siblings, place: Place, *, drained: bool) -> dict[str, Any]:
+def _change(gateway: Gateway, worker_messages: WorkerMessages, place: Place, *, drained: bool) -> dict[str, Any]:
     backend = next((one for one in gateway.pool.of(place.model) if one.name == place.backend), None)
     if backend is None:
         there_are = ", ".join(f"{one.model}/{one.name}" for one in gateway.pool)
         raise GatewayError(404, f"There is no backend {place.model}/{place.backend}; there are: {there_are}.")
     gateway.pool.set_drained(backend, drained=drained)
-    siblings.share_drain(backend.model, backend.name, drained=drained)
+    worker_messages.share_drain(backend.model, backend.name, drained=drained)
     return {"model": backend.model, "backend": backend.name, "state": backend.state, "in_flight": backend.in_flight}
 
 
@@ -131,26 +131,26 @@ def _told(choice: Decision) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(choice).items() if name != "memo"}
 
 
-def _explain(gateway: Gateway, body: bytes, path: str, wish: Wish) -> dict[str, Any]:
+def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingHeaders) -> dict[str, Any]:
     router = gateway.relay.router
-    routed = router.route(path, "POST", body, ANONYMOUS, wish, time.monotonic(), whole=True)
+    routed = router.route(path, "POST", body, ANONYMOUS, routing_headers, time.monotonic(), whole=True)
     members = gateway.pool.of(routed.model.name)
     problem: str | None = None
     eligible: list[Backend] = []
     try:
-        eligible = router.candidates(routed, ANONYMOUS, wish)
+        eligible = router.candidates(routed, ANONYMOUS, routing_headers)
     except GatewayError as error:
         problem = error.message
     assessed: dict[str, Assessment] = {}
     choice: Decision | None = None
     if eligible:
         try:
-            policy = routed.model.policy.rehearsal()  # choosing moves a turn on or draws a number; not for this
+            policy = routed.model.policy.dry_run_copy()  # choosing moves a turn on or draws a number; not for this
             assessed = {one.backend: one for one in policy.assess(routed.features, eligible)}
         except Exception as error:
             log.exception("policy %s cannot explain itself", routed.model.policy.name)
             raise GatewayError(500, f"The policy failed: {error!r}.", code="policy_failed") from error
-        choice = router.choose(routed, eligible, wish, policy)
+        choice = router.choose(routed, eligible, routing_headers, policy)
     return {
         "features": orjson.loads(orjson.dumps(dataclasses.asdict(routed.features))),
         "candidates": [

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.http.errors import GatewayError
 from gateway.service.assembly import Gateway
-from gateway.service.policy_versions import Pinning
+from gateway.service.policy_versions import PolicyVersions
 
 
 class Which(BaseModel):
@@ -97,11 +97,11 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         return {"model": meant.name, "thawed": await meant.thaw()}
 
 
-def _told(meant: Pinning) -> dict[str, Any]:
+def _told(meant: PolicyVersions) -> dict[str, Any]:
     return {"model": meant.name, **meant.describe()}
 
 
-def _meant(gateway: Gateway, name: str | None) -> Pinning:
+def _meant(gateway: Gateway, name: str | None) -> PolicyVersions:
     known = gateway.pinnings
     if name is None and len(known) == 1:
         return next(iter(known.values()))

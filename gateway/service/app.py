@@ -13,13 +13,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway import __version__
-from gateway.frontend.asgi import Receive, RelayDoor, Scope, Send
+from gateway.frontend.asgi import AsgiFrontend, Receive, Scope, Send
 from gateway.http.errors import GatewayError
 from gateway.http.paths import is_own
-from gateway.routing.model import ServedModel
+from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
-from gateway.service.worker_messages import Siblings
+from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Work
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ class Application:
     The relay's paths never enter FastAPI: a route there costs several times the hop itself.
     """
 
-    def __init__(self, gateway: Gateway, siblings: Siblings) -> None:
-        self._own = create_app(gateway, siblings)
-        self._relay = RelayDoor(gateway.relay, max_body_bytes(gateway))
+    def __init__(self, gateway: Gateway, worker_messages: WorkerMessages) -> None:
+        self._own = create_app(gateway, worker_messages)
+        self._relay = AsgiFrontend(gateway.relay, max_body_bytes(gateway))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or take part in the server's lifespan."""
@@ -58,14 +58,14 @@ def max_body_bytes(gateway: Gateway) -> int:
     return int(gateway.settings.server.max_body_mib * 2**20)
 
 
-def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
+def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         recorder = gateway.relay.recorder
         await _start(gateway)
-        beside = [asyncio.create_task(_tick(gateway, siblings))]
+        beside = [asyncio.create_task(_tick(gateway, worker_messages))]
         beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
         try:
             yield
@@ -74,8 +74,8 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             for model in gateway.models.values():
-                if model.lookups is not None:
-                    await asyncio.to_thread(model.lookups.stop)
+                if model.shadow is not None:
+                    await asyncio.to_thread(model.shadow.stop)
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
@@ -94,7 +94,7 @@ def create_app(gateway: Gateway, siblings: Siblings) -> FastAPI:
         redoc_url=None,
         openapi_url="/admin/openapi.json",
     )
-    app.include_router(admin_router(gateway, siblings))
+    app.include_router(admin_router(gateway, worker_messages))
 
     @app.exception_handler(GatewayError)
     async def answer_error(request: Request, error: GatewayError) -> Response:
@@ -162,25 +162,25 @@ async def _start(gateway: Gateway) -> None:
     await gateway.state.start()  # so that it meets what was learned
     await gateway.pool.start()
     for model in gateway.models.values():
-        if model.lookups is not None:
-            model.lookups.start()  # its process makes itself ready meanwhile
+        if model.shadow is not None:
+            model.shadow.start()  # its process makes itself ready meanwhile
         await asyncio.to_thread(model.policy.prepare)
     await gateway.pool.looked_at(_FIRST_LOOK_S)
 
 
-async def _tick(gateway: Gateway, siblings: Siblings) -> None:
+async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     """Do what is due every half second beside the requests."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         gateway.relay.sweep()
-        siblings.share_limits(gateway.relay.limits)
+        worker_messages.share_limits(gateway.relay.limits)
         for model in gateway.models.values():
-            if model.lookups is not None:
-                model.lookups.deliver(model.failsafe)
+            if model.shadow is not None:
+                model.shadow.deliver(model.fallback)
         _refresh(gateway)
 
 
-async def _learn(model: ServedModel) -> None:
+async def _learn(model: Model) -> None:
     """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before.
 
     The more there is to fit the longer it takes, and the less one more request changes: so it is done less often.
@@ -189,11 +189,11 @@ async def _learn(model: ServedModel) -> None:
     while True:
         await asyncio.sleep(pause_s)
         try:
-            if (work := model.policy.upkeep()) is not None:
+            if (work := model.policy.maintenance()) is not None:
                 cpu_s = await asyncio.to_thread(_cpu_s, work)
                 pause_s = max(_SWEEP_S, min(_LONGEST_PAUSE_S, cpu_s / _LEARN_SHARE))
         except Exception as error:  # noqa: BLE001 -- it goes on with what it knew, and tries again
-            model.failsafe.note(model.policy.name, "upkeep", error)
+            model.fallback.note(model.policy.name, "maintenance", error)
 
 
 def _cpu_s(work: Work) -> float:
@@ -212,10 +212,10 @@ def _refresh(gateway: Gateway) -> None:
         gateway.relay.recorder.count(gateway.metrics)
     gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
     for name, model in gateway.models.items():
-        model.failsafe.count(gateway.metrics, name)
-        if model.lookups is not None:
-            model.lookups.count(gateway.metrics, name)
-    for name, pinning in gateway.pinnings.items():
-        guardrail, out = pinning.policy.guardrail, pinning.policy.quarantine.reasons
+        model.fallback.count(gateway.metrics, name)
+        if model.shadow is not None:
+            model.shadow.count(gateway.metrics, name)
+    for name, policy_versions in gateway.pinnings.items():
+        guardrail, out = policy_versions.policy.guardrail, policy_versions.policy.outlier_ejection.reasons
         quarantined = {one.name: one.name in out for one in gateway.pool.of(name)}
         gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, quarantined)

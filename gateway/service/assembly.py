@@ -12,18 +12,18 @@ from backends.http.write_batch import WriteBatch
 from backends.pool import HealthRules, Pool
 from gateway.config.settings import KeySettings, PoolSettings
 from gateway.recorder import Recorder
-from gateway.relay.context import Patience, Relay
+from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring, digest
-from gateway.routing.model import ServedModel, Upstream
+from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
-from gateway.service.policy_versions import Pinning, pinnings
-from gateway.shadow import LookupReplay
+from gateway.service.policy_versions import PolicyVersions, pinnings
+from gateway.shadow import ShadowDrafting
 from gateway.state import State
-from gateway.state.place import open_store
+from gateway.state.location import open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
-from policies.learned.shadow_drafting import lookup_arms
+from policies.learned.shadow_drafting import shadow_arms
 from policies.policy import policies
 
 
@@ -44,13 +44,13 @@ class Gateway:
     """
 
     settings: PoolSettings
-    models: dict[str, ServedModel]
+    models: dict[str, Model]
     pool: Pool
-    relay: Relay
+    relay: RelayContext
     metrics: Metrics
     admin_digest: bytes
     state: State
-    pinnings: dict[str, Pinning]
+    pinnings: dict[str, PolicyVersions]
 
 
 def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
@@ -64,8 +64,8 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     metrics, writes = Metrics(), WriteBatch()
     tls = ssl.create_default_context() if any(one.url.startswith("https:") for one in backends) else None
     known_policies = policies()
-    models: dict[str, ServedModel] = {}
-    by_name: dict[str, ServedModel] = {}
+    models: dict[str, Model] = {}
+    by_name: dict[str, Model] = {}
     for name, model_settings in settings.models.items():
         policy = known_policies[model_settings.policy.name](model_settings.policy.settings)
         upstreams = {
@@ -73,46 +73,46 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
             for backend in backends
             if backend.model == name
         }
-        model = models[name] = ServedModel(name, policy, model_settings.default_temperature, upstreams)
-        model.lookups = _lookups(model)
+        model = models[name] = Model(name, policy, model_settings.default_temperature, upstreams)
+        model.shadow = _shadow(model)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
     rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
     pool = Pool(backends, rules)
-    relay = Relay(
+    relay = RelayContext(
         Router(by_name, pool),
         pool,
         Keyring([_client_of(key) for key in settings.keys]),
         Limits(settings.server.max_in_flight),
         metrics,
-        Patience(timeouts.first_byte_s, timeouts.idle_s),
+        Timeouts(timeouts.first_byte_s, timeouts.idle_s),
         writes,
     )
     pool.on_down = relay.abandon
     if settings.recorder is not None:
         relay.recorder = Recorder(settings.recorder)
         for model in models.values():
-            model.policy.tells_considered = True
+            model.policy.explain_candidates = True
     state = _state(settings, models, metrics)
     pinned = pinnings(models, state.documents)
-    for pinning in pinned.values():
-        pinning.follow()
+    for policy_versions in pinned.values():
+        policy_versions.follow()
     return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, pinned)
 
 
-def _state(settings: PoolSettings, models: Mapping[str, ServedModel], metrics: Metrics) -> State:
+def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
     store = open_store(settings.state)
-    learners = {name: model.policy.experience for name, model in models.items() if model.policy.experience is not None}
+    learners = {name: model.policy.statistics for name, model in models.items() if model.policy.statistics is not None}
     return State(store, learners, None if store is None else metrics.bind_state(store.kind, ERRORS))
 
 
-def _lookups(model: ServedModel) -> LookupReplay | None:
-    wanted = model.policy.lookups
+def _shadow(model: Model) -> ShadowDrafting | None:
+    wanted = model.policy.shadow
     backends = [upstream.backend for upstream in model.upstreams.values()]
-    arms = lookup_arms((one.method, one.num_speculative_tokens, one.speculative_config) for one in backends)
+    arms = shadow_arms((one.method, one.num_speculative_tokens, one.speculative_config) for one in backends)
     if wanted is None or wanted.sample == 0 or not arms or len(backends) < 2:
         return None
-    return LookupReplay(model.policy, wanted, arms)
+    return ShadowDrafting(model.policy, wanted, arms)
 
 
 def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None, writes: WriteBatch) -> UpstreamClient:

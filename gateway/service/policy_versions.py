@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backends.backend import Candidate
 from gateway.http.errors import GatewayError
-from gateway.routing.model import ServedModel
+from gateway.routing.model import Model
 from gateway.state import Conflict, Document, Documents, StateError
 from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
@@ -52,7 +52,7 @@ class Pin(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Pinning:
+class PolicyVersions:
     """The rules and pins of one model whose policy learns."""
 
     name: str
@@ -167,7 +167,7 @@ class Pinning:
             "versions": [{"version": one.version, "written_s": one.written_s} for one in history],
             "frozen": guardrail.frozen,
             "ratio_to_least_loaded": None if math.isnan(guardrail.ratio) else round(guardrail.ratio, 4),
-            "quarantine": dict(self.policy.quarantine.reasons),
+            "ejected": dict(self.policy.outlier_ejection.reasons),
         }
 
     async def _put_pin(self, version: int | None, before: tuple[int | None, ...]) -> Pin:
@@ -222,10 +222,10 @@ def settings_of(text: str) -> ThresholdSettings:
     return ThresholdSettings.model_validate(document)
 
 
-def pinnings(models: Mapping[str, ServedModel], documents: Documents) -> dict[str, Pinning]:
+def pinnings(models: Mapping[str, Model], documents: Documents) -> dict[str, PolicyVersions]:
     """Return those of the models whose policy learns, by name."""
     return {
-        name: Pinning(name, model.policy, documents)
+        name: PolicyVersions(name, model.policy, documents)
         for name, model in models.items()
         if isinstance(model.policy, Learned)
     }

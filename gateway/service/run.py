@@ -23,7 +23,7 @@ from gateway.service.assembly import assemble
 from gateway.service.banner import pool_table, start_lines
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, allow_many_files, listen
-from gateway.service.worker_messages import Siblings
+from gateway.service.worker_messages import WorkerMessages
 from gateway.service.workers import Workers
 
 _SIMULATOR_READY_S = 10.0
@@ -73,7 +73,7 @@ class _Serving:
         self._made_admin_key = secrets.token_urlsafe(24) if settings.admin.key is None else None
         self._admin_key = self._made_admin_key or settings.admin.key.get_secret_value()  # type: ignore[union-attr]
         self._launcher = Launcher(replicas.launches, self._on_launch)
-        self._siblings = Siblings()
+        self._siblings = WorkerMessages()
         self._workers: Workers | None = None
         self.keep_logs = False
 

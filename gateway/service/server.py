@@ -16,7 +16,7 @@ import uvicorn
 from gateway.frontend.uvicorn import is_supported, protocol_for
 from gateway.service.app import Application, max_body_bytes
 from gateway.service.assembly import Gateway
-from gateway.service.worker_messages import Siblings
+from gateway.service.worker_messages import WorkerMessages
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class Server(uvicorn.Server):
         collector, which would go through all of it again and again.
     """
 
-    def __init__(self, gateway: Gateway, siblings: Siblings, *, fast: bool = True, has_process: bool = False) -> None:
+    def __init__(
+        self, gateway: Gateway, worker_messages: WorkerMessages, *, fast: bool = True, has_process: bool = False
+    ) -> None:
         self._gateway = gateway
         self._has_process = has_process
         if fast and not is_supported():
@@ -49,7 +51,7 @@ class Server(uvicorn.Server):
         self._drain_s = gateway.settings.server.drain_s
         super().__init__(
             uvicorn.Config(
-                Application(gateway, siblings),
+                Application(gateway, worker_messages),
                 http=protocol_for(gateway.relay, max_body_bytes(gateway)) if fast else "httptools",
                 loop="uvloop",
                 ws="none",

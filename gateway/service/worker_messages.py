@@ -55,11 +55,11 @@ class ResponseStored:
     backend: str
 
 
-Note = Drained | KeysUsed | Launched | WorkerDied | ResponseStored
+WorkerMessage = Drained | KeysUsed | Launched | WorkerDied | ResponseStored
 
 
 @dataclass(slots=True)
-class Siblings:
+class WorkerMessages:
     """The other workers, as one of them sees them.
 
     Parameters
@@ -76,7 +76,7 @@ class Siblings:
     """
 
     worker: int = 0
-    tell: Callable[[Note], None] | None = None
+    tell: Callable[[WorkerMessage], None] | None = None
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def share_drain(self, model: str, backend: str, *, drained: bool) -> None:
@@ -94,7 +94,7 @@ class Siblings:
         if self.tell is not None and (used := limits.take_used()):
             self.tell(KeysUsed(self.worker, used))
 
-    def hear(self, note: Note, gateway: Gateway) -> None:
+    def hear(self, note: WorkerMessage, gateway: Gateway) -> None:
         """Do what a note from the others asks for."""
         match note:
             case Launched(replicas):
@@ -108,6 +108,6 @@ class Siblings:
                     if (client := gateway.relay.keyring.named(key)) is not None:
                         gateway.relay.limits.used_elsewhere(worker, client, use)
             case ResponseStored(response_id, backend):
-                gateway.relay.router.homes.remember(response_id, backend)
+                gateway.relay.router.locations.remember(response_id, backend)
             case WorkerDied(worker):
                 gateway.relay.limits.worker_died(worker)

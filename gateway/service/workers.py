@@ -21,7 +21,7 @@ import uvloop
 
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
-from gateway.service.worker_messages import Drained, Launched, Note, Siblings, WorkerDied
+from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Workers:
         theirs.close()
         worker = self._workers[number] = _Worker(process, ours)
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, number)
-        notes: list[Note] = [self._launched, *self._drained.values()]
+        notes: list[WorkerMessage] = [self._launched, *self._drained.values()]
         for note in notes:
             self._tell(worker, note)
         return worker
@@ -158,7 +158,7 @@ class Workers:
     def _hear(self, number: int) -> None:
         worker = self._workers[number]
         try:
-            note: Note = worker.pipe.recv()
+            note: WorkerMessage = worker.pipe.recv()
         except (EOFError, OSError):  # it died; `_wait` sees to that
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
             return
@@ -168,12 +168,12 @@ class Workers:
             if other != number:
                 self._tell(sibling, note)
 
-    def _tell_all(self, note: Note) -> None:
+    def _tell_all(self, note: WorkerMessage) -> None:
         for worker in self._workers.values():
             self._tell(worker, note)
 
     @staticmethod
-    def _tell(worker: _Worker, note: Note) -> None:
+    def _tell(worker: _Worker, note: WorkerMessage) -> None:
         with contextlib.suppress(OSError):  # it died; `_wait` sees to that
             worker.pipe.send(note)
 
@@ -198,21 +198,21 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
         share = math.ceil(settings.server.max_in_flight / settings.server.workers)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
     gateway = assemble(settings, assignment.backends, assignment.admin_key)
-    siblings = Siblings(assignment.number, pipe.send)
-    gateway.relay.router.homes.on_new = siblings.share_response
-    server = Server(gateway, siblings, has_process=True)
+    worker_messages = WorkerMessages(assignment.number, pipe.send)
+    gateway.relay.router.locations.on_new = worker_messages.share_response
+    server = Server(gateway, worker_messages, has_process=True)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
 
     def hear() -> None:
         try:
-            note: Note = pipe.recv()
+            note: WorkerMessage = pipe.recv()
         except (EOFError, OSError):  # the parent is gone, and so is what it started
             loop.remove_reader(pipe.fileno())
             server.drain()
             return
-        siblings.hear(note, gateway)
+        worker_messages.hear(note, gateway)
 
     loop.add_reader(pipe.fileno(), hear)
     with listen(*assignment.address, shared=True, checked=True) as opened:

@@ -7,6 +7,6 @@ counted.
 """
 
 from gateway.shadow.finished import Kept
-from gateway.shadow.replay import LookupReplay
+from gateway.shadow.replay import ShadowDrafting
 
-__all__ = ["Kept", "LookupReplay"]
+__all__ = ["Kept", "ShadowDrafting"]

@@ -1,7 +1,7 @@
 """The process that replays lookups: texts come on its standard input, one answer a text goes to its standard output.
 
 First comes a line of JSON, a list of the arms to replay. A text is a line of JSON (`endpoint`, `streamed`, and the
-lengths `body` and `answer`), and then those bytes. Its answer is a line of JSON: `lookups`, tokens per step by arm, and
+lengths `body` and `answer`), and then those bytes. Its answer is a line of JSON: `shadow`, tokens per step by arm, and
 `cpu_s`. It ends where its input does.
 """
 
@@ -22,14 +22,14 @@ from gateway.http.transcript import read_answer
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint
 from policies.features.words import piece_ids
-from policies.learned.shadow_drafting import LookupArm, replayed
+from policies.learned.shadow_drafting import ShadowArm, replayed
 
 _FEWEST_UNITS = 8
 
 
 def main(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer until the input ends."""
-    arms = [LookupArm(**arm | {"method": Method(arm["method"])}) for arm in orjson.loads(source.readline() or b"[]")]
+    arms = [ShadowArm(**arm | {"method": Method(arm["method"])}) for arm in orjson.loads(source.readline() or b"[]")]
     if any(arm.method is Method.SUFFIX for arm in arms):
         suffix_jit.load()  # 0.7 s and 130 MiB, and each text then takes a thirtieth of its time
     while head := source.readline():
@@ -37,15 +37,15 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
         body, answer = source.read(asked["body"]), source.read(asked["answer"])
         began_s = time.process_time()
         try:
-            lookups = replayed_text(asked, body, answer, arms)
-            told: dict[str, Any] = {"lookups": lookups, "cpu_s": time.process_time() - began_s}
+            shadow = replayed_text(asked, body, answer, arms)
+            told: dict[str, Any] = {"tokens_per_step": shadow, "cpu_s": time.process_time() - began_s}
         except (ValueError, ArithmeticError, LookupError, TypeError) as error:
             told = {"error": repr(error), "cpu_s": time.process_time() - began_s}
         sink.write(orjson.dumps(told) + b"\n")
         sink.flush()
 
 
-def replayed_text(asked: dict[str, Any], body: bytes, answer: bytes, arms: Sequence[LookupArm]) -> dict[str, float]:
+def replayed_text(asked: dict[str, Any], body: bytes, answer: bytes, arms: Sequence[ShadowArm]) -> dict[str, float]:
     """Return the tokens per step of each arm; nothing for a text too short to tell.
 
     On token ids, where the request brought them or the engine was asked to return them; else on pieces of the text.

@@ -19,10 +19,10 @@ from typing import Any
 import orjson
 
 from gateway.shadow.finished import Finished, Kept
-from gateway.telemetry.fallback import Failsafe
+from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import Metrics
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.shadow_drafting import LookupArm, LookupSettings
+from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
 from policies.policy import Outcome, Policy
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
 
 
-class LookupReplay:
+class ShadowDrafting:
     """Replays what was finished with one model.
 
     Attributes
@@ -54,7 +54,7 @@ class LookupReplay:
         What replaying took.
     """
 
-    def __init__(self, policy: Policy, settings: LookupSettings, arms: Sequence[LookupArm]) -> None:
+    def __init__(self, policy: Policy, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
         self._settings = settings
         self._most = settings.queue
@@ -76,7 +76,7 @@ class LookupReplay:
 
     def start(self) -> None:
         """Start the thread and its process, which has made itself ready when the first text has ended."""
-        self._thread = threading.Thread(target=self._run, name="lookups", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
         self._thread.start()
 
     # On the event loop.
@@ -111,14 +111,14 @@ class LookupReplay:
         if len(self._queue) == 1:
             self._awake.set()
 
-    def deliver(self, failsafe: Failsafe) -> None:
+    def deliver(self, fallback: Fallback) -> None:
         """Let the policy observe what was found out; called every half second."""
         while self._results:
             outcome = self._results.popleft()
             try:
-                self._policy.observe_lookups(outcome)
+                self._policy.observe_shadow(outcome)
             except Exception as error:  # noqa: BLE001 -- what else is due twice a second must go on
-                failsafe.note(self._policy.name, "observe_lookups", error)
+                fallback.note(self._policy.name, "observe_shadow", error)
 
     def count(self, metrics: Metrics, model: str) -> None:
         """Add what happened since the last call to the metrics."""
@@ -126,7 +126,7 @@ class LookupReplay:
         since = [new - old for new, old in zip(now, self._counted, strict=True)]
         self._counted = now
         for result, texts in zip(("replayed", "dropped", "failed"), since, strict=False):
-            metrics.lookups.labels(model, result).inc(texts)
+            metrics.shadow.labels(model, result).inc(texts)
         metrics.lookup_cpu.labels(model).inc(since[-1])
 
     def stop(self) -> None:
@@ -177,8 +177,8 @@ class LookupReplay:
             log.debug("a text could not be replayed: %s", told["error"])
         else:
             self.replayed += 1
-            if lookups := told["lookups"]:
-                self._results.append(dataclasses.replace(finished.outcome, lookups=lookups))
+            if shadow := told["tokens_per_step"]:
+                self._results.append(dataclasses.replace(finished.outcome, shadow=shadow))
         return min(_LONGEST_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
     def _ask(self, finished: Finished) -> dict[str, Any] | None:

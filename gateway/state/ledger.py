@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.state.store import Content, Push, Receipt, Store
-from policies.statistics import Experience, Key, Row, Sums, Table
+from policies.statistics import Key, Row, Statistics, Sums, Table
 
 _ROUNDING = 1e-9
 """What is left of a sum when ours is taken from it, relative to it, is nobody's if it is no more than this."""
@@ -67,11 +67,11 @@ class Ledger:
         A word that no other process has, now or earlier.
     """
 
-    def __init__(self, model: str, experience: Experience, writer: str) -> None:
+    def __init__(self, model: str, statistics: Statistics, writer: str) -> None:
         self.model = model
-        self._experience = experience
+        self._experience = statistics
         self._writer = writer
-        self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in experience.tables.values()}
+        self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
         self._pages: dict[str, _Page] = {}
         self._others: dict[str, dict[Key, Sums]] = {}
@@ -119,10 +119,10 @@ class Ledger:
     def settle(self) -> None:
         """Tell the experience what others have observed."""
         others, self._others = self._others, {}
-        for name, cells in others.items():
+        for name, buckets in others.items():
             if (page := self._pages.get(name)) is None:  # its time has come meanwhile
                 continue
-            self._experience.set_others_of(page.table.name, page.epoch, cells)
+            self._experience.set_others_of(page.table.name, page.epoch, buckets)
 
     def read_again(self) -> None:
         """Take nothing for known of what stands in the store: it may not be the same one."""

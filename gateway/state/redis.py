@@ -83,10 +83,10 @@ class RedisStore:
         """See `Store.push`."""
         commands: list[Sequence[str | bytes | float]] = []
         for push in pushes:
-            cells = [text for key, sums in push.rows.items() for text in (write_key(key), write_sums(sums))]
+            buckets = [text for key, sums in push.rows.items() for text in (write_key(key), write_sums(sums))]
             head = (push.page, repr(push.end_s), int(time.time()), writer, push.generation, push.batch, uuid4().hex)
             keys = (self._page(model, push.page), self._index(model))
-            commands.append(("EVAL", _PUSH, len(keys), *keys, *head, *cells))
+            commands.append(("EVAL", _PUSH, len(keys), *keys, *head, *buckets))
         return [Receipt(generation.decode(), batch) for generation, batch in self._ask(*commands)]
 
     def stamps(self, model: str) -> dict[str, str]:

@@ -72,10 +72,10 @@ class SqliteStore:
         with self._transaction() as connection:
             for page in pages:
                 if generation := _generation(connection, model, page):
-                    cells = connection.execute(
+                    buckets = connection.execute(
                         "SELECT key, sums FROM cells WHERE model = ? AND page = ?", (model, page)
                     )
-                    rows = {read_key(key): read_sums(sums) for key, sums in cells}
+                    rows = {read_key(key): read_sums(sums) for key, sums in buckets}
                     contents[page] = Content(generation, _last_batch(connection, model, page, writer), rows)
         return contents
 
@@ -171,12 +171,14 @@ def _push(connection: sqlite3.Connection, model: str, writer: str, push: Push) -
         _forget(connection, ended)
         connection.execute("INSERT INTO pages VALUES (?, ?, ?, 0, ?)", (*place, generation, push.end_s))
     for key, sums in push.rows.items():
-        cell = (*place, write_key(key))
+        bucket = (*place, write_key(key))
         total = sums
-        before = connection.execute("SELECT sums FROM cells WHERE model = ? AND page = ? AND key = ?", cell).fetchone()
+        before = connection.execute(
+            "SELECT sums FROM cells WHERE model = ? AND page = ? AND key = ?", bucket
+        ).fetchone()
         if before is not None:
             total = tuple(map(operator.add, sums, read_sums(before[0])))
-        connection.execute("REPLACE INTO cells VALUES (?, ?, ?, ?)", (*cell, write_sums(total)))
+        connection.execute("REPLACE INTO cells VALUES (?, ?, ?, ?)", (*bucket, write_sums(total)))
     connection.execute("UPDATE pages SET version = version + 1 WHERE model = ? AND page = ?", place)
     connection.execute("REPLACE INTO batches VALUES (?, ?, ?, ?)", (*place, writer, push.batch))
     return Receipt(generation, push.batch)

@@ -15,7 +15,7 @@ from gateway.state.documents import Documents
 from gateway.state.ledger import Ledger
 from gateway.state.store import Document, StateError, Store
 from gateway.telemetry.metrics import StateMetrics
-from policies.statistics import Experience
+from policies.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ class State:
     """
 
     def __init__(
-        self, store: Store | None, learners: Mapping[str, Experience], metrics: StateMetrics | None = None
+        self, store: Store | None, learners: Mapping[str, Statistics], metrics: StateMetrics | None = None
     ) -> None:
         self._store = store
         self._metrics = metrics
         writer = uuid4().hex
-        self._ledgers = [Ledger(model, experience, writer) for model, experience in learners.items()]
+        self._ledgers = [Ledger(model, statistics, writer) for model, statistics in learners.items()]
         self.documents = Documents(self._ask)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._task: asyncio.Task[None] | None = None

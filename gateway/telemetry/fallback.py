@@ -19,13 +19,13 @@ from policies.policy import Decision
 
 log = logging.getLogger(__name__)
 
-CALLS = ("choose", "observe", "observe_lookups", "upkeep")
+CALLS = ("choose", "observe", "observe_shadow", "maintenance")
 REASON = "policy_failed"
 
 _COMPLAIN_S = 60.0
 
 
-class Failsafe:
+class Fallback:
     """Stands in for one model's policy where that fails."""
 
     def __init__(self) -> None:

@@ -128,10 +128,10 @@ class Metrics:
         self.recorded = counter("gateway_recorder_records", "Requests that were to be recorded", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
         self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
-        self.lookups = counter(
-            "gateway_lookup_texts", "Finished texts that lookups were to be replayed on", ("model", "result")
+        self.shadow = counter(
+            "gateway_shadow_texts", "Finished texts that lookups were to be replayed on", ("model", "result")
         )
-        self.lookup_cpu = counter("gateway_lookup_cpu_seconds", "Processor time of replaying lookups", ("model",))
+        self.lookup_cpu = counter("gateway_shadow_cpu_seconds", "Processor time of replaying lookups", ("model",))
         self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, "livesum")
         self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
         self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))
@@ -150,7 +150,10 @@ class Metrics:
             "gateway_policy_ratio_to_least_loaded", "Time per work of the policy over least_loaded's", ("model",)
         )
         self.quarantined = gauge(
-            "gateway_backend_quarantined", "1 if the policy has put the backend out", ("model", "backend"), "livemax"
+            "gateway_backend_outlier_ejected",
+            "1 if the policy has put the backend out",
+            ("model", "backend"),
+            "livemax",
         )
         self.state_connected = gauge("gateway_state_connected", "1 if the store could be used", _STORE, "livemin")
         self.state_last_sync = gauge(

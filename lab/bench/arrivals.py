@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.bench.settings import BenchError
+from backends.validation import UsageError
 
 _FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more than datetime reads
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -70,15 +70,15 @@ def read_trace(path: Path) -> list[Arrival]:
 
     Raises
     ------
-    BenchError
+    UsageError
         What is wrong with it, and in which line.
     """
     try:
         arrivals = list(_rows(path))
     except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
-        raise BenchError(f"gateway bench: --trace: {path}: {error}") from None
+        raise UsageError(f"--trace: {path}: {error}") from None
     if not arrivals:
-        raise BenchError(f"gateway bench: --trace: {path}: holds no requests")
+        raise UsageError(f"--trace: {path}: holds no requests")
     arrivals.sort(key=lambda one: one.at_s)
     first_s = arrivals[0].at_s
     return [Arrival(one.at_s - first_s, one.input_tokens, one.output_tokens) for one in arrivals]
@@ -98,15 +98,13 @@ def _rows(path: Path) -> Iterator[Arrival]:
     reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
     missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
-        raise BenchError(f"gateway bench: --trace: {path}: has no column {missing[0]}; its first line must name them")
+        raise UsageError(f"--trace: {path}: has no column {missing[0]}; its first line must name them")
     for row in reader:
         try:
             lengths = [int(row[name]) for name in _COLUMNS[1:]]
             yield Arrival(_seconds(row["TIMESTAMP"]), max(1, lengths[0]), max(1, lengths[1]))
         except (ValueError, TypeError):
-            raise BenchError(
-                f"gateway bench: --trace: {path}:{reader.line_num}: expected a time and two whole numbers"
-            ) from None
+            raise UsageError(f"--trace: {path}:{reader.line_num}: expected a time and two whole numbers") from None
 
 
 def _seconds(text: str) -> float:

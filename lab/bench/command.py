@@ -16,19 +16,19 @@ import orjson
 import uvloop
 from rich.console import Console
 
+from backends.validation import UsageError
 from gateway import __version__
-from gateway.config.load import ConfigError, load_pool
+from gateway.config.load import load_pool
 from lab.bench.arrivals import read_trace
 from lab.bench.datasets import read_dataset, token_counter
 from lab.bench.report.page import page
 from lab.bench.report.progress import TerminalWatcher
 from lab.bench.report.results import SCHEMA, Report
 from lab.bench.report.table import print_report
-from lab.bench.settings import BenchError, BenchSettings, read_settings, unknown
+from lab.bench.settings import BenchSettings, read_settings, unknown
 from lab.bench.sweep import Inputs, Outcome, Sweep, cells
 from lab.bench.targets import Target, endpoint_targets, pool_targets
 
-_BAD_INPUT = 2
 _INTERRUPTED = 130
 _SECRET_OPTIONS = ("--api-key", "--header")
 
@@ -42,13 +42,9 @@ def bench(**options: Any) -> int:
         Exit status: 0, 1 if a target could not be measured or no request succeeded, 2 if the input is wrong (then
         nothing was sent), 130 after Ctrl-C.
     """
-    try:
-        settings = read_settings(**options)
-        targets = _targets(settings)
-        inputs = _inputs(settings)
-    except (BenchError, ConfigError) as error:
-        print(error, file=sys.stderr)
-        return _BAD_INPUT
+    settings = read_settings(**options)
+    targets = _targets(settings)
+    inputs = _inputs(settings)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     outcome = _measure(settings, targets, inputs)
     report = Report(
@@ -84,7 +80,7 @@ def _inputs(settings: BenchSettings) -> Inputs:
         return Inputs(trace=trace)
     output_tokens = settings.output_tokens
     if output_tokens is not None and output_tokens[0] != output_tokens[1]:
-        raise BenchError("gateway bench: --output-tokens: one number with --dataset, no range")
+        raise UsageError("--output-tokens: one number with --dataset, no range")
     count_tokens = token_counter(settings.tokenizer)
     limit = output_tokens[0] if output_tokens is not None else None
     return Inputs(read_dataset(settings.dataset, count_tokens, limit, chat=settings.endpoint == "chat"), trace)

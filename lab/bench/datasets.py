@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
+from backends.validation import UsageError
 from lab.bench.prompts import Prompt
-from lab.bench.settings import BenchError
 
 _CHARACTERS_PER_TOKEN = 4.0
 # The bounds of `vllm bench serve` on conversations of ShareGPT.
@@ -31,7 +31,7 @@ def token_counter(path: Path | None) -> CountTokens:
 
     Raises
     ------
-    BenchError
+    UsageError
         If it holds no tokenizer.
     """
     if path is None:
@@ -43,7 +43,7 @@ def token_counter(path: Path | None) -> CountTokens:
         # The library raises bare exceptions from Rust for whatever is wrong with the file.
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # noqa: BLE001
-        raise BenchError(f"gateway bench: --tokenizer: {file}: {error}") from None
+        raise UsageError(f"--tokenizer: {file}: {error}") from None
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -66,19 +66,19 @@ def read_dataset(path: Path, count_tokens: CountTokens, output_tokens: int | Non
 
     Raises
     ------
-    BenchError
+    UsageError
         What is wrong with the file, and in which line.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
-        raise BenchError(f"gateway bench: --dataset: {path}: {error}") from None
+        raise UsageError(f"--dataset: {path}: {error}") from None
     if data.lstrip()[:1] == b"[":
         prompts = list(_sharegpt(path, data, count_tokens, output_tokens))
     else:
         prompts = list(_lines(path, data, output_tokens, chat=chat))
     if not prompts:
-        raise BenchError(f"gateway bench: --dataset: {path}: holds no prompt that can be used")
+        raise UsageError(f"--dataset: {path}: holds no prompt that can be used")
     return prompts
 
 
@@ -86,13 +86,11 @@ def _sharegpt(path: Path, data: bytes, count_tokens: CountTokens, output_tokens:
     try:
         entries = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise BenchError(f"gateway bench: --dataset: {path}: not JSON: {error}") from None
+        raise UsageError(f"--dataset: {path}: not JSON: {error}") from None
     for place, entry in enumerate(entries):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, Mapping) else None
         if not isinstance(turns, list):
-            raise BenchError(
-                f"gateway bench: --dataset: {path}: entry {place} has no list 'conversations': not ShareGPT's format"
-            )
+            raise UsageError(f"--dataset: {path}: entry {place} has no list 'conversations': not ShareGPT's format")
         values = [turn.get("value") for turn in turns[:2] if isinstance(turn, Mapping)]
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) < 2:
@@ -110,9 +108,9 @@ def _lines(path: Path, data: bytes, output_tokens: int | None, *, chat: bool) ->
             try:
                 yield _line(orjson.loads(line), output_tokens, chat=chat)
             except orjson.JSONDecodeError as error:
-                raise BenchError(f"gateway bench: --dataset: {path}:{number}: not JSON: {error}") from None
+                raise UsageError(f"--dataset: {path}:{number}: not JSON: {error}") from None
             except ValueError as error:
-                raise BenchError(f"gateway bench: --dataset: {path}:{number}: {error}") from None
+                raise UsageError(f"--dataset: {path}:{number}: {error}") from None
 
 
 def _line(entry: Any, output_tokens: int | None, *, chat: bool) -> Prompt:

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 from backends.engine_metrics import EngineMetrics, read_metrics
+from backends.validation import UsageError
 from lab.bench.prompts import Form, Prompt, TokenScale, every_word
 from lab.bench.record import error_message
-from lab.bench.settings import BenchError
 from lab.bench.targets import Base, Target
 
 _TIMEOUT_S = 60.0
@@ -62,7 +62,7 @@ class Look:
 
         Raises
         ------
-        BenchError
+        UsageError
             If it cannot be reached, does not have the model, or does not answer as it should.
         """
         try:
@@ -84,7 +84,7 @@ class Look:
 
         Raises
         ------
-        BenchError
+        UsageError
             If it cannot be reached, or answers with something else.
         """
         try:
@@ -139,8 +139,8 @@ class Look:
         count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         return count if isinstance(count, int) else None
 
-    def _unreachable(self, error: httpx.HTTPError) -> BenchError:
+    def _unreachable(self, error: httpx.HTTPError) -> UsageError:
         return self._wrong(f"cannot be reached: {type(error).__name__} {error}".rstrip())
 
-    def _wrong(self, what: str) -> BenchError:
-        return BenchError(f"{self._target.url}: {what}" if self._target.url is not None else what)
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"{self._target.url}: {what}" if self._target.url is not None else what)

@@ -9,16 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 
-from backends.validation import Fault, did_you_mean, faults_of
+from backends.validation import Issue, UsageError, did_you_mean, issues_of
 from gateway.config.settings import Count, Seconds, Settings
 from lab.bench.prompts import KINDS
 
 DEFAULT_REQUESTS = 100
 _READABLE = "no such file, or not readable"
-
-
-class BenchError(Exception):
-    """Nothing can be measured as asked; the message says why, one line a reason."""
 
 
 def _words(value: Any) -> Any:
@@ -134,54 +130,54 @@ class BenchSettings(Settings):
         return [(name, value) for name, value in pairs]
 
     @classmethod
-    def faults(cls, data: Mapping[str, Any]) -> Iterator[Fault]:
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield what cannot stand together, and files that are not there."""
         has = {name for name, value in data.items() if value not in (None, (), [], "")}
         if "url" in has and "config" in has:
-            yield Fault(("config",), "given beside --url", "measure endpoints or a pool, not both")
+            yield Issue(("config",), "given beside --url", "measure endpoints or a pool, not both")
         if not has & {"url", "config"}:
-            yield Fault((), "nothing to measure", "give --url URL, or --config POOL")
+            yield Issue((), "nothing to measure", "give --url URL, or --config POOL")
         if "concurrency" in has and has & {"rate", "trace"}:
             other = "--rate" if "rate" in has else "--trace"
-            yield Fault(("concurrency",), f"given beside {other}", "a loop is open or closed, not both")
+            yield Issue(("concurrency",), f"given beside {other}", "a loop is open or closed, not both")
         elif not has & {"concurrency", "rate", "trace"}:
-            yield Fault((), "no load given", "give --rate R or --trace FILE (open loop), or --concurrency N (closed)")
+            yield Issue((), "no load given", "give --rate R or --trace FILE (open loop), or --concurrency N (closed)")
         if data.get("burstiness", 1.0) != 1.0 and "rate" not in has:
-            yield Fault(("burstiness",), "goes only with --rate")
+            yield Issue(("burstiness",), "goes only with --rate")
         elif "burstiness" in has and data["burstiness"] != 1.0 and "trace" in has:
-            yield Fault(("burstiness",), "given beside --trace", "a trace has its own arrivals")
+            yield Issue(("burstiness",), "given beside --trace", "a trace has its own arrivals")
         if "k" in has and "config" not in has:
-            yield Fault(
+            yield Issue(
                 ("k",), "goes only with --config", "k is set when a replica starts, so only for replicas we start"
             )
         if "only" in has and "config" not in has:
-            yield Fault(("only",), "goes only with --config")
+            yield Issue(("only",), "goes only with --config")
         if "tokenizer" in has and "dataset" not in has:
-            yield Fault(("tokenizer",), "goes only with --dataset", "synthetic prompts are sized by the engine's count")
+            yield Issue(("tokenizer",), "goes only with --dataset", "synthetic prompts are sized by the engine's count")
         yield from _file_faults(data, has)
         yield from _range_faults(data)
         names = [url.partition("=")[0] for url in data.get("url") or () if _is_named(url)]
         for name in {name for name in names if names.count(name) > 1}:
-            yield Fault(("url",), f"two are named {name}")
+            yield Issue(("url",), f"two are named {name}")
 
 
-def _file_faults(data: Mapping[str, Any], has: set[str]) -> Iterator[Fault]:
+def _file_faults(data: Mapping[str, Any], has: set[str]) -> Iterator[Issue]:
     for name in ("config", "trace", "dataset", "tokenizer"):
         if name in has and not Path(data[name]).exists():
-            yield Fault((name,), f"{data[name]}: {_READABLE}")
+            yield Issue((name,), f"{data[name]}: {_READABLE}")
     for name in ("json_file", "html_file"):
         if name in has and not Path(data[name]).absolute().parent.is_dir():
-            yield Fault((name,), f"{data[name]}: its folder does not exist")
+            yield Issue((name,), f"{data[name]}: its folder does not exist")
         elif name in has and Path(data[name]).is_dir():
-            yield Fault((name,), f"{data[name]}: is a folder", "give a file")
+            yield Issue((name,), f"{data[name]}: is a folder", "give a file")
 
 
-def _range_faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _range_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     for name in ("input_tokens", "output_tokens"):
         value = data.get(name)
         first, dash, last = value.partition("-") if isinstance(value, str) else ("", "", "")
         if dash and first.strip().isdigit() and last.strip().isdigit() and int(first) > int(last):
-            yield Fault((name,), f"the range runs backwards: {value}")
+            yield Issue((name,), f"the range runs backwards: {value}")
 
 
 def read_settings(**given: Any) -> BenchSettings:
@@ -189,18 +185,18 @@ def read_settings(**given: Any) -> BenchSettings:
 
     Raises
     ------
-    BenchError
+    UsageError
         All that is wrong with it.
     """
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, float) and math.isnan(value):
-            raise BenchError(f"gateway bench: {_option(name)}: not a number")
+            raise UsageError(f"{_option(name)}: not a number")
     try:
         return BenchSettings.model_validate(given)
     except ValidationError as error:
-        lines = [_line(fault) for fault in faults_of(error, BenchSettings)]
-        raise BenchError("\n".join(dict.fromkeys(lines))) from None
+        lines = [_line(issue) for issue in issues_of(error, BenchSettings)]
+        raise UsageError("\n".join(dict.fromkeys(lines))) from None
 
 
 def named_url(url: str, place: int, total: int) -> tuple[str, str]:
@@ -211,15 +207,15 @@ def named_url(url: str, place: int, total: int) -> tuple[str, str]:
     return ("endpoint" if total == 1 else f"endpoint-{place}"), url
 
 
-def unknown(option: str, what: str, name: str, known: list[str]) -> BenchError:
+def unknown(option: str, what: str, name: str, known: list[str]) -> UsageError:
     """Return the error for a name that is none of `known`."""
-    return BenchError(f"gateway bench: {option}: no {what} '{name}'; {did_you_mean(name, known)}")
+    return UsageError(f"{option}: no {what} '{name}'; {did_you_mean(name, known)}")
 
 
 def _option(name: str) -> str:
     return "--" + name.removesuffix("_file").removesuffix("_s").replace("_", "-")
 
 
-def _line(fault: Fault) -> str:
-    where = f"{_option(str(fault.path[0]))}: " if fault.path else ""
-    return f"gateway bench: {where}{fault.message}" + (f"; {fault.hint}" if fault.hint else "")
+def _line(issue: Issue) -> str:
+    where = f"{_option(str(issue.path[0]))}: " if issue.path else ""
+    return f"{where}{issue.message}" + (f"; {issue.hint}" if issue.hint else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from backends.launch.supervisor import LaunchError
+from backends.validation import UsageError
 from lab.bench.arrivals import Arrival
 from lab.bench.preflight import Look, Sight
 from lab.bench.prompts import Form, Prompt
@@ -17,7 +18,7 @@ from lab.bench.record import Record
 from lab.bench.report.results import Run, Speedup
 from lab.bench.report.statistics import compare
 from lab.bench.run import Measured, Measurement
-from lab.bench.settings import BenchError, BenchSettings
+from lab.bench.settings import BenchSettings
 from lab.bench.targets import Base, Target, reached
 from lab.bench.workload import Load, Workload, mean_rate
 
@@ -96,7 +97,7 @@ class Sweep:
             self._waiting = asyncio.create_task(self._target(target, run_dir))
             try:
                 await self._waiting
-            except (BenchError, LaunchError) as error:
+            except (UsageError, LaunchError) as error:
                 self._not_measured[target.name] = str(error)
                 self._watcher.say(f"{target.name}: {error}")
             except asyncio.CancelledError:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from backends.http.client import Address
 from backends.launch.supervisor import Launcher, LaunchError
 from backends.speculation import Method, SpeculativeConfig, num_speculative_tokens
-from backends.validation import faults_of
+from backends.validation import UsageError, issues_of
 from gateway.config.settings import BackendSettings, ModelSettings, PoolSettings
 from gateway.service.replicas import plan
-from lab.bench.settings import BenchError, BenchSettings, named_url, unknown
+from lab.bench.settings import BenchSettings, named_url, unknown
 
 _LOOK_S = 0.2
 _TRIES = 3
@@ -108,7 +108,7 @@ def pool_targets(settings: BenchSettings, pool: PoolSettings) -> list[Target]:
 
     Raises
     ------
-    BenchError
+    UsageError
         A model or replica that the pool does not have; a k for a replica that cannot be given one.
     """
     if settings.model is not None and settings.model not in pool.models:
@@ -158,17 +158,15 @@ def _replica_targets(
 def _with_k(backend: BackendSettings, name: str, k: int) -> BackendSettings:
     config = backend.speculative_config
     if backend.url is not None:
-        raise BenchError(
-            f"gateway bench: --k: {name} runs already, at {backend.url}; k is set at start (--only leaves it out)"
-        )
+        raise UsageError(f"--k: {name} runs already, at {backend.url}; k is set at start (--only leaves it out)")
     if config is not None and config.num_speculative_tokens_per_batch_size is not None:
-        raise BenchError(f"gateway bench: --k: {name} has a k for each batch size (--only leaves it out)")
+        raise UsageError(f"--k: {name} has a k for each batch size (--only leaves it out)")
     given = config.model_dump(exclude_unset=True) if config is not None else {}
     try:
         changed = SpeculativeConfig.model_validate({**given, "num_speculative_tokens": k})
     except ValidationError as error:
-        reasons = "; ".join(fault.message for fault in faults_of(error, SpeculativeConfig))
-        raise BenchError(f"gateway bench: --k: {name} cannot have k={k}: {reasons}") from None
+        reasons = "; ".join(issue.message for issue in issues_of(error, SpeculativeConfig))
+        raise UsageError(f"--k: {name} cannot have k={k}: {reasons}") from None
     return backend.model_copy(update={"speculative_config": changed})
 
 

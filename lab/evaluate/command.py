@@ -15,27 +15,22 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from backends.speculation import num_speculative_tokens
-from backends.validation import did_you_mean
-from gateway.config.load import ConfigError, load_pool
+from backends.validation import UsageError, did_you_mean
+from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from lab.evaluate.bootstrap import Interval
 from lab.evaluate.estimators import Estimate, Evaluation, MetricEvaluation, evaluate
 from lab.evaluate.log import LoggedCandidate, read_log
-from lab.options.policy import PolicyOptionError, named_policies
-from lab.replay.learned_file import LearnedFileError, read_learned
+from lab.options.policy import named_policies
+from lab.replay.learned_file import read_learned
 from lab.replay.simulate import set_learned
-from lab.trace import BrokenLines, TraceError, TraceRecord, read_trace
+from lab.trace import BrokenLines, TraceRecord, read_trace
 from policies.policy import Policy
 
-_BAD_INPUT = 2
 _CANNOT_TELL = 1
 _ESTIMATORS = ("ips", "snips", "dr")
 _TOLD_EVERY = 1000  # records
 _SHOWN = 0.005
-
-
-class _WrongError(Exception):
-    """An option that does not go with the trace or the pool."""
 
 
 def run_evaluate(
@@ -70,12 +65,8 @@ def run_evaluate(
         mine = (record for record in records if record.model in wanted)
         log = read_log(_counted(islice(mine, limit)), policies, _pool(served))
         evaluations = evaluate(log, seed=seed)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return _BAD_INPUT
-    except (PolicyOptionError, LearnedFileError, TraceError, ValueError, OSError, _WrongError) as error:
-        print(f"gateway evaluate: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     left_out = dict(log.left_out) | ({"broken lines": broken.count} if broken.count else {})
     _print(console, evaluations, log.requests, left_out)
@@ -88,21 +79,21 @@ def run_evaluate(
 def _give_learned(policies: Mapping[str, Policy], state: Path, now_s: float) -> None:
     """Let policies begin with what a replay has kept of each, by its name."""
     learned = read_learned(state)
-    learning = {name: policy for name, policy in policies.items() if policy.experience is not None}
+    learning = {name: policy for name, policy in policies.items() if policy.statistics is not None}
     if not learning:
-        raise _WrongError(f"--state {state}: none of the policies learns")
+        raise UsageError(f"--state {state}: none of the policies learns")
     for name, policy in learning.items():
         if name not in learned:
-            raise _WrongError(f"--state {state}: nothing in it was learned by {name}; {did_you_mean(name, learned)}")
+            raise UsageError(f"--state {state}: nothing in it was learned by {name}; {did_you_mean(name, learned)}")
         set_learned(policy, learned[name], now_s)
-        if (fit := policy.upkeep()) is not None:
+        if (fit := policy.maintenance()) is not None:
             fit()
 
 
 def _peek(records: Iterator[TraceRecord]) -> tuple[TraceRecord, Iterator[TraceRecord]]:
     for first in records:
         return first, chain([first], records)
-    raise _WrongError("the trace holds no request")
+    raise UsageError("the trace holds no request")
 
 
 def _served(config: Path | None, model: str) -> ModelSettings | None:
@@ -115,7 +106,7 @@ def _served(config: Path | None, model: str) -> ModelSettings | None:
             return settings
     if len(models) == 1:
         return next(iter(models.values()))
-    raise _WrongError(f"--config {config} has no model {model!r}: {did_you_mean(model, models)}")
+    raise UsageError(f"--config {config} has no model {model!r}: {did_you_mean(model, models)}")
 
 
 def _names(served: ModelSettings | None, model: str, config: Path | None) -> frozenset[str]:

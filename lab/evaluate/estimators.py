@@ -117,9 +117,9 @@ def evaluate(log: Log, metrics: Sequence[str] = METRICS, seed: int = 0) -> list[
         Of the resampling.
     """
     found = {}
-    for policy, chances in log.chances.items():
-        weights = chances[np.arange(log.requests), log.chosen] / log.propensity
-        found[policy] = _overlap(log, policy, chances, weights), weights
+    for policy, propensities in log.propensities.items():
+        weights = propensities[np.arange(log.requests), log.chosen] / log.propensity
+        found[policy] = _overlap(log, policy, propensities, weights), weights
     usable = [metric for metric in metrics if (log.outcomes[metric] > 0).sum() >= FEWEST_EFFECTIVE]
     models = _models(log, usable) if any(not one.refusal for one, _ in found.values()) else {}
     return [
@@ -137,11 +137,11 @@ def _models(log: Log, metrics: Sequence[str]) -> dict[str, Floats]:
         return dict(zip(told, pool.map(lambda metric: expected(log, log.outcomes[metric]), told), strict=True))
 
 
-def _overlap(log: Log, policy: str, chances: Floats, weights: Floats) -> Evaluation:
+def _overlap(log: Log, policy: str, propensities: Floats, weights: Floats) -> Evaluation:
     """Look at how far the log's choices and the policy's overlap."""
     total = float(weights.sum())
     impossible = float(log.impossible[policy].mean())
-    shares = dict(zip(log.backends, (float(share) for share in chances.mean(axis=0)), strict=True))
+    shares = dict(zip(log.backends, (float(share) for share in propensities.mean(axis=0)), strict=True))
     counts = np.bincount(log.chosen, minlength=len(log.backends)) / log.requests
     logged_shares = dict(zip(log.backends, map(float, counts), strict=True))
     size = total**2 / float(weights @ weights) if total else 0.0
@@ -199,7 +199,7 @@ def _metric(
     estimates = {"ips": estimate(weight * outcome, seen), "snips": estimate(weight * outcome, weight)}
     if (model := models.get(metric)) is not None:
         answers, chosen = model[known], log.chosen[known]
-        corrected = (log.chances[policy][known] * answers).sum(axis=1)
+        corrected = (log.propensities[policy][known] * answers).sum(axis=1)
         corrected += weight * (outcome - answers[np.arange(len(outcome)), chosen])
         if corrected.sum() > 0:
             estimates["dr"] = estimate(corrected, every)

@@ -86,7 +86,7 @@ class Log:
     in_flight: Floats
     predicted_s: Floats
     outcomes: Mapping[str, Floats]
-    chances: Mapping[str, Floats]
+    propensities: Mapping[str, Floats]
     impossible: Mapping[str, Floats]
     untold: Mapping[str, tuple[str, ...]]
     left_out: Mapping[str, int]
@@ -141,7 +141,7 @@ def features_of(record: TraceRecord) -> RequestFeatures:
     )
 
 
-def chances(policy: Policy, request: RequestFeatures, candidates: Sequence[LoggedCandidate]) -> list[float]:
+def propensities(policy: Policy, request: RequestFeatures, candidates: Sequence[LoggedCandidate]) -> list[float]:
     """Return the probability with which a policy would choose each candidate.
 
     A policy that tells of all candidates is asked once. Of another each draw tells one probability exactly, so it is
@@ -171,7 +171,7 @@ class _Reader:
     def __init__(self, policies: Mapping[str, Policy], pool: dict[str, LoggedCandidate]) -> None:
         self._policies = policies
         for policy in policies.values():
-            policy.tells_considered = True
+            policy.explain_candidates = True
         self._pool = pool
         self._places: dict[str, int] = {}
         self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -179,7 +179,7 @@ class _Reader:
         self._arrived_at = array("d")
         self._rows = array("d")
         self._names = array("i")
-        self._cells = _Cells(["in_flight", "predicted_s", *(_chances_of(name) for name in policies)])
+        self._cells = _Cells(["in_flight", "predicted_s", *(_propensities_of(name) for name in policies)])
         self._impossible = {name: array("d") for name in policies}
         self._left_out: dict[str, int] = {}
 
@@ -205,8 +205,8 @@ class _Reader:
         candidates = [self._candidate(one) for one in record.candidates]
         possible = [_is_possible(one, record) for one in record.candidates]
         for name, policy in self._policies.items():
-            shares = chances(policy, request, candidates)
-            cells.put(_chances_of(name), shares)
+            shares = propensities(policy, request, candidates)
+            cells.put(_propensities_of(name), shares)
             cannot_be = [share for share, can_be in zip(shares, possible, strict=True) if not can_be]
             self._impossible[name].append(sum(cannot_be) if cannot_be else 0.0)
 
@@ -227,7 +227,7 @@ class _Reader:
             in_flight=cells.table("in_flight", shape, np.nan)[order],
             predicted_s=cells.table("predicted_s", shape, np.nan)[order],
             outcomes={metric: rows[:, 1 + place] for place, metric in enumerate(METRICS)},
-            chances={name: cells.table(_chances_of(name), shape, 0.0)[order] for name in self._policies},
+            propensities={name: cells.table(_propensities_of(name), shape, 0.0)[order] for name in self._policies},
             impossible={name: np.array(shares)[order] for name, shares in self._impossible.items()},
             untold={name: self._untold(policy, rows) for name, policy in self._policies.items()},
             left_out=self._left_out,
@@ -278,7 +278,7 @@ class _Cells:
         return table
 
 
-def _chances_of(policy: str) -> str:
+def _propensities_of(policy: str) -> str:
     return f"chances of {policy}"
 
 

@@ -10,20 +10,18 @@ from typing import Any
 import orjson
 import uvloop
 
+from backends.validation import UsageError
 from lab.bench.report.statistics import failures
-from lab.bench.settings import BenchError
-from lab.live.endpoints import LiveError, live_endpoints
+from lab.live.endpoints import live_endpoints
 from lab.live.run import failed
 from lab.live.session import LiveOptions, Outcome, Session
-from lab.options.policy import PolicyOptionError
 from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_console, figures_tables
 from lab.replay.pace import paced
 from lab.replay.page import page
-from lab.trace import BrokenLines, TraceError, read_trace
+from lab.trace import BrokenLines, read_trace
 
 _FAILED = 1
-_BAD_INPUT = 2
 _INTERRUPTED = 130
 
 
@@ -46,9 +44,8 @@ def run_live(options: LiveOptions) -> int:
         timed = paced(islice(records, options.limit), options.rate, options.speed, options.seed or 0)
         session = Session(options, endpoints, timed)
         outcomes = uvloop.run(session.run())
-    except (LiveError, PolicyOptionError, BenchError, TraceError, ValueError, OSError) as error:
-        print(f"gateway replay: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
     if not outcomes:
         print("gateway replay: stopped before anything of the trace was sent", file=sys.stderr)
         return _INTERRUPTED

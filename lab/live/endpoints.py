@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from backends.validation import UsageError
 from lab.bench.preflight import Look
 from lab.bench.prompts import TokenScale
 from lab.bench.settings import named_url
 from lab.bench.targets import Base, Target
 from lab.options.policy import named_policies
 from policies.load_balancing import Static
-
-
-class LiveError(Exception):
-    """A trace that cannot be sent as asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,9 @@ def live_endpoints(
 
     Raises
     ------
-    LiveError
+    UsageError
         If an address is none, or a policy cannot be asked for.
-    PolicyOptionError
+    UsageError
         If there is no such policy.
     """
     asked = _asked(policies)
@@ -77,13 +74,13 @@ def live_endpoints(
         try:
             base = Base.parse(url)
         except ValueError as error:
-            raise LiveError(f"--live {given}: {error}") from None
+            raise UsageError(f"--live {given}: {error}") from None
         if name == "endpoint":  # what it is called that has no name
             name = base.address.path or base.address.authority.decode()
         for policy, headers in asked.items():
             title = policy if policy and len(urls) == 1 else f"{name} {policy}".rstrip()
             if any(row.name == title for row in rows):
-                raise LiveError(
+                raise UsageError(
                     f"--live {given}: {title} is given twice; name them: --live first=URL --live second=URL"
                 )
             key = [("authorization", f"Bearer {api_key}")] if api_key else []
@@ -96,7 +93,7 @@ def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     asked: dict[str, list[tuple[str, str]]] = {}
     for policy in (named_policies(policies) if policies else {}).values():
         if not isinstance(policy, Static):
-            raise LiveError(
+            raise UsageError(
                 f"--policy {policy.name}: a running gateway routes by its own policy; a request can only ask for a "
                 "backend or a method: '{name: static, backend: NAME}'. To compare others, run a gateway with each, and "
                 "give --live NAME=URL for each"
@@ -113,9 +110,9 @@ async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen
 
     Raises
     ------
-    BenchError
+    UsageError
         If it cannot be reached, does not have the model, or does not answer as it should.
-    LiveError
+    UsageError
         If it is asked for a backend and is no gateway that heeds it.
     """
     looking = Look(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
@@ -126,7 +123,7 @@ async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen
     finally:
         await looking.close()
     if endpoint.asks and not looking.backend:
-        raise LiveError(
+        raise UsageError(
             f"{endpoint.url}: heeds no --policy: its answers do not say which backend gave them, so it is no gateway"
         )
     return Seen(models, first.model, {api: sight.scale for api, sight in seen.items()})

@@ -14,11 +14,12 @@ from typing import Any
 
 from rich.console import Console
 
+from backends.validation import UsageError
 from lab.bench.generator import Health
 from lab.bench.record import Record
 from lab.bench.report.progress import RequestBar
 from lab.bench.run import doubts
-from lab.live.endpoints import LiveEndpoint, LiveError, Seen, look
+from lab.live.endpoints import LiveEndpoint, Seen, look
 from lab.live.requests import LiveRequests, api_of
 from lab.live.run import LiveRun, failed, replayed
 from lab.replay.figures import figures_of
@@ -106,7 +107,7 @@ class Session:
 
     Raises
     ------
-    LiveError
+    UsageError
         If nothing is left to count.
     """
 
@@ -118,9 +119,9 @@ class Session:
         sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
         self.left_out = len(timed) - len(sent)
         if not sent:
-            raise LiveError("the trace has no requests that generate text")
+            raise UsageError("the trace has no requests that generate text")
         if len(sent) <= options.warmup:
-            raise LiveError(f"the trace has {len(sent)} requests; --warmup {options.warmup} leaves none to count")
+            raise UsageError(f"the trace has {len(sent)} requests; --warmup {options.warmup} leaves none to count")
         self._due_s = [at_s - sent[0][0] for at_s, _ in sent]
         self._trace = [record for _, record in sent]
         # Texts of an earlier run would be found in prefix caches.

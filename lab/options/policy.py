@@ -8,14 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from backends.validation import faults_of
+from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.config.yaml import read_yaml
 from policies.policy import Policy, PolicySettings, policies
-
-
-class PolicyOptionError(Exception):
-    """A policy on the command line that cannot be built."""
 
 
 def named_policies(
@@ -35,14 +31,14 @@ def named_policies(
 
     Raises
     ------
-    PolicyOptionError
+    UsageError
         If one cannot be built, or none is given.
     """
     references: list[tuple[str, PolicyReference]] = [_reference(text, model) for text in given]
     if not references and model is not None:
         references = [(model.policy.name, model.policy)]
     if not references:
-        raise PolicyOptionError("--policy: name one, or give --config for the pool's own")
+        raise UsageError("--policy: name one, or give --config for the pool's own")
     built: dict[str, Policy] = {}
     for name, reference in references:
         settings = reference.settings if seed is None else with_seed(reference.settings, seed)
@@ -61,7 +57,7 @@ def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyRe
 
     Raises
     ------
-    PolicyOptionError
+    UsageError
         If it cannot be built.
     """
     if given is not None:
@@ -75,7 +71,7 @@ def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyRefer
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PolicyOptionError(f"--policy {text}: cannot read it: {error}") from None
+            raise UsageError(f"--policy {text}: cannot read it: {error}") from None
         return path.stem, _parsed(content, text)
     if text.lstrip().startswith("{"):
         reference = _parsed(text, text)
@@ -87,8 +83,8 @@ def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyRefer
 
 def _parsed(content: str, given: str) -> PolicyReference:
     document = read_yaml(content, os.environ)
-    for place, fault in document.faults:
-        raise PolicyOptionError(f"--policy {given}: {place.line}:{place.column}: {fault.message}; {fault.hint}")
+    for place, issue in document.issues:
+        raise UsageError(f"--policy {given}: {place.line}:{place.column}: {issue.message}; {issue.hint}")
     data = document.data
     if isinstance(data, dict) and isinstance(data.get("policy"), dict):
         data = data["policy"]  # as it stands in a pool file, with its key
@@ -100,7 +96,7 @@ def _validated(data: object, given: str) -> PolicyReference:
         return PolicyReference.model_validate(data)
     except ValidationError as error:
         told = "; ".join(
-            ".".join(map(str, fault.path)) + f": {fault.message}" + (f"; {fault.hint}" if fault.hint else "")
-            for fault in faults_of(error, PolicyReference)
+            ".".join(map(str, issue.path)) + f": {issue.message}" + (f"; {issue.hint}" if issue.hint else "")
+            for issue in issues_of(error, PolicyReference)
         )
-        raise PolicyOptionError(f"--policy {given}: {told}") from None
+        raise UsageError(f"--policy {given}: {told}") from None

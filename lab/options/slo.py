@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
+from backends.validation import UsageError
+
 _BOUNDS = ("ttft", "tpot", "e2e")
-
-
-class SloOptionError(ValueError):
-    """Bounds that are written in another way."""
 
 
 def slo_bounds(text: str | None) -> dict[str, float]:
@@ -16,7 +14,7 @@ def slo_bounds(text: str | None) -> dict[str, float]:
 
     Raises
     ------
-    SloOptionError
+    UsageError
         If it is written in another way.
     """
     bounds: dict[str, float] = {}
@@ -25,12 +23,12 @@ def slo_bounds(text: str | None) -> dict[str, float]:
         try:
             bound_s = float(value)
         except ValueError:
-            raise SloOptionError(f"--slo {text}: write it as ttft=0.5,tpot=0.02,e2e=10, in seconds") from None
+            raise UsageError(f"--slo {text}: write it as ttft=0.5,tpot=0.02,e2e=10, in seconds") from None
         if name not in _BOUNDS:
-            raise SloOptionError(f"--slo {text}: no bound is called {name!r}; there are {', '.join(_BOUNDS)}")
+            raise UsageError(f"--slo {text}: no bound is called {name!r}; there are {', '.join(_BOUNDS)}")
         if name in bounds:
-            raise SloOptionError(f"--slo {text}: {name} is given twice")
+            raise UsageError(f"--slo {text}: {name} is given twice")
         if not 0 < bound_s < math.inf:
-            raise SloOptionError(f"--slo {text}: {name} must be a number of seconds above 0")
+            raise UsageError(f"--slo {text}: {name} must be a number of seconds above 0")
         bounds[name] = bound_s
     return bounds

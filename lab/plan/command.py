@@ -21,29 +21,25 @@ from backends.calibration.calibration import Calibration, calibration_names, loa
 from backends.memory.catalogue import gpu
 from backends.memory.estimate import Machine
 from backends.speculation import Method, serve_config
-from gateway.config.load import ConfigError, load_pool
+from backends.validation import UsageError
+from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, PolicyReference
 from lab.evaluate.bootstrap import Interval
-from lab.options.policy import PolicyOptionError, policy_reference, with_seed
+from lab.options.policy import policy_reference, with_seed
 from lab.options.slo import slo_bounds
-from lab.parallel import ParallelError, all_cores, ray_cluster
+from lab.parallel import all_cores, ray_cluster
 from lab.plan.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
 from lab.plan.output import pool_file, replicas, serve_commands
 from lab.plan.search import Game, Judged, Objective, Plan, RunAll, Task, find
 from lab.replay.pace import paced
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
-from lab.trace import BrokenLines, TraceError, TraceRecord, read_trace
+from lab.trace import BrokenLines, TraceRecord, read_trace
 
-_BAD_INPUT = 2
 _NOTHING_FITS = 1
 _PART = 500
 _MOST_PARTS = 16
 _ROUNDED_TO = 1024
-
-
-class PlanError(Exception):
-    """Options that do not go together, or a trace that cannot be planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +101,8 @@ def run_plan(options: PlanOptions) -> int:
             _plan(options, objective, calibration, machine, served, reference, parts, longest)
             for calibration, machine in _machines(base, options.gpus)
         ]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return _BAD_INPUT
-    except (PlanError, PolicyOptionError, ParallelError, TraceError, ValueError) as error:
-        print(f"gateway plan: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     requests = sum(map(len, parts))
     console.print(
@@ -128,7 +120,7 @@ def _served(config: Path | None) -> tuple[ModelSettings | None, str | None]:
         return None, None
     models = load_pool(config).models
     if len(models) > 1:
-        raise PlanError(f"--config {config} has several models: {', '.join(models)}; plan for one at a time")
+        raise UsageError(f"--config {config} has several models: {', '.join(models)}; plan for one at a time")
     name, served = next(iter(models.items()))
     return served, name
 
@@ -138,7 +130,7 @@ def _calibration(options: PlanOptions, served: ModelSettings | None) -> Calibrat
         return load_calibration(options.calibration)
     simulated = [one.simulate.calibration for one in served.backends.values() if one.simulate] if served else []
     if not simulated:
-        raise PlanError(
+        raise UsageError(
             f"--calibration: say which model on which GPU it is for; there are {', '.join(calibration_names())}"
         )
     return load_calibration(simulated[0])
@@ -170,7 +162,7 @@ def _parts(
         kept.append(record)
     count = max(2, min(_MOST_PARTS, len(kept) // _PART))
     if len(kept) < 2 * count:
-        raise PlanError(f"{len(kept)} requests are too few to plan on")
+        raise UsageError(f"{len(kept)} requests are too few to plan on")
     size = -(-len(kept) // count)
     temperature = served.default_temperature if served is not None else 1.0
     requests = [
@@ -192,7 +184,7 @@ def _plan(
     known = kinds(calibration, machine, longest, _wanted(options.methods))
     if not known:
         asked = ", ".join(options.methods)
-        raise PlanError(f"no acceptance and draft of {asked} are published for {calibration.target}")
+        raise UsageError(f"no acceptance and draft of {asked} are published for {calibration.target}")
     usable = [place for place, kind in enumerate(known) if kind.fit.fits]
     present = _present(served, calibration, machine, known)
     if not usable:
@@ -223,12 +215,12 @@ def _wanted(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
     for text in methods:
         name, _, numbers = text.partition("=")
         if name not in set(Method):
-            raise PlanError(f"--method {text}: no method is called {name!r}; there are {', '.join(Method)}")
+            raise UsageError(f"--method {text}: no method is called {name!r}; there are {', '.join(Method)}")
         method = Method(name)
         try:
             given = [int(number) for number in numbers.split(",")] if numbers else usual.get(method, (3,))
         except ValueError:
-            raise PlanError(f"--method {text}: write k as {name}=2,3,5") from None
+            raise UsageError(f"--method {text}: write k as {name}=2,3,5") from None
         wanted.append((method, given))
     return wanted
 

@@ -12,26 +12,20 @@ from typing import Any
 import orjson
 
 from backends.speculation import serve_config
-from gateway.config.load import ConfigError, load_pool
+from backends.validation import UsageError
+from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, SimulateSettings
-from lab.options.policy import PolicyOptionError
 from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_console, figures_of, figures_tables, mean_of
-from lab.replay.learned_file import LearnedFileError, read_learned, write_learned
+from lab.replay.learned_file import read_learned, write_learned
 from lab.replay.pace import arrivals
 from lab.replay.page import page
-from lab.replay.play import CLAIRVOYANT, Game, chosen_policies, play_all
+from lab.replay.play import ORACLE, Game, chosen_policies, play_all
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.replay.table import RequestTable, tabulated
-from lab.trace import BrokenLines, TraceError, read_trace
+from lab.trace import BrokenLines, read_trace
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 from policies.policy import Policy
-
-_BAD_INPUT = 2
-
-
-class ReplayError(Exception):
-    """Options that do not go together, or a trace that cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,7 @@ def run_replay(options: ReplayOptions) -> int:
         kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
         with requests_of(options, served) as requests:
             game = Game(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
-            played, learned = play_all(game, chosen | {CLAIRVOYANT: None})
+            played, learned = play_all(game, chosen | {ORACLE: None})
         if options.state is not None:
             write_learned(options.state, kept | learned)
         document = _document(name, options, pool, slo, played, chosen)
@@ -80,12 +74,8 @@ def run_replay(options: ReplayOptions) -> int:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
             options.report.write_text(page(document), encoding="utf-8")
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return _BAD_INPUT
-    except (ReplayError, PolicyOptionError, LearnedFileError, TraceError, ValueError, OSError) as error:
-        print(f"gateway replay: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
     console = figures_console()
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
@@ -103,11 +93,11 @@ def _document(
     chosen: Mapping[str, Policy | None],
 ) -> dict[str, Any]:
     """Return what `--json` writes."""
-    best_s = mean_of(played[CLAIRVOYANT].e2e_s)
+    best_s = mean_of(played[ORACLE].e2e_s)
     return {
         "trace": [path.name for path in options.trace],
         "model": model,
-        "requests": len(played[CLAIRVOYANT].e2e_s) + played[CLAIRVOYANT].errors,
+        "requests": len(played[ORACLE].e2e_s) + played[ORACLE].errors,
         "warmup": options.warmup,
         "seed": options.seed,
         "slo": slo,
@@ -121,15 +111,15 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
 
     Raises
     ------
-    ReplayError
+    UsageError
         If there are several and none is named, or the one named is not there.
     """
     models = load_pool(config).models
     if model is None and len(models) > 1:
-        raise ReplayError(f"{config} has several models; name one with --model: {', '.join(models)}")
+        raise UsageError(f"{config} has several models; name one with --model: {', '.join(models)}")
     name = model or next(iter(models))
     if name not in models:
-        raise ReplayError(f"{config} has no model {name!r}; it has {', '.join(models)}")
+        raise UsageError(f"{config} has no model {name!r}; it has {', '.join(models)}")
     return name, models[name]
 
 
@@ -161,9 +151,9 @@ def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[Reque
 
     Raises
     ------
-    PaceError
+    UsageError
         If the trace has no times and no rate is given, or it is empty.
-    ReplayError
+    UsageError
         If the warm-up takes them all.
     TraceError
         If it cannot be read.
@@ -173,5 +163,5 @@ def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[Reque
     with tabulated(records, served.default_temperature) as table:
         requests = table[: options.limit]
         if requests and len(requests) <= options.warmup:
-            raise ReplayError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")
+            raise UsageError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")
         yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, options.seed))

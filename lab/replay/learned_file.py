@@ -7,11 +7,8 @@ from pathlib import Path
 
 import orjson
 
+from backends.validation import UsageError
 from policies.statistics import Row
-
-
-class LearnedFileError(Exception):
-    """A file that cannot be read, or that `gateway replay --state` has not written."""
 
 
 def read_learned(path: Path) -> dict[str, list[Row]]:
@@ -19,7 +16,7 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
 
     Raises
     ------
-    LearnedFileError
+    UsageError
         If it cannot be read, or holds something else.
     """
     try:
@@ -29,9 +26,9 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
             for policy, rows in document["learned"].items()
         }
     except OSError as error:
-        raise LearnedFileError(f"--state {path}: cannot read it: {error.strerror}") from None
+        raise UsageError(f"--state {path}: cannot read it: {error.strerror}") from None
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
-        raise LearnedFileError(f"--state {path}: this is no file that `gateway replay --state` has written") from None
+        raise UsageError(f"--state {path}: this is no file that `gateway replay --state` has written") from None
 
 
 def write_learned(path: Path, learned: Mapping[str, Sequence[Row]]) -> None:

@@ -35,7 +35,7 @@ class Spec(Protocol):
         ...
 
 
-class Clairvoyant:
+class Oracle:
     """Chooses the least delay to everybody, itself and those already there, with true steps in place of predictions.
 
     It is no bound: it does not know who comes next, and another objective may do better.

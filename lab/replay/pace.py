@@ -9,13 +9,10 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from backends.validation import UsageError
 from lab.trace import TraceRecord
 
 Floats = npt.NDArray[np.float64]
-
-
-class PaceError(ValueError):
-    """A trace that has no requests, or does not tell when they came."""
 
 
 def paced(
@@ -37,7 +34,7 @@ def paced(
 
     Raises
     ------
-    PaceError
+    UsageError
         If there are none, or the trace has no times and no rate is given.
     """
     kept = list(records)
@@ -57,16 +54,16 @@ def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) ->
 
     Raises
     ------
-    PaceError
+    UsageError
         If there are none, or the trace has no times and no rate is given.
     """
     count = len(arrived_at)
     if not count:
-        raise PaceError("the trace has no requests")
+        raise UsageError("the trace has no requests")
     first, last = arrived_at[0], arrived_at[-1]
     if np.isnan(first) or np.isnan(last) or (last <= first and count > 1):
         if rate is None:
-            raise PaceError("the trace does not tell when requests came; give --rate")
+            raise UsageError("the trace does not tell when requests came; give --rate")
         rng = Random(seed)
         return np.cumsum([rng.expovariate(rate) for _ in range(count)])
     if rate is not None and last > first:

@@ -17,24 +17,24 @@ from lab.replay.table import RequestTable
 from policies.policy import Policy
 from policies.statistics import Row
 
-CLAIRVOYANT = "clairvoyant"
+ORACLE = "oracle"
 _FEW = 100_000  # requests, all policies together, that are played before other processes have started
 _TOLD_EVERY = 200  # requests
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
-    """Return the policies of `--policy` in their order, each under a name of its own; None is the clairvoyant one.
+    """Return the policies of `--policy` in their order, each under a name of its own; None is the oracle one.
 
     Raises
     ------
-    PolicyOptionError
+    UsageError
         If one cannot be built.
     """
-    named = [text for text in given if text != CLAIRVOYANT]
+    named = [text for text in given if text != ORACLE]
     built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
     chosen: dict[str, Policy | None] = {}
     for text in given or ("",):
-        if text == CLAIRVOYANT:
+        if text == ORACLE:
             chosen[text] = None
         else:
             title, policy = next(built)
@@ -64,7 +64,7 @@ class Game:
 
     def __call__(self, title: str) -> tuple[Replayed, list[Row]]:
         """Return what came of it, and what the policy has learned."""
-        policy = None if title == CLAIRVOYANT else chosen_policies(self.given, self.served, self.seed)[title]
+        policy = None if title == ORACLE else chosen_policies(self.given, self.served, self.seed)[title]
         if policy is not None and title in self.learned:
             set_learned(policy, self.learned[title], self.requests[0].arrived_s)
         done = 0
@@ -95,4 +95,4 @@ def play_all(game: Game, chosen: Mapping[str, Policy | None]) -> tuple[dict[str,
 
 
 def _slowness(policy: Policy | None) -> int:
-    return 1 if policy is None else 2 if policy.experience is not None else 0
+    return 1 if policy is None else 2 if policy.statistics is not None else 0

@@ -10,10 +10,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from backends.drafting.ngram import ngram_replay
+from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
-from backends.simulator.drafting.proposers import lookup_bounds
 from backends.speculation import Method
 from lab.evaluate.log import features_of
 from lab.trace import Text, TraceRecord

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
-from lab.replay.oracle import Clairvoyant
+from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
 from policies.features.request import RequestFeatures
-from policies.learned.shadow_drafting import lookup_arms, steps_of
+from policies.learned.shadow_drafting import shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
 from policies.statistics import Row
 
@@ -101,7 +101,7 @@ def replay(
     requests
         In order of arrival.
     policy
-        Fresh, or with what it learned before; None for the clairvoyant one, which knows lengths and acceptance.
+        Fresh, or with what it learned before; None for the oracle one, which knows lengths and acceptance.
     seed
         Of what must be drawn; the same for every policy gives every request the same luck.
     warmup
@@ -144,9 +144,9 @@ class _Playing:
         self._fleet = Fleet(self._replicas, seed)
         self._plain = [one for one, of in zip(self._replicas, pool, strict=True) if of.method is Method.BASELINE]
         self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
-        self._clairvoyant = Clairvoyant(pool, self._fleet) if policy is None else None
+        self._clairvoyant = Oracle(pool, self._fleet) if policy is None else None
         self._policy = policy
-        self._lookups = TextLookups(pool, policy, seed) if policy is not None and policy.lookups is not None else None
+        self._shadow = TextLookups(pool, policy, seed) if policy is not None and policy.shadow is not None else None
         self._now_s = requests[0].arrived_s if requests else 0.0
         if policy is not None:
             policy.set_clock(lambda: self._now_s)
@@ -248,8 +248,8 @@ class _Playing:
             elif self._learns:
                 assert self._policy is not None
                 outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
-                if self._lookups is not None:
-                    outcome = replace(outcome, lookups=self._lookups.of(request))
+                if self._shadow is not None:
+                    outcome = replace(outcome, shadow=self._shadow.of(request))
                 self._policy.observe(outcome)
 
     def _keep_up(self) -> None:
@@ -265,9 +265,9 @@ class TextLookups:
     """Tells of each text what lookups would have given, as a gateway finds out beside its requests."""
 
     def __init__(self, pool: Sequence[ReplicaSpec], policy: Policy, seed: int) -> None:
-        assert policy.lookups is not None
-        self._sample = policy.lookups.sample
-        self._arms = lookup_arms((one.method, one.config.get("num_speculative_tokens", 0), one.config) for one in pool)
+        assert policy.shadow is not None
+        self._sample = policy.shadow.sample
+        self._arms = shadow_arms((one.method, one.config.get("num_speculative_tokens", 0), one.config) for one in pool)
         self._rng = Random(seed)
 
     def of(self, request: ReplayRequest) -> dict[str, float]:
@@ -283,7 +283,7 @@ class TextLookups:
 
 
 def _fit(policy: Policy) -> None:
-    if (work := policy.upkeep()) is not None:
+    if (work := policy.maintenance()) is not None:
         work()
 
 
@@ -323,24 +323,24 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
 
 def learned_rows(policy: Policy) -> list[Row]:
     """Return all that a policy has observed, to be kept in a file; nothing for one that learns nothing."""
-    experience = policy.experience
-    if experience is None:
+    statistics = policy.statistics
+    if statistics is None:
         return []
     return [
         Row(table.name, 0, key, sums)
-        for table in experience.tables.values()
-        for key, sums in experience.cells(table).items()
+        for table in statistics.tables.values()
+        for key, sums in statistics.buckets(table).items()
     ]
 
 
 def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
     """Give a policy what was observed before, as if it had been just now."""
-    experience = policy.experience
-    if experience is None:
+    statistics = policy.statistics
+    if statistics is None:
         return
     policy.set_clock(lambda: now_s)
-    epochs = {table.name: int(now_s // table.epoch_s) for table in experience.tables.values()}
-    experience.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
+    epochs = {table.name: int(now_s // table.epoch_s) for table in statistics.tables.values()}
+    statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
 
 
-_CLAIRVOYANT = Decision("", "clairvoyant", "least_delay")
+_CLAIRVOYANT = Decision("", "oracle", "least_delay")

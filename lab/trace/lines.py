@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from backends.validation import UsageError
+
 Compression = Literal["none", "gzip", "zstd"]
 
 MOST_LINE_BYTES = 256 * 2**20
@@ -19,7 +21,7 @@ MOST_LINE_BYTES = 256 * 2**20
 _CHUNK_BYTES = 1 << 14  # of unpacked data: what is lost, at most, before the place where a file is damaged
 
 
-class TraceError(Exception):
+class TraceError(UsageError):
     """A trace that cannot be read or written; the message names the file, and the line where there is one."""
 
 

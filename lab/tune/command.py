@@ -16,20 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gateway.config.load import ConfigError
+from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
-from lab.options.policy import PolicyOptionError, policy_reference
+from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
 from lab.parallel import all_cores
-from lab.replay.command import ReplayError, ReplayOptions, pool_of, requests_of, served_model
+from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
 from lab.replay.figures import figures_of
 from lab.replay.simulate import Replayed
-from lab.trace import TraceError
 from lab.tune.knobs import Goal, Scoring, mean_ratio
 from lab.tune.search import BUDGET, Found, Ground, Search, Task, Window
 from policies.rules.policy import ThresholdSettings
 
-_BAD_INPUT = 2
 _FEW = 100_000  # requests that are played before other processes have started
 _WHAT = {
     Goal.MEAN: "mean time to finish, s",
@@ -97,22 +95,18 @@ def run_tune(options: TuneOptions) -> int:
                 "held_out": figures,
             }
             given.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return _BAD_INPUT
-    except (ReplayError, PolicyOptionError, TraceError, ValueError, OSError) as error:
-        print(f"gateway tune: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
     _print(figures, goal, told)
     return 0
 
 
 def _goal(options: TuneOptions) -> Goal:
     if options.objective not in set(Goal):
-        raise ReplayError(f"--objective {options.objective}: there are {', '.join(Goal)}")
+        raise UsageError(f"--objective {options.objective}: there are {', '.join(Goal)}")
     goal = Goal(options.objective)
     if goal is Goal.GOODPUT and options.replay.slo is None:
-        raise ReplayError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
+        raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
     return goal
 
 
@@ -122,7 +116,7 @@ def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
     if isinstance(settings, ThresholdSettings):
         return settings
     if given is not None:
-        raise ReplayError(f"--policy {given}: only rules can be tuned, those of `thresholds`")
+        raise UsageError(f"--policy {given}: only rules can be tuned, those of `thresholds`")
     return ThresholdSettings()
 
 
@@ -130,7 +124,7 @@ def _cut(requests: int, part: float) -> int:
     """Return how many of the requests are tuned on: the first."""
     cut = round(part * requests)
     if not 0 < cut < requests:
-        raise ReplayError(f"the trace has {requests} requests; --part {part:g} leaves none to tune on or to judge by")
+        raise UsageError(f"the trace has {requests} requests; --part {part:g} leaves none to tune on or to judge by")
     return cut
 
 

@@ -65,12 +65,12 @@ def distill(
     """
     if len(candidates) < 2:
         raise NothingLearnedError("there are no two backends to choose between")
-    counts = {key: sums[0] for key, sums in policy.experience.cells(LENGTH).items()}
+    counts = {key: sums[0] for key, sums in policy.statistics.buckets(LENGTH).items()}
     if not counts:
         raise NothingLearnedError("no request was observed yet")
     calibration = policy.settings.calibration
     priors = {one.name: Predictor(LoadMeter(), calibration).of(one).prior for one in candidates}
-    choice = FluidChoice(policy.fitted(priors), calibration, policy.cost.rehearsal(), candidates)
+    choice = FluidChoice(policy.fitted(priors), calibration, policy.cost.dry_run_copy(), candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
     plays = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from backends.backend import Candidate
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.learned.cost import Cost
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import TEMPLATE, WORKLOAD, Key
 from policies.learned.predict import Predictor
 from policies.load import LoadMeter
@@ -133,7 +133,7 @@ class FluidChoice:
         What choosing by prediction minimises.
     """
 
-    knowledge: Knowledge
+    fitted: FittedModels
     calibration: str
     cost: Cost
     candidates: Sequence[Candidate]
@@ -141,7 +141,7 @@ class FluidChoice:
     def predictor(self) -> Predictor:
         """Return one that knows all that was learned, and of no request under way."""
         predictor = Predictor(LoadMeter(), self.calibration)
-        predictor.learn(self.knowledge)
+        predictor.learn(self.fitted)
         return predictor
 
     def by_policy(self, jobs: Sequence[Job], policy: Policy) -> float:

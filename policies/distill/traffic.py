@@ -75,9 +75,9 @@ class LikelyTraffic:
         begin = rng.random()
         drawn = [keys[bisect_right(until, (begin + place) / KINDS * until[-1])] for place in range(KINDS)]
         self.kinds = [(key, representative(key, rng)) for key in drawn]
-        effects = predictor.knowledge.length.effects
+        effects = predictor.fitted.length.effects
         self._noise = NOISE if effects is None else effects.noise
-        tokens = [predictor.knowledge.length.tokens(features, key) for key, features in self.kinds]
+        tokens = [predictor.fitted.length.tokens(features, key) for key, features in self.kinds]
         middle = median(tokens)
         self._until = {Mix.SEEN: [float(place + 1) for place in range(KINDS)]}
         for mix, many in ((Mix.LONG, [one > middle for one in tokens]), (Mix.SHORT, [one <= middle for one in tokens])):
@@ -94,7 +94,7 @@ class LikelyTraffic:
         jobs, at_s = [], 0.0
         for number in range(there + max(_LEAST_JOBS, 3 * there)):
             key, features = self._drawn(until)
-            mean = self._predictor.knowledge.length.tokens(features, key)
+            mean = self._predictor.fitted.length.tokens(features, key)
             tokens = mean * math.exp(self._noise * rng.gauss(0.0, 1.0) - self._noise**2 / 2)
             tokens = min(max(1.0, tokens), features.max_tokens or math.inf)
             if number >= there:

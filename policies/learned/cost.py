@@ -18,7 +18,7 @@ class Cost(ABC):
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         """Return the cost of a request on a backend, in seconds or what stands for them; less is better."""
 
-    def rehearsal(self) -> Cost:
+    def dry_run_copy(self) -> Cost:
         """Return one that costs the same, and remembers nothing here of what it is asked."""
         return self
 
@@ -84,7 +84,7 @@ class _Goodput(Cost):
         self._slo_tpot_s = slo_tpot_s
         self._mean_urgency = 0.0
 
-    def rehearsal(self) -> Cost:
+    def dry_run_copy(self) -> Cost:
         other = _Goodput(self._slo_ttft_s, self._slo_tpot_s)
         other._mean_urgency = self._mean_urgency
         return other

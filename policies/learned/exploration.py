@@ -25,29 +25,29 @@ def explore(share: float, most: float, costs: list[float], observations: list[fl
         How often requests like this one were seen on each.
     """
     best = place_of_least(costs)
-    chances = [0.0] * len(costs)
-    chances[best] = 1.0
+    propensities = [0.0] * len(costs)
+    propensities[best] = 1.0
     if len(costs) == 1 or share == 0 or most == 0:
-        return chances
+        return propensities
     least = costs[best]
     total = largest = dearer = 0.0
     for place, seen in enumerate(observations):  # one loop, not sums over generators: it runs for each request
         if place != best:
             doubt = 1.0 / math.sqrt(1.0 + seen / _KNOWN)
-            chances[place] = doubt
+            propensities[place] = doubt
             total += doubt
             dearer += doubt * (costs[place] - least)
             largest = max(largest, doubt)
     if total == 0:  # everything is known without trying
-        return chances
+        return propensities
     chance = most * largest
     if dearer > 0:
         chance = min(chance, share * least / (dearer / total))
-    for place, doubt in enumerate(chances):
+    for place, doubt in enumerate(propensities):
         if place != best:
-            chances[place] = chance * doubt / total
-    chances[best] = 1.0 - chance
-    return chances
+            propensities[place] = chance * doubt / total
+    propensities[best] = 1.0 - chance
+    return propensities
 
 
 _KNOWN: Final = 5.0

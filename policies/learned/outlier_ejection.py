@@ -121,7 +121,7 @@ class _Record:
         self.tokens.reset()
 
 
-class Quarantine:
+class OutlierEjection:
     """Watches how far each backend is from what was expected of it.
 
     Its own fit would come to know a slow backend too, in time; but while it learns, requests would pay.
@@ -132,9 +132,9 @@ class Quarantine:
         self.reasons: dict[str, str] = {}
         """Of those that are out now, by name."""
 
-    def rehearsal(self) -> Quarantine:
+    def dry_run_copy(self) -> OutlierEjection:
         """Return a copy; who is let in again there is not let in here."""
-        other = Quarantine()
+        other = OutlierEjection()
         other._records = {name: record.copy() for name, record in self._records.items()}
         other.reasons = dict(self.reasons)
         return other

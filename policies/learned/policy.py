@@ -17,20 +17,20 @@ from policies.learned.cost import cost_of
 from policies.learned.guardrail import Guardrail
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import key_of
 from policies.learned.models.length import LENGTH, LengthModel
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.models.step_time import STEPS
-from policies.learned.outlier_ejection import Quarantine
+from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
 from policies.learned.settings import Exploration, GuardrailSettings, Objective
-from policies.learned.shadow_drafting import LookupBias, LookupSettings
+from policies.learned.shadow_drafting import ShadowBias, ShadowSettings
 from policies.learned.update import Observer
 from policies.load_balancing import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, Outcome, Policy, Work, register
-from policies.statistics import Experience
+from policies.statistics import Statistics
 
 
 class Slo(BaseModel):
@@ -58,8 +58,8 @@ class LearnedSettings(LoadSettings):
     )
     exploration: Exploration = Field(default=Exploration(), description="How much is spent on learning.")
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
-    lookups: LookupSettings = Field(
-        default=LookupSettings(),
+    shadow_drafting: ShadowSettings = Field(
+        default=ShadowSettings(),
         description="Replaying n-gram and suffix lookups on finished texts, which tells their acceptance for nothing.",
     )
 
@@ -83,19 +83,19 @@ class Learned(LoadPolicy):
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
         self.clock: Callable[[], float] = time.time
-        self.experience: Experience = Experience((ACCEPTANCE, LENGTH, STEPS), self.clock)
+        self.statistics: Statistics = Statistics((ACCEPTANCE, LENGTH, STEPS), self.clock)
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
-        self.quarantine = Quarantine()
-        self.lookups = settings.lookups
-        self._lookup_bias = LookupBias()
+        self.outlier_ejection = OutlierEjection()
+        self.shadow = settings.shadow_drafting
+        self._lookup_bias = ShadowBias()
         slo = settings.slo
         self.cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         """What is minimised."""
         self.pinned: Policy | None = None
         """Decides instead, while this policy goes on learning."""
         self._fitted = 0, 0
-        self._fresh: Knowledge | None = None
+        self._fresh: FittedModels | None = None
         self._join()
 
     def _join(self) -> None:
@@ -104,16 +104,18 @@ class Learned(LoadPolicy):
             self.name,
             self.predictor,
             self.guardrail,
-            self.quarantine,
+            self.outlier_ejection,
             self.cost,
             self.settings.exploration,
             self.rng,
         )
-        self._observer = Observer(self.predictor, self.guardrail, self.quarantine, self.experience, self._lookup_bias)
+        self._observer = Observer(
+            self.predictor, self.guardrail, self.outlier_ejection, self.statistics, self._lookup_bias
+        )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Live in another time."""
-        self.clock = self.experience.clock = clock
+        self.clock = self.statistics.clock = clock
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the least cost, or now and then another one, to learn or to compare."""
@@ -121,14 +123,14 @@ class Learned(LoadPolicy):
             self.predictor.learn(self._fresh)
             self._fresh = None
         if self.pinned is None:
-            return self._chooser.choose(request, candidates, self.clock(), self.tells_considered)
+            return self._chooser.choose(request, candidates, self.clock(), self.explain_candidates)
         return self._chooser.follow(self.pinned.choose(request, candidates), request, candidates, self.clock())
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Tell the cost of each candidate in seconds, and what it is made of."""
         if self.pinned is not None:
             return self.pinned.assess(request, candidates)
-        key, cost = key_of(request), self.cost.rehearsal()
+        key, cost = key_of(request), self.cost.dry_run_copy()
         assessments = []
         predictions = self.predictor.predict(request, key, candidates, self.clock())
         for candidate, prediction in zip(candidates, predictions, strict=True):
@@ -137,19 +139,19 @@ class Learned(LoadPolicy):
                 f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} a step of "
                 f"{1e3 * prediction.step_s:.1f} ms), others delayed by {prediction.others_s:.3f} s"
             )
-            if candidate.name in self.quarantine.reasons:
-                note += f"; in quarantine: {self.quarantine.reasons[candidate.name]}"
+            if candidate.name in self.outlier_ejection.reasons:
+                note += f"; ejected as an outlier: {self.outlier_ejection.reasons[candidate.name]}"
             assessments.append(Assessment(candidate.name, cost.of(request, prediction), note))
         return assessments
 
-    def rehearsal(self) -> Self:
+    def dry_run_copy(self) -> Self:
         """Return a copy of what choosing changes; what was learned is the same."""
         other = copy.copy(self)
         other.rng = copy.copy(self.rng)
-        other.predictor = self.predictor.rehearsal()
-        other.quarantine = self.quarantine.rehearsal()
-        other.cost = self.cost.rehearsal()
-        other.pinned = None if self.pinned is None else self.pinned.rehearsal()
+        other.predictor = self.predictor.dry_run_copy()
+        other.outlier_ejection = self.outlier_ejection.dry_run_copy()
+        other.cost = self.cost.dry_run_copy()
+        other.pinned = None if self.pinned is None else self.pinned.dry_run_copy()
         other._join()
         return other
 
@@ -157,18 +159,18 @@ class Learned(LoadPolicy):
         """Add what a request came to to the experience, and compare it with what was expected."""
         self._observer.observe(outcome, self.clock())
 
-    def observe_lookups(self, outcome: Outcome) -> None:
+    def observe_shadow(self, outcome: Outcome) -> None:
         """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
-        self._observer.observe_lookups(outcome, self.clock())
+        self._observer.observe_shadow(outcome, self.clock())
 
     def prepare(self) -> None:
         """Load the libraries that fit and distil: a second of work that requests would meet."""
         for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model", "sklearn.tree"):
             import_module(library)
 
-    def upkeep(self) -> Work | None:
+    def maintenance(self) -> Work | None:
         """Fit again what there are new observations of."""
-        seen = self.experience.observations, len(self.predictor.known)
+        seen = self.statistics.observations, len(self.predictor.known)
         if seen == self._fitted:
             return None
         self._fitted = seen
@@ -179,7 +181,7 @@ class Learned(LoadPolicy):
 
         return fit
 
-    def fitted(self, priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None) -> Knowledge:
+    def fitted(self, priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None) -> FittedModels:
         """Fit everything to what was observed; in any thread, for it changes nothing here.
 
         Parameters
@@ -189,14 +191,14 @@ class Learned(LoadPolicy):
         pause
             Called between the parts, see `policies.policy.Work`.
         """
-        cells = self.experience.cells
-        acceptance = AcceptanceModel.fit(cells(ACCEPTANCE), self.settings.calibration, pause)
+        buckets = self.statistics.buckets
+        acceptance = AcceptanceModel.fit(buckets(ACCEPTANCE), self.settings.calibration, pause)
         pause()
-        length = LengthModel.fit(cells(LENGTH))
+        length = LengthModel.fit(buckets(LENGTH))
         pause()
-        sums = cells(STEPS)
+        sums = buckets(STEPS)
         steps = step_time.fit_steps(sums, priors, pause)
-        return Knowledge(acceptance, length, steps, {name: sums[name,][0] for name in priors if (name,) in sums})
+        return FittedModels(acceptance, length, steps, {name: sums[name,][0] for name in priors if (name,) in sums})
 
 
 def _seconds(milliseconds: float | None) -> float | None:

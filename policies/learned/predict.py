@@ -13,7 +13,7 @@ from typing import Final
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
-from policies.learned.models.backend_model import Knowledge, Known
+from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import Key
 from policies.learned.models.prefix_memory import PrefixMemory
@@ -104,7 +104,7 @@ class Prediction:
 class _Expected:
     """What is expected of requests of one key on one backend."""
 
-    def __init__(self, known: Known, per_step: float, seen: float) -> None:
+    def __init__(self, known: BackendModel, per_step: float, seen: float) -> None:
         self.known = known
         self.per_step = per_step
         self.seen = seen
@@ -125,30 +125,30 @@ class Predictor:
         self.meter = meter
         self.calibration = calibration
         self.prefixes = PrefixMemory()
-        self.known: dict[str, Known] = {}
-        self._knowledge = Knowledge(AcceptanceModel(calibration=calibration))
+        self.known: dict[str, BackendModel] = {}
+        self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
         self._alike: dict[Key, dict[str, _Expected]] = {}  # what is expected of a key, by backend
         self.slow: set[str] = set()
         """Backends whose slowness is above 1."""
 
     @property
-    def knowledge(self) -> Knowledge:
+    def fitted(self) -> FittedModels:
         """What was fitted."""
-        return self._knowledge
+        return self._fitted
 
-    def learn(self, knowledge: Knowledge) -> None:
+    def learn(self, fitted: FittedModels) -> None:
         """Take over what was fitted."""
-        self._knowledge = knowledge
+        self._fitted = fitted
         self._alike = {}
         for known in self.known.values():
-            known.learn(knowledge)
+            known.learn(fitted)
 
-    def rehearsal(self) -> Predictor:
+    def dry_run_copy(self) -> Predictor:
         """Return a copy whose predictions, and what is sent by them, change nothing here."""
         other = Predictor(self.meter, self.calibration)
-        other._knowledge = self._knowledge
-        other.prefixes = self.prefixes.rehearsal()
-        other.known = {name: known.rehearsal() for name, known in self.known.items()}
+        other._fitted = self._fitted
+        other.prefixes = self.prefixes.dry_run_copy()
+        other.known = {name: known.dry_run_copy() for name, known in self.known.items()}
         other.slow = set(self.slow)
         return other
 
@@ -160,14 +160,14 @@ class Predictor:
         else:
             self.slow.discard(backend)
 
-    def of(self, candidate: Candidate) -> Known:
+    def of(self, candidate: Candidate) -> BackendModel:
         """Return what is known of a backend; of a new one that is what the calibration says."""
         known = self.known.get(candidate.name)
         if known is None:
             k = known_k(candidate.method, candidate.num_speculative_tokens)
             prior = expected_step(self.calibration, candidate.method, k)
             prefixes = self.prefixes.of_another_backend()
-            known = Known(candidate.name, arm_of(candidate), prior, self._knowledge, prefixes)
+            known = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes)
             self.known[candidate.name] = known
         return known
 
@@ -179,7 +179,7 @@ class Predictor:
             expected = alike[backend] = self._expected(self.known[backend], key)
         return expected.per_step
 
-    def _expected(self, known: Known, key: Key) -> _Expected:
+    def _expected(self, known: BackendModel, key: Key) -> _Expected:
         per_step, seen = known.acceptance(key)
         return _Expected(known, per_step, seen)
 
@@ -202,7 +202,7 @@ class Predictor:
         are short.
         """
         sequences = request.n
-        tokens = self._knowledge.length.tokens(request, key) / sequences
+        tokens = self._fitted.length.tokens(request, key) / sequences
         prompt_tokens = float(request.prompt_tokens)
         context = prompt_tokens + tokens / 2
         holders = self.prefixes.holders(request)

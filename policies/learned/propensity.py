@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from backends.backend import Candidate
-from policies.decision import Considered
+from policies.decision import CandidateScores
 from policies.learned.predict import Prediction
 
 _LEAST_WEIGHT: Final = 1e-9
@@ -25,9 +25,9 @@ def place_of_least(costs: list[float]) -> int:
 
 def of_the_least(costs: list[float]) -> list[float]:
     """Return 1 for the first candidate of the least cost, 0 for the others."""
-    chances = [0.0] * len(costs)
-    chances[place_of_least(costs)] = 1.0
-    return chances
+    propensities = [0.0] * len(costs)
+    propensities[place_of_least(costs)] = 1.0
+    return propensities
 
 
 def of_least_loaded(candidates: Sequence[Candidate], predictions: list[Prediction]) -> list[float]:
@@ -50,19 +50,19 @@ def mixed(most: float, few: float, share: float) -> float:
     return (1.0 - share) * most + share * few
 
 
-def draw(chances: list[float], rng: Random) -> int:
+def draw(propensities: list[float], rng: Random) -> int:
     """Return the place that is drawn."""
     drawn = rng.random()
-    for place, chance in enumerate(chances):
+    for place, chance in enumerate(propensities):
         drawn -= chance
         if drawn < 0:
             return place
-    return chances.index(max(chances))  # what rounding left over
+    return propensities.index(max(propensities))  # what rounding left over
 
 
 def told(
     candidates: Sequence[Candidate], predictions: list[Prediction], most: list[float], few: list[float], share: float
-) -> Considered:
+) -> CandidateScores:
     """Return what was thought of each candidate, for the record; their chances as `mixed` has them."""
-    chances = [mixed(most[place], few[place], share) for place in range(len(predictions))]
-    return Considered(candidates, [prediction.own_s for prediction in predictions], chances)
+    propensities = [mixed(most[place], few[place], share) for place in range(len(predictions))]
+    return CandidateScores(candidates, [prediction.own_s for prediction in predictions], propensities)

@@ -15,7 +15,7 @@ from policies.learned.exploration import explore
 from policies.learned.guardrail import Guardrail
 from policies.learned.models.backlog import Mark
 from policies.learned.models.buckets import Key, key_of
-from policies.learned.outlier_ejection import Quarantine
+from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.propensity import draw, mixed, of_least_loaded, of_the_least, place_of_least, told
 from policies.learned.settings import Exploration
@@ -60,7 +60,7 @@ class Chooser:
         policy: str,
         predictor: Predictor,
         guardrail: Guardrail,
-        quarantine: Quarantine,
+        outlier_ejection: OutlierEjection,
         cost: Cost,
         exploration: Exploration,
         rng: Random,
@@ -68,13 +68,13 @@ class Chooser:
         self._policy = policy
         self._predictor = predictor
         self._guardrail = guardrail
-        self._quarantine = quarantine
+        self._quarantine = outlier_ejection
         self._cost = cost
         self._share, self._most = exploration.share, exploration.most
         self._rng = rng
 
     def choose(
-        self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float, tells_considered: bool
+        self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float, explain_candidates: bool
     ) -> Decision:
         """Choose, and keep count of what is sent where."""
         eligible = self._eligible(candidates, now_s)
@@ -102,7 +102,7 @@ class Chooser:
             self._policy,
             reason,
             mixed(learned[chosen], control[chosen], control_share),
-            told(eligible, predictions, learned, control, control_share) if tells_considered else None,
+            told(eligible, predictions, learned, control, control_share) if explain_candidates else None,
             self._sent(request, key, backend, predictions[chosen], now_s, by_control),
         )
 

@@ -14,17 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.drafting.ngram import ngram_replay
+from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.suffix import SuffixCache
-from backends.simulator.drafting.proposers import lookup_bounds
 from backends.speculation import Method
 from policies.learned.models.prior import known_k
 
-LOOKUPS = frozenset({Method.NGRAM, Method.SUFFIX})
+SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
 """The methods of which a text tells."""
 
 
-class LookupSettings(BaseModel):
+class ShadowSettings(BaseModel):
     """How much is replayed, and what that may take."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,7 +42,7 @@ class LookupSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class LookupArm:
+class ShadowArm:
     """A way of looking drafts up.
 
     Parameters
@@ -60,7 +59,7 @@ class LookupArm:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-class LookupBias:
+class ShadowBias:
     """How far replays are from what engines get on the same texts.
 
     Pieces are not tokens, and vLLM's suffix decoding also drafts from earlier answers, which a replay does not. Where
@@ -82,7 +81,7 @@ class LookupBias:
         return max(1.0, replayed * math.exp(total / (count + _AS_IF_NONE)))
 
 
-def lookup_arms(backends: Iterable[tuple[Method, int, Mapping[str, Any]]]) -> list[LookupArm]:
+def shadow_arms(backends: Iterable[tuple[Method, int, Mapping[str, Any]]]) -> list[ShadowArm]:
     """Return the arms of a pool that a text tells of; where several backends share one, the first's config stands.
 
     Parameters
@@ -90,16 +89,16 @@ def lookup_arms(backends: Iterable[tuple[Method, int, Mapping[str, Any]]]) -> li
     backends
         Method, drafted tokens (0 where not said) and speculative config of each.
     """
-    arms: dict[str, LookupArm] = {}
+    arms: dict[str, ShadowArm] = {}
     for method, k, config in backends:
-        if method in LOOKUPS:
+        if method in SHADOWED:
             drafted = known_k(method, k)
             arm = f"{method.value}:{drafted}"
-            arms.setdefault(arm, LookupArm(arm, method, drafted, config))
+            arms.setdefault(arm, ShadowArm(arm, method, drafted, config))
     return list(arms.values())
 
 
-def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[LookupArm]) -> dict[str, float]:
+def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[ShadowArm]) -> dict[str, float]:
     """Return the tokens per step that each arm would have given, the step of the prefill among them.
 
     Suffix decoding is replayed without the cache that vLLM keeps of earlier answers.

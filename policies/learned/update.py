@@ -9,15 +9,15 @@ from policies.decision import Outcome
 from policies.learned.guardrail import Guardrail
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
-from policies.learned.models.backend_model import Known
+from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.buckets import Key, key_of
 from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.learned.models.step_time import STEPS
-from policies.learned.outlier_ejection import Quarantine
+from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.select import Memo
-from policies.learned.shadow_drafting import LookupBias
-from policies.statistics import Experience
+from policies.learned.shadow_drafting import ShadowBias
+from policies.statistics import Statistics
 
 
 class Observer:
@@ -27,14 +27,14 @@ class Observer:
         self,
         predictor: Predictor,
         guardrail: Guardrail,
-        quarantine: Quarantine,
-        experience: Experience,
-        lookup_bias: LookupBias,
+        outlier_ejection: OutlierEjection,
+        statistics: Statistics,
+        lookup_bias: ShadowBias,
     ) -> None:
         self._predictor = predictor
         self._guardrail = guardrail
-        self._quarantine = quarantine
-        self._experience = experience
+        self._quarantine = outlier_ejection
+        self._experience = statistics
         self._lookup_bias = lookup_bias
 
     def observe(self, outcome: Outcome, now_s: float) -> None:
@@ -50,8 +50,8 @@ class Observer:
         key = memo.key if memo is not None else key_of(request)
         log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / request.n))
         self._experience.add_at(now_s, LENGTH, key, (1.0, log_tokens, log_tokens**2))
-        if outcome.lookups:
-            self.observe_lookups(outcome, now_s)
+        if outcome.shadow:
+            self.observe_shadow(outcome, now_s)
         if known is None:
             return
         per_step = outcome.tokens_per_step if outcome.output_tokens >= _FEWEST_TOKENS else None
@@ -68,13 +68,13 @@ class Observer:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
             known.prefixes.learn(expected, outcome.cached_tokens)
 
-    def observe_lookups(self, outcome: Outcome, now_s: float) -> None:
+    def observe_shadow(self, outcome: Outcome, now_s: float) -> None:
         """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
         memo = _memo(outcome)
         key = memo.key if memo is not None else key_of(outcome.request)
         much_longer = _is_much_longer(outcome, memo)
         known, told = self._predictor.known.get(outcome.decision.backend), outcome.tokens_per_step
-        for arm, replayed in outcome.lookups.items():
+        for arm, replayed in outcome.shadow.items():
             if known is not None and arm == known.arm and told is not None:
                 self._lookup_bias.compare(arm, told, replayed)
             else:
@@ -86,14 +86,14 @@ class Observer:
     ) -> None:
         """Note tokens per step, but of no answer that repeats itself: lookups excel at that, and at that alone."""
         if much_longer:
-            expected = self._predictor.knowledge.acceptance.tokens_per_step(arm, backend, key)
+            expected = self._predictor.fitted.acceptance.tokens_per_step(arm, backend, key)
             if per_step > _RUNAWAY_PER_STEP * expected:
                 return
         log_tokens = math.log(max(1.0, per_step))
         self._experience.add_at(now_s, ACCEPTANCE, (arm, backend, *key), (1.0, log_tokens, log_tokens**2))
 
     def _step_ratio(
-        self, outcome: Outcome, memo: Memo, known: Known, per_step: float | None, now_s: float
+        self, outcome: Outcome, memo: Memo, known: BackendModel, per_step: float | None, now_s: float
     ) -> float | None:
         """Note the mean time of a step under the mean load that it met, and return it over what was expected."""
         if per_step is None or outcome.tpot_s is None:
@@ -111,7 +111,7 @@ class Observer:
         return step_s / expected_s if known.observed >= _FEWEST_OBSERVED else None
 
     def _observe_speed(
-        self, outcome: Outcome, prediction: Prediction, known: Known, step_ratio: float | None, now_s: float
+        self, outcome: Outcome, prediction: Prediction, known: BackendModel, step_ratio: float | None, now_s: float
     ) -> None:
         """Take a backend out that is unlike its method, and note by how much it is slower than expected."""
         acceptance_ratio = None

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from backends.validation import Fault, did_you_mean, error_of
+from backends.validation import Issue, did_you_mean, error_of
 from policies.features.request import WORKLOAD, Endpoint
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -193,9 +193,9 @@ class When(BaseModel):
     def _known_and_not_null(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        faults = list(_key_faults(data, cls.model_fields))
-        if faults:
-            raise error_of(cls.__name__, faults)
+        issues = list(_key_faults(data, cls.model_fields))
+        if issues:
+            raise error_of(cls.__name__, issues)
         return data
 
     @field_validator("*")
@@ -223,12 +223,12 @@ class When(BaseModel):
         return ", ".join(parts) or "always"
 
 
-def _key_faults(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Fault]:
+def _key_faults(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Issue]:
     for name, condition in data.items():
         if name not in known:
-            yield Fault((str(name),), f"unknown feature '{name}'", did_you_mean(str(name), known), at_key=True)
+            yield Issue((str(name),), f"unknown feature '{name}'", did_you_mean(str(name), known), at_key=True)
         elif condition is None:
-            yield Fault((name,), "nothing stands here", "write a condition, or leave the feature out")
+            yield Issue((name,), "nothing stands here", "write a condition, or leave the feature out")
 
 
 def _told(condition: Bounds | Words | bool) -> str:

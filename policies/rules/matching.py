@@ -62,7 +62,7 @@ class RuleTests:
         self._tests = [Test(feature, condition) for feature, condition in conditions.items()]
 
     def __deepcopy__(self, copied: dict[int, object]) -> RuleTests:
-        """Return itself, which nothing changes: `Policy.rehearsal` copies what has it, also compiled."""
+        """Return itself, which nothing changes: `Policy.dry_run_copy` copies what has it, also compiled."""
         return self
 
     def hold(self, request: RequestFeatures, in_flight_per_backend: float) -> bool:

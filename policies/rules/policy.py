@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.backend import Candidate
-from backends.validation import Fault, error_of
+from backends.validation import Issue, error_of
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
 from policies.load_balancing import LoadPolicy, LoadSettings
@@ -47,22 +47,22 @@ class ThresholdSettings(LoadSettings):
 
     @model_validator(mode="after")
     def _each_rule_counts(self) -> Self:
-        faults = (
-            [] if self.rules else [Fault(("rules",), "no rules", "write one, or leave `rules` out for the defaults")]
+        issues = (
+            [] if self.rules else [Issue(("rules",), "no rules", "write one, or leave `rules` out for the defaults")]
         )
         names: set[str] = set()
         catch_all = ""
         for position, rule in enumerate(self.rules):
             if rule.name in names:
-                faults.append(Fault(("rules", position, "name"), f"two rules are called '{rule.name}'", "rename one"))
+                issues.append(Issue(("rules", position, "name"), f"two rules are called '{rule.name}'", "rename one"))
             if catch_all:
                 hint = f"'{catch_all}' has no conditions and takes every request: put it last"
-                faults.append(Fault(("rules", position), f"rule '{rule.name}' is never reached", hint))
+                issues.append(Issue(("rules", position), f"rule '{rule.name}' is never reached", hint))
             elif not rule.when.conditions():
                 catch_all = rule.name
             names.add(rule.name)
-        if faults:
-            raise error_of(type(self).__name__, faults)
+        if issues:
+            raise error_of(type(self).__name__, issues)
         return self
 
     def named_backends(self) -> dict[SettingsPath, str]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from backends.validation import Fault, did_you_mean, error_of
+from backends.validation import Issue, did_you_mean, error_of
 from policies.rules.conditions import When
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
@@ -63,33 +63,33 @@ class Rule(BaseModel):
     @field_validator("prefer")
     @classmethod
     def _each_once(cls, prefer: tuple[str, ...]) -> tuple[str, ...]:
-        faults = []
+        issues = []
         for position, target in enumerate(prefer):
             if target in prefer[:position]:
-                faults.append(Fault((position,), f"'{target}' stands here twice", "leave the second one out"))
+                issues.append(Issue((position,), f"'{target}' stands here twice", "leave the second one out"))
             else:
-                faults += _target_faults(target, position, at_key=False)
-        if faults:
-            raise error_of(cls.__name__, faults)
+                issues += _target_faults(target, position, at_key=False)
+        if issues:
+            raise error_of(cls.__name__, issues)
         return prefer
 
     @field_validator("weights")
     @classmethod
     def _methods_or_backends(cls, weights: dict[str, float]) -> dict[str, float]:
-        if faults := [fault for target in weights for fault in _target_faults(target, target, at_key=True)]:
-            raise error_of(cls.__name__, faults)
+        if issues := [issue for target in weights for issue in _target_faults(target, target, at_key=True)]:
+            raise error_of(cls.__name__, issues)
         return weights
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:
-        fault = None
+        issue = None
         if self.prefer and self.weights:
-            fault = Fault(("weights",), "stands beside `prefer`", "keep one of the two", at_key=True)
+            issue = Issue(("weights",), "stands beside `prefer`", "keep one of the two", at_key=True)
         elif not self.prefer and not self.weights:
             place = "weights" if "weights" in self.model_fields_set else "prefer"
-            fault = Fault((place,), "prefers nothing", "name a method, or backend:NAME")
-        if fault is not None:
-            raise error_of(type(self).__name__, [fault])
+            issue = Issue((place,), "prefers nothing", "name a method, or backend:NAME")
+        if issue is not None:
+            raise error_of(type(self).__name__, [issue])
         return self
 
     def weight_of(self, candidate: Candidate) -> float | None:
@@ -110,12 +110,12 @@ class Rule(BaseModel):
         return lines
 
 
-def _target_faults(target: str, place: str | int, *, at_key: bool) -> Iterator[Fault]:
+def _target_faults(target: str, place: str | int, *, at_key: bool) -> Iterator[Issue]:
     if not target.removeprefix(BACKEND):
-        yield Fault((place,), "names no backend", "write backend:NAME", at_key)
+        yield Issue((place,), "names no backend", "write backend:NAME", at_key)
     elif not target.startswith(BACKEND) and target not in set(Method):
         hint = f"{did_you_mean(target, Method)}; a backend is written backend:NAME"
-        yield Fault((place,), f"unknown method '{target}'", hint, at_key)
+        yield Issue((place,), f"unknown method '{target}'", hint, at_key)
 
 
 def _flow(value: object) -> str:

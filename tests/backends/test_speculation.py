@@ -8,15 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from backends.speculation import Method, SpeculativeConfig, method_faults, num_speculative_tokens, serve_config
-from backends.validation import faults_of
+from backends.validation import issues_of
 
 
 def told(config: dict[str, Any]) -> dict[str, str]:
     """Return what is wrong with `config`, by key."""
     with pytest.raises(ValidationError) as caught:
         SpeculativeConfig.model_validate(config)
-    faults = faults_of(caught.value, SpeculativeConfig)
-    return {".".join(map(str, fault.path)): f"{fault.message}; {fault.hint}" for fault in faults}
+    issues = issues_of(caught.value, SpeculativeConfig)
+    return {".".join(map(str, issue.path)): f"{issue.message}; {issue.hint}" for issue in issues}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_synthetic_acceptance(config: dict[str, Any], key: str) -> None:
 
 
 def lacking(method: Method, config: dict[str, Any] | None, *, served: bool) -> set[str]:
-    return {".".join(map(str, fault.path)) for fault in method_faults(method, config, served=served)}
+    return {".".join(map(str, issue.path)) for issue in method_faults(method, config, served=served)}
 
 
 @pytest.mark.parametrize("method", sorted(set(Method) - {Method.BASELINE, Method.SUFFIX}))

@@ -17,7 +17,7 @@ from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.server import Server, listen
-from gateway.service.worker_messages import Siblings
+from gateway.service.worker_messages import WorkerMessages
 from tests.support.upstream import Upstream
 
 ADMIN_KEY = "the-admin-key"
@@ -82,7 +82,7 @@ async def start_gateway(
         backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
         gateway = assemble(pool, backends, ADMIN_KEY)
         opened = stack.enter_context(listen("127.0.0.1", 0, shared=False))
-        server = Server(gateway, Siblings(), fast=fast)
+        server = Server(gateway, WorkerMessages(), fast=fast)
         serving = asyncio.create_task(server.serve(sockets=[opened]))
         url = f"http://127.0.0.1:{opened.getsockname()[1]}"
         try:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-import policies as package
-from policies import policy as contract
 from policies.policy import policies
 from policies.rules.policy import ThresholdSettings
+from tests.support.installed_policy import installed
 from tests.support.paths import DOCS
 
 PAGE = (DOCS / "policies.md").read_text("utf-8")
@@ -22,14 +20,9 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = dict(policies())
-    (tmp_path / "first_name.py").write_text(blocks("python")[0], "utf-8")
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    yield
-    contract._REGISTRY.clear()
-    contract._REGISTRY.update(before)
-    sys.modules.pop("policies.first_name", None)
+def own_policy(tmp_path: Path) -> Iterator[None]:
+    with installed(tmp_path, "first_name", blocks("python")[0], "first_name"):
+        yield
 
 
 def test_the_rules_shown_are_right() -> None:

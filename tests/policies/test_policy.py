@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import policies as package
 from backends.backend import Backend
 from backends.speculation import Method
-from policies import policy as contract
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies, register
+from tests.support.installed_policy import installed
 
 ONE_SMALL_FILE = '''
 from policies.policy import Decision, Policy, PolicySettings, register
@@ -35,14 +33,9 @@ class LongestName(Policy):
 
 
 @pytest.fixture
-def new_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "longest_name.py").write_text(ONE_SMALL_FILE, "utf-8")
-    before = dict(policies())
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    yield
-    contract._REGISTRY.clear()
-    contract._REGISTRY.update(before)
-    sys.modules.pop("policies.longest_name", None)
+def new_policy(tmp_path: Path) -> Iterator[None]:
+    with installed(tmp_path, "longest_name", ONE_SMALL_FILE, "longest_name"):
+        yield
 
 
 @pytest.mark.usefixtures("new_policy")

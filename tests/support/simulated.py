@@ -70,9 +70,9 @@ def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("co
 
 
 def play(
-    policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, upkeep: int = 25
+    policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, maintenance: int = 25
 ) -> tuple[Timeline, list[Decision]]:
-    """Play until all have ended; the policy fits once for every `upkeep` requests.
+    """Play until all have ended; the policy fits once for every `maintenance` requests.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def play(
     def choose(arrival: Arrival) -> int:
         nonlocal now_s
         now_s = arrival.arrived_s
-        if len(sent) % upkeep == 0:
+        if len(sent) % maintenance == 0:
             fit(policy)
         features = requests[len(sent)].features
         sent.append((features, policy.choose(features, pool)))
@@ -105,7 +105,7 @@ def play(
 
 def fit(policy: Policy) -> None:
     """Let a policy learn from what it has observed."""
-    if (work := policy.upkeep()) is not None:
+    if (work := policy.maintenance()) is not None:
         work()
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from gateway.state.ledger import Ledger
 from gateway.state.store import Store
-from policies.statistics import Experience, Key, Sums, Table
+from policies.statistics import Key, Statistics, Sums, Table
 
 LENGTH = Table("length", 2, half_life_s=7200.0, overflow=lambda key: key)
 STEPS = Table("steps", 3, half_life_s=900.0, overflow=lambda key: key)
@@ -35,16 +35,16 @@ class Member:
     ) -> None:
         self.store = store
         self.clock = clock or Clock()
-        self.experience = Experience(tables, self.clock)
-        self.ledger = Ledger(model, self.experience, uuid4().hex)
+        self.statistics = Statistics(tables, self.clock)
+        self.ledger = Ledger(model, self.statistics, uuid4().hex)
 
     def sync(self) -> None:
         self.ledger.stage()
         self.ledger.exchange(self.store)
         self.ledger.settle()
 
-    def cells(self, table: Table = LENGTH) -> dict[Key, Sums]:
-        return {key: tuple(round(number, 6) for number in sums) for key, sums in self.experience.cells(table).items()}
+    def buckets(self, table: Table = LENGTH) -> dict[Key, Sums]:
+        return {key: tuple(round(number, 6) for number in sums) for key, sums in self.statistics.buckets(table).items()}
 
 
 def in_step(*members: Member) -> None:

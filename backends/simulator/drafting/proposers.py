@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.calibration.calibration import Calibration
 from backends.calibration.parameters import draft_tokens
-from backends.drafting.ngram import UNLIMITED, ngram_replay
+from backends.drafting.ngram import UNLIMITED, lookup_bounds, ngram_replay
 from backends.drafting.script import Script, Steps, block_hashes, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.simulator.drafting.acceptance import model_based_replay
@@ -80,17 +80,3 @@ class Proposer:
         if self._suffix is not None:
             return self._suffix.replay(prompt_ids, output_ids)
         return model_based_replay(self._rng, self._calibration, self.method, self.k, temperature, kind, len(output_ids))
-
-
-def lookup_bounds(speculative_config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the n-gram lookup's minimum and maximum; with one bound given the other equals it, with none both are 5.
-
-    This is vLLM's rule (`vllm/config/speculative.py`).
-    """
-    low = speculative_config.get("prompt_lookup_min")
-    high = speculative_config.get("prompt_lookup_max")
-    if low is None and high is None:
-        return 5, 5
-    if low is None:
-        return int(high), int(high)  # type: ignore[arg-type]
-    return int(low), int(low if high is None else high)

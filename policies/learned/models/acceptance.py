@@ -71,14 +71,14 @@ class AcceptanceModel:
 
     @classmethod
     def fit(
-        cls, cells: Mapping[Key, Sums], calibration: str, pause: Callable[[], object] = lambda: None
+        cls, buckets: Mapping[Key, Sums], calibration: str, pause: Callable[[], object] = lambda: None
     ) -> AcceptanceModel:
         """Fit every arm to what was observed of it, one after the other, with a pause before each."""
         by_arm: dict[str, dict[Key, Sums]] = {}
-        for key, sums in cells.items():
+        for key, sums in buckets.items():
             by_arm.setdefault(key[ARM], {})[key] = sums
         model = cls({}, calibration)
-        for key, sums in cells.items():
+        for key, sums in buckets.items():
             alike = _alike(key[ARM], key[_REQUEST:])
             model._seen[alike] = model._seen.get(alike, 0.0) + sums[0]
         arms: dict[str, Effects] = {}
@@ -124,4 +124,4 @@ def _alike(arm: str, request: Key) -> tuple[str, str, str]:
 
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _MIDDLE: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
-"""Of the bins of `cells.TEMPERATURES`."""
+"""Of the bins of `buckets.TEMPERATURES`."""

@@ -17,7 +17,7 @@ from policies.learned.models.prior import StepCost
 
 
 @dataclass(slots=True)
-class Knowledge:
+class FittedModels:
     """Everything that was fitted; replaced whole by the next fit.
 
     Parameters
@@ -34,7 +34,7 @@ class Knowledge:
     observed: Mapping[str, float] = field(default_factory=dict)
 
 
-class Known:
+class BackendModel:
     """What is known of one backend.
 
     What each request reads of its costs and of its engine's report is held number by number: compiled, those are read
@@ -56,22 +56,22 @@ class Known:
         What its engine reported when a prediction was last made; `waiting`, `others` and `reported_s` are of it.
     """
 
-    def __init__(self, name: str, arm: str, prior: StepCost, knowledge: Knowledge, prefixes: BackendPrefixes) -> None:
+    def __init__(self, name: str, arm: str, prior: StepCost, fitted: FittedModels, prefixes: BackendPrefixes) -> None:
         self.name = name
         self.arm = arm
         self.prior = prior
         self.backlog = Backlog()
         self.prefixes = prefixes
         self.slowness = 1.0
-        self.learn(knowledge)
+        self.learn(fitted)
         self.read(_NO_REPORT)
 
-    def learn(self, knowledge: Knowledge) -> None:
+    def learn(self, fitted: FittedModels) -> None:
         """Take over what was fitted."""
-        self.knowledge = knowledge
-        self.cost = knowledge.steps.get(self.name, self.prior)
-        self.observed = knowledge.observed.get(self.name, 0.0)
-        self.spread = knowledge.acceptance.spread(self.arm)
+        self.fitted = fitted
+        self.cost = fitted.steps.get(self.name, self.prior)
+        self.observed = fitted.observed.get(self.name, 0.0)
+        self.spread = fitted.acceptance.spread(self.arm)
         self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
 
     def read(self, load: EngineLoad) -> None:
@@ -81,12 +81,12 @@ class Known:
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the tokens per step to be expected, and how often requests like this one were seen on its arm."""
-        model = self.knowledge.acceptance
+        model = self.fitted.acceptance
         return model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
 
-    def rehearsal(self) -> Known:
+    def dry_run_copy(self) -> BackendModel:
         """Return a copy; what is sent there changes nothing here."""
-        other = Known(self.name, self.arm, self.prior, self.knowledge, self.prefixes.rehearsal())
+        other = BackendModel(self.name, self.arm, self.prior, self.fitted, self.prefixes.dry_run_copy())
         other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
         return other
 

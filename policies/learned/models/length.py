@@ -42,11 +42,11 @@ class LengthModel:
     effects: Effects | None = None
 
     @classmethod
-    def fit(cls, cells: Mapping[Key, Sums]) -> LengthModel:
+    def fit(cls, buckets: Mapping[Key, Sums]) -> LengthModel:
         """Fit to what was observed."""
-        if not cells:
+        if not buckets:
             return cls()
-        return cls(fit_effects(cells, FACTORS, expected=lambda key: _TYPICAL, mean_spread=1.0, noise=NOISE))
+        return cls(fit_effects(buckets, FACTORS, expected=lambda key: _TYPICAL, mean_spread=1.0, noise=NOISE))
 
     def tokens(self, request: RequestFeatures, key: Key) -> float:
         """Return the mean number of output tokens to be expected, all sequences of the request together, at least 1."""

@@ -68,7 +68,7 @@ _REMEMBERED: Final = 10_000
 
 
 def fit_effects(
-    cells: Mapping[Key, Sequence[float]],
+    buckets: Mapping[Key, Sequence[float]],
     factors: Sequence[Factor],
     *,
     expected: Callable[[Key], float],
@@ -93,7 +93,7 @@ def fit_effects(
     from scipy.sparse import csr_array  # here, for they take a second to import and only a learning gateway needs them
     from sklearn.linear_model import Ridge
 
-    used = [(key, sums) for key, sums in cells.items() if sums[0] > 0]
+    used = [(key, sums) for key, sums in buckets.items() if sums[0] > 0]
     if not used:
         return Effects(factors, 0.0, [{} for _ in factors], noise)
     counts = np.array([sums[0] for _, sums in used])

@@ -45,7 +45,7 @@ class PrefixMemory:
         self._backends += 1
         return BackendPrefixes(self._holders, bit, self._most, remembers=not self._is_rehearsal)
 
-    def rehearsal(self) -> PrefixMemory:
+    def dry_run_copy(self) -> PrefixMemory:
         """Return one that knows what this one knows, and remembers nothing more."""
         other = PrefixMemory(self._most)
         other._holders, other._backends, other._is_rehearsal = self._holders, self._backends, True
@@ -107,7 +107,7 @@ class BackendPrefixes:
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
 
-    def rehearsal(self) -> BackendPrefixes:
+    def dry_run_copy(self) -> BackendPrefixes:
         """Return one that knows what this one knows, and remembers nothing more."""
         other = BackendPrefixes(self._holders, self._bit, self._most, remembers=False)
         other._used, other._trust = self._used, self._trust

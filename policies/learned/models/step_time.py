@@ -88,15 +88,15 @@ def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -
     )
 
 
-def fit_scale(cells: Mapping[Key, Sums]) -> float:
+def fit_scale(buckets: Mapping[Key, Sums]) -> float:
     """Return how many times as long as the calibration's steps those of this pool take; 1 before anything was seen."""
-    count = sum(sums[0] for sums in cells.values())
-    log = sum(sums[1] for sums in cells.values())
+    count = sum(sums[0] for sums in buckets.values())
+    log = sum(sums[1] for sums in buckets.values())
     return math.exp(log / (count + 1.0)) if count else 1.0
 
 
 def fit_steps(
-    cells: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
+    buckets: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
 ) -> dict[str, StepCost]:
     """Fit each backend's costs: least squares, none below zero, drawn towards the scaled prior.
 
@@ -109,11 +109,11 @@ def fit_steps(
     pause
         Called before each.
     """
-    scale = fit_scale(cells)
+    scale = fit_scale(buckets)
     costs = {}
     for name, prior in priors.items():
         pause()
-        costs[name] = _fit(cells.get((name,)), prior.scaled(scale))
+        costs[name] = _fit(buckets.get((name,)), prior.scaled(scale))
     return costs
 
 

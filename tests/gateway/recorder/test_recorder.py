@@ -17,18 +17,18 @@ from backends.backend import Backend, EngineLoad
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings
-from gateway.recorder import Recorder, Taken, recorder_fault, with_salt
+from gateway.recorder import FinishedRequest, Recorder, recorder_issue, with_salt
 from gateway.recorder.document import Documents, Waiting
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.routing.model import ServedModel
-from gateway.routing.router import Routed
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
 from lab.trace import BrokenLine, TraceRecord, read_trace
 from lab.trace.lines import open_unpacked
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
-from policies.policy import Considered, Decision, Outcome, policies
+from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import gateway_command, until
 from tests.support.upstream import Wire, delta
@@ -42,22 +42,20 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-def taken(recorder: Recorder, number: int = 0, **changes: Any) -> Taken:
+def taken(recorder: Recorder, number: int = 0, **changes: Any) -> FinishedRequest:
     """Return a request that ended well."""
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
-    routed = Routed(ServedModel("m", kind(kind.Settings()), 1.0, {}), features)
+    routed = RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
-    decision = Decision("b", "thresholds", "rule", 0.75, Considered(backends, [1.25, None], [0.75, 0.25]))
+    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
     take = recorder.take(Endpoint.CHAT)
     assert take is not None
     take.choose(backends)
     take.chunks.extend((10.0, 10.25, 10.75))
-    outcome = Outcome(
-        features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, lookups={"suffix:24": 1.5}
-    )
-    own = Taken(
+    outcome = Outcome(features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5})
+    own = FinishedRequest(
         take, b"%d" % number, "team", routed, b"", decision, backends[0], "", 200, "ok", outcome, None, 9.0, 11.0
     )
     return replace(own, **changes)
@@ -117,7 +115,7 @@ def test_candidates_that_the_policy_left_out_could_not_be_chosen(
 ) -> None:
     recorder = started()
     one = taken(recorder)
-    considered = Considered(one.take.candidates[:1], [2.5], [0.9])
+    considered = CandidateScores(one.take.candidates[:1], [2.5], [0.9])
     recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
     recorder.stop()
     (record,) = records(tmp_path)
@@ -170,7 +168,7 @@ def test_what_waits_is_counted_by_the_memory_that_it_takes(tmp_path: Path) -> No
     assert one.held_bytes() == 10
     one.take.keep(b"y" * 100)
     assert one.held_bytes() == 110
-    other = taken(recorder, routed=Routed(one.routed.model, None, prompt=Prompt(["abc", "ä"])))
+    other = taken(recorder, routed=RoutedRequest(one.routed.model, None, prompt=Prompt(["abc", "ä"])))
     assert other.held_bytes() == 3 + 4
     other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000)
     assert other.held_bytes() == 3 + 4 + 16 + 80
@@ -189,7 +187,7 @@ def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     one = taken(recorder, 1)
-    considered = Considered(one.take.candidates[:1], [1.0], [])  # as a policy with a defect might tell
+    considered = CandidateScores(one.take.candidates[:1], [1.0], [])  # as a policy with a defect might tell
     recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
     recorder.add(taken(recorder, 2))
     recorder.stop()
@@ -247,9 +245,9 @@ def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
     assert sorted(path.stat().st_size for path in tmp_path.iterdir()) == [len(line) * 3] * 2
     clock[0] += 1
     files.write(line)
-    files.upkeep()
+    files.maintenance()
     clock[0] += 60
-    files.upkeep()
+    files.maintenance()
     files.write(line)
     files.close()
     assert len(list(tmp_path.iterdir())) == 4
@@ -295,14 +293,14 @@ def test_workers_share_the_salt_that_is_made(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
-    assert recorder_fault(settings(tmp_path / "a" / "b")) == ""
+    assert recorder_issue(settings(tmp_path / "a" / "b")) == ""
     assert list(tmp_path.iterdir()) == []
     file = tmp_path / "file"
     file.write_text("")
-    assert "cannot write to" in recorder_fault(settings(file))
-    assert "cannot write to" in recorder_fault(settings(file / "below"))
-    assert "cannot write to /proc" in recorder_fault(settings(Path("/proc/traces")))
-    assert recorder_fault(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
+    assert "cannot write to" in recorder_issue(settings(file))
+    assert "cannot write to" in recorder_issue(settings(file / "below"))
+    assert "cannot write to /proc" in recorder_issue(settings(Path("/proc/traces")))
+    assert recorder_issue(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
 
 
 def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> None:
@@ -311,7 +309,9 @@ def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> Non
     later = Documents("hashes", TextHasher(b"salt"))
     for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
         one = taken(recorder)
-        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt, "and more"])))
+        one = replace(
+            one, routed=RoutedRequest(one.routed.model, one.routed.features, prompt=Prompt([prompt, "and more"]))
+        )
         del one.take.chunks[:]
         one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
         begun, waiting = at_once.begin(one, 1.0), later.begin(one, 1.0)
@@ -327,7 +327,7 @@ def test_all_hashes_of_a_recorder_have_one_salt(tmp_path: Path, started: Callabl
     recorder = started(text="hashes")
     for number, prompt in enumerate(("two words", "two words" * 1000)):
         one = taken(recorder, number)
-        one = replace(one, routed=Routed(one.routed.model, one.routed.features, prompt=Prompt([prompt])))
+        one = replace(one, routed=RoutedRequest(one.routed.model, one.routed.features, prompt=Prompt([prompt])))
         del one.take.chunks[:]
         one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
         recorder.add(one)

@@ -405,8 +405,8 @@ async def test_baseline_only_parameters_go_to_a_baseline(gateway_of: Start) -> N
 async def test_the_request_may_choose(gateway_of: Start) -> None:
     async with gateway_of() as running:
         for name, method in (("a", "baseline"), ("b", "ngram")):
-            for wish in ({"x-gateway-backend": name}, {"x-gateway-method": method}):
-                response = await running.chat(headers=wish)
+            for routing_headers in ({"x-gateway-backend": name}, {"x-gateway-method": method}):
+                response = await running.chat(headers=routing_headers)
                 assert response.headers["x-gateway-backend"] == name
                 assert response.headers["x-gateway-policy"] == "override"
         response = await running.chat(headers={"x-gateway-backend": "nope"})

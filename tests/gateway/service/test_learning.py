@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.config.settings import PoolSettings
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.policy import Learned
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, delta
@@ -37,9 +37,9 @@ _MOST_OF_18 = 15
 """What 18 observations weigh at least, should an epoch end in between; 12 would not do."""
 
 
-def _seen(knowledge: Knowledge | None) -> float:
+def _seen(fitted: FittedModels | None) -> float:
     """Return how many answers' lengths were fitted."""
-    return 0.0 if knowledge is None or knowledge.length.effects is None else knowledge.length.effects.observations
+    return 0.0 if fitted is None or fitted.length.effects is None else fitted.length.effects.observations
 
 
 async def _notes(running: Running) -> dict[str, str]:
@@ -65,7 +65,7 @@ async def test_a_gateway_answers_and_learns_beside_its_requests(fast: bool) -> N
         policy = _policy(running)
         await running.until(lambda: _seen(policy._fresh) >= _MOST_OF_18)
         await running.chat(stream=True)  # takes over what was fitted
-        known = policy.predictor.knowledge
+        known = policy.predictor.fitted
         assert _seen(known) >= _MOST_OF_18
         assert known.observed["b"] >= 5
         assert known.acceptance.arms

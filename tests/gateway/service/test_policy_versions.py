@@ -87,9 +87,9 @@ async def test_a_pin_holds_at_all_gateways_and_after_a_restart(state: Any) -> No
         assert isinstance(pinned, Thresholds)
         assert pinned.settings == settings_of(text)
     async with learning(state) as again:
-        before = learned(again).experience.observations
+        before = learned(again).statistics.observations
         assert await ask(again, 3) == ["thresholds"] * 3
-        assert learned(again).experience.observations > before, "it goes on learning"
+        assert learned(again).statistics.observations > before, "it goes on learning"
         assert "version 1 of" in (shown := await said(again, "show"))
         assert ", pinned" in shown
         assert "learned decides" in await said(again, "unpin")
@@ -166,14 +166,14 @@ async def test_a_frozen_policy_shows_and_is_thawed_everywhere(state: Any) -> Non
                 policy.guardrail.observe(3.0, control=False)
             assert policy.guardrail.frozen
         for _ in range(12):
-            policies[0].quarantine.observe("b", 8.0, None, time.time())
+            policies[0].outlier_ejection.observe("b", 8.0, None, time.time())
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
-        assert f'gateway_backend_quarantined{{backend="b",model="{MODEL}"}} 1.0' in page
-        assert f'gateway_backend_quarantined{{backend="a",model="{MODEL}"}} 0.0' in page
+        assert f'gateway_backend_outlier_ejected{{backend="b",model="{MODEL}"}} 1.0' in page
+        assert f'gateway_backend_outlier_ejected{{backend="a",model="{MODEL}"}} 0.0' in page
         shown = await said(one, "show")
         assert "FROZEN" in shown
-        assert "b is in quarantine: steps take" in shown
+        assert "b is ejected as an outlier: steps take" in shown
         assert "thawed at all gateways" in await said(one, "thaw")
         await two.until(lambda: not any(policy.guardrail.frozen for policy in policies))
         policies[0].guardrail.observe(1.0, control=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.errors import GatewayError
-from gateway.routing.router import Wish
+from gateway.routing.router import RoutingHeaders
 from policies.features.request import Endpoint, RequestFeatures
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 
@@ -14,14 +14,16 @@ FEATURES = RequestFeatures("m", Endpoint.CHAT, temperature=0.3)
 
 
 def test_a_request_without_headers_may_be_used_to_learn_and_has_no_bounds() -> None:
-    features = Wish.read({b"x-other": b"1"}).applied(FEATURES)
+    features = RoutingHeaders.read({b"x-other": b"1"}).applied(FEATURES)
     assert features is FEATURES
     assert (features.explore, features.slo_ttft_s, features.slo_tpot_s) == (True, None, None)
 
 
 def test_headers_become_features_in_seconds() -> None:
-    wish = Wish.read({b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"250", b"x-slo-tpot-ms": b"12.5"})
-    features = wish.applied(FEATURES)
+    routing_headers = RoutingHeaders.read(
+        {b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"250", b"x-slo-tpot-ms": b"12.5"}
+    )
+    features = routing_headers.applied(FEATURES)
     assert features.explore is False
     assert features.slo_ttft_s == pytest.approx(0.25)
     assert features.slo_tpot_s == pytest.approx(0.0125)
@@ -30,8 +32,8 @@ def test_headers_become_features_in_seconds() -> None:
 
 
 def test_each_header_stands_alone() -> None:
-    assert Wish.read({b"x-gateway-explore": b"yes"}).applied(FEATURES) == FEATURES
-    only_first = Wish.read({b"x-slo-ttft-ms": b"1e3"}).applied(FEATURES)
+    assert RoutingHeaders.read({b"x-gateway-explore": b"yes"}).applied(FEATURES) == FEATURES
+    only_first = RoutingHeaders.read({b"x-slo-ttft-ms": b"1e3"}).applied(FEATURES)
     assert (only_first.explore, only_first.slo_ttft_s, only_first.slo_tpot_s) == (True, 1.0, None)
 
 
@@ -39,7 +41,7 @@ def test_each_header_stands_alone() -> None:
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " "])
 def test_a_bound_that_is_no_positive_number_is_refused(header: str, value: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        Wish.read({header.encode(): value.encode()}).applied(FEATURES)
+        RoutingHeaders.read({header.encode(): value.encode()}).applied(FEATURES)
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
     assert header in caught.value.message
     assert repr(value) in caught.value.message
@@ -48,7 +50,7 @@ def test_a_bound_that_is_no_positive_number_is_refused(header: str, value: str) 
 @pytest.mark.parametrize("value", ["maybe", "0", "true", "yes please", "\xff"])
 def test_exploring_is_allowed_or_not_and_nothing_else(value: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        Wish.read({b"x-gateway-explore": value.encode("latin-1")}).applied(FEATURES)
+        RoutingHeaders.read({b"x-gateway-explore": value.encode("latin-1")}).applied(FEATURES)
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
     assert "x-gateway-explore" in caught.value.message
 

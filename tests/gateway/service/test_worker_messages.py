@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 import pytest
 
 from gateway.relay.limits import KeyUse
-from gateway.service.worker_messages import Drained, KeysUsed, Launched, Note, ResponseStored, WorkerDied
+from gateway.service.worker_messages import Drained, KeysUsed, Launched, ResponseStored, WorkerDied, WorkerMessage
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from gateway.service.worker_messages import Drained, KeysUsed, Launched, Note, R
     ],
     ids=lambda note: type(note).__name__,
 )
-def test_it_arrives_as_it_was_sent(note: Note) -> None:
+def test_it_arrives_as_it_was_sent(note: WorkerMessage) -> None:
     ours, theirs = Pipe()
     ours.send(note)
     assert theirs.recv() == note

@@ -14,18 +14,18 @@ import orjson
 import pytest
 
 from backends.speculation import Method
-from gateway.shadow import LookupReplay
-from gateway.telemetry.fallback import Failsafe
+from gateway.shadow import ShadowDrafting
+from gateway.telemetry.fallback import Fallback
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.policy import Learned
-from policies.learned.shadow_drafting import LookupArm, LookupSettings, replayed
+from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Wire, delta
 
-NGRAM = LookupArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
-SUFFIX = LookupArm("suffix:24", Method.SUFFIX, 24)
+NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
+SUFFIX = ShadowArm("suffix:24", Method.SUFFIX, 24)
 _PATIENCE_S = 90.0  # the process is a nice one: on a busy machine it may have to wait
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
 
@@ -46,8 +46,8 @@ def _policy(running: Running) -> Learned:
     return policy
 
 
-def _replay(running: Running) -> LookupReplay:
-    found = running.gateway.models[MODEL].lookups
+def _replay(running: Running) -> ShadowDrafting:
+    found = running.gateway.models[MODEL].shadow
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ def _replay(running: Running) -> LookupReplay:
 def _seen(policy: Learned) -> dict[tuple[str, str], float]:
     """Return how often acceptance was observed, by arm and backend."""
     seen: dict[tuple[str, str], float] = {}
-    for key, sums in policy.experience.cells(ACCEPTANCE).items():
+    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
         seen[key[ARM], key[BACKEND]] = seen.get((key[ARM], key[BACKEND]), 0.0) + sums[0]
     return seen
 
@@ -63,7 +63,9 @@ def _seen(policy: Learned) -> dict[tuple[str, str], float]:
 @pytest.mark.parametrize("fast", [True, False])
 async def test_an_answer_of_one_method_tells_of_the_others(fast: bool) -> None:
     methods = {"a": "baseline", "b": "suffix", "c": "ngram"}
-    async with start_gateway(methods, {"name": "learned", "seed": 1, "lookups": {"cpu": 1}}, fast=fast) as running:
+    async with start_gateway(
+        methods, {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}, fast=fast
+    ) as running:
         for upstream in running.upstreams.values():
             upstream.behaviour = _says_it_again
         to_a = {"x-gateway-backend": "a"}
@@ -75,16 +77,16 @@ async def test_an_answer_of_one_method_tells_of_the_others(fast: bool) -> None:
         # Each request once: as its engine had it, and for the two that were not asked.
         assert seen["baseline:0", "a"] == pytest.approx(seen["suffix:24", ""]) == pytest.approx(seen["ngram:3", ""])
         assert set(seen) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:3", "")}
-        model, key = policy.fitted({}).acceptance, next(iter(policy.experience.cells(ACCEPTANCE)))[2:]
+        model, key = policy.fitted({}).acceptance, next(iter(policy.statistics.buckets(ACCEPTANCE)))[2:]
         # It repeats itself: suffix drafting does better than the calibration has it, which knows no repetition.
         assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:3", "c", key) > 1.5
         page = (await running.client.get("/metrics")).text
-        assert 'gateway_lookup_texts_total{model="m",result="replayed"} 3.0' in page
+        assert 'gateway_shadow_texts_total{model="m",result="replayed"} 3.0' in page
     assert not _children()
 
 
 async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() -> None:
-    policy_settings = {"name": "learned", "seed": 1, "lookups": {"cpu": 1}}
+    policy_settings = {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}
     async with start_gateway({"a": "baseline", "b": "suffix"}, policy_settings) as running:
         document = {
             "choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}],
@@ -100,7 +102,7 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() 
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
         await running.until(lambda: _replay(running).replayed == 2, _PATIENCE_S)
-        _replay(running).deliver(running.gateway.models[MODEL].failsafe)
+        _replay(running).deliver(running.gateway.models[MODEL].fallback)
         assert _seen(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
         assert policy._lookup_bias.corrected("suffix:24", 4.0) < 4.0  # its engine got less than the replay
 
@@ -110,12 +112,12 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() 
     [
         ({"a": "baseline", "b": "suffix"}, {"name": "least_loaded"}),
         ({"a": "baseline", "b": "baseline"}, {"name": "learned"}),
-        ({"a": "baseline", "b": "suffix"}, {"name": "learned", "lookups": {"sample": 0}}),
+        ({"a": "baseline", "b": "suffix"}, {"name": "learned", "shadow_drafting": {"sample": 0}}),
     ],
 )
 async def test_nothing_is_kept_where_nobody_wants_it(methods: dict[str, str], policy: dict[str, Any]) -> None:
     async with start_gateway(methods, policy) as running:
-        assert running.gateway.models[MODEL].lookups is None
+        assert running.gateway.models[MODEL].shadow is None
         assert (await running.chat()).status_code == 200
 
 
@@ -133,7 +135,7 @@ class _Listener(Learned):
         super().__init__(LearnedSettings())
         self.heard: list[Outcome] = []
 
-    def observe_lookups(self, outcome: Outcome) -> None:
+    def observe_shadow(self, outcome: Outcome) -> None:
         self.heard.append(outcome)
 
 
@@ -141,7 +143,7 @@ BODY = orjson.dumps({"messages": [{"role": "user", "content": TEXT}]})
 ANSWER = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}]})
 
 
-def _add(replay: LookupReplay, answer: bytes = ANSWER) -> None:
+def _add(replay: ShadowDrafting, answer: bytes = ANSWER) -> None:
     outcome = _outcome()
     kept = replay.begin(outcome.request, BODY)
     assert kept is not None
@@ -157,7 +159,7 @@ async def _until(condition: Any) -> None:
 
 def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
     policy = _Listener()
-    replay = LookupReplay(policy, LookupSettings(queue=3), [NGRAM])  # not started: nothing empties it
+    replay = ShadowDrafting(policy, ShadowSettings(queue=3), [NGRAM])  # not started: nothing empties it
     early = replay.begin(_outcome().request, b"{}")
     for _ in range(3):
         _add(replay)
@@ -166,14 +168,14 @@ def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
     early.keep(b"{}")
     replay.add(_outcome(), b"{}", early, streamed=False)
     assert (replay.waiting, replay.dropped) == (3, 2)
-    small = LookupReplay(policy, LookupSettings(queue_mib=0.001), [NGRAM])
+    small = ShadowDrafting(policy, ShadowSettings(queue_mib=0.001), [NGRAM])
     for _ in range(5):
         _add(small)
     assert small.dropped > 0
 
 
 def test_long_texts_and_what_is_no_text_are_left_alone() -> None:
-    replay = LookupReplay(_Listener(), LookupSettings(max_text_kib=1), [NGRAM])
+    replay = ShadowDrafting(_Listener(), ShadowSettings(max_text_kib=1), [NGRAM])
     chat = _outcome().request
     assert replay.begin(chat, b"x" * 1025) is None
     assert replay.begin(_outcome(Endpoint.EMBEDDINGS).request, b"{}") is None
@@ -189,7 +191,7 @@ async def test_the_working_directory_has_no_say_in_what_is_run(tmp_path: Path, m
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
-    replay = LookupReplay(_Listener(), LookupSettings(cpu=1.0), [NGRAM])
+    replay = ShadowDrafting(_Listener(), ShadowSettings(cpu=1.0), [NGRAM])
     replay.start()
     try:
         _add(replay)
@@ -202,7 +204,7 @@ async def test_the_working_directory_has_no_say_in_what_is_run(tmp_path: Path, m
 async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.shadow.replay._AGAIN_S", 0.0)
     policy = _Listener()
-    replay = LookupReplay(policy, LookupSettings(cpu=1.0), [NGRAM, SUFFIX])
+    replay = ShadowDrafting(policy, ShadowSettings(cpu=1.0), [NGRAM, SUFFIX])
     replay.start()
     try:
         _add(replay, b'{"choices": 7}')
@@ -217,9 +219,9 @@ async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.Mon
         await _until(lambda: replay.failed == 1)
         _add(replay)  # is given to a new one
         await _until(lambda: replay.replayed == 4)
-        replay.deliver(Failsafe())
-        assert [set(one.lookups) for one in policy.heard] == [{"ngram:3", "suffix:24"}] * 2
-        assert policy.heard[0].lookups == policy.heard[1].lookups
+        replay.deliver(Fallback())
+        assert [set(one.shadow) for one in policy.heard] == [{"ngram:3", "suffix:24"}] * 2
+        assert policy.heard[0].shadow == policy.heard[1].shadow
     finally:
         replay.stop()
     assert replay._process is None
@@ -245,7 +247,7 @@ def test_token_ids_are_taken_where_the_engine_sent_them() -> None:
         check=True,
         timeout=_PATIENCE_S,
     )
-    assert orjson.loads(told.stdout)["lookups"] == replayed(prompt, output, [NGRAM])
+    assert orjson.loads(told.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
 
 
 def _children() -> list[str]:

@@ -17,7 +17,7 @@ from gateway.state.store import StateError
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome, Policy, PolicySettings
-from policies.statistics import Experience
+from policies.statistics import Statistics
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH
@@ -30,13 +30,13 @@ class Tally(Policy):
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
-        self.experience: Experience = Experience((LENGTH,), time.time)
+        self.statistics: Statistics = Statistics((LENGTH,), time.time)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         return Decision(min(one.name for one in candidates), self.name, "first_by_name")
 
     def observe(self, outcome: Outcome) -> None:
-        self.experience.add(LENGTH, (outcome.decision.backend,), 1.0, float(outcome.output_tokens))
+        self.statistics.add(LENGTH, (outcome.decision.backend,), 1.0, float(outcome.output_tokens))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def answers(running: Running) -> float:
     """Return how many answers a gateway knows of, its own and others'."""
     learner = running.gateway.models[MODEL].policy
     assert isinstance(learner, Tally)
-    return round(sum(sums[0] for sums in learner.experience.cells(LENGTH).values()), 6)
+    return round(sum(sums[0] for sums in learner.statistics.buckets(LENGTH).values()), 6)
 
 
 async def ask(running: Running, times: int) -> None:

@@ -23,62 +23,62 @@ def test_three_know_what_all_of_them_observed(place: Place) -> None:
     clock = Clock()
     members = [Member(place.store(), clock) for _ in range(3)]
     for number, member in enumerate(members):
-        member.experience.add(LENGTH, ("shared",), 1.0, float(number))
-        member.experience.add(LENGTH, (f"of {number}", "ü\n|"), 1.0, 0.1)
-        member.experience.add(STEPS, (), 1.0, 2.0, 3.0)
+        member.statistics.add(LENGTH, ("shared",), 1.0, float(number))
+        member.statistics.add(LENGTH, (f"of {number}", "ü\n|"), 1.0, 0.1)
+        member.statistics.add(STEPS, (), 1.0, 2.0, 3.0)
     in_step(*members)
-    members[0].experience.add(LENGTH, ("shared",), 1.0, 40.0)
+    members[0].statistics.add(LENGTH, ("shared",), 1.0, 40.0)
     in_step(*members)
     for member in members:
-        assert member.cells() == {
+        assert member.buckets() == {
             ("shared",): (4.0, 43.0),
             **{(f"of {number}", "ü\n|"): (1.0, 0.1) for number in range(3)},
         }
-        assert member.cells(STEPS) == {(): (3.0, 6.0, 9.0)}
+        assert member.buckets(STEPS) == {(): (3.0, 6.0, 9.0)}
 
 
 def test_sums_come_back_to_the_last_bit(place: Place) -> None:
     numbers = (0.1 + 0.2, -1e-17, 12345678.900000001)
     writer, reader = Member(place.store()), Member(place.store())
-    writer.experience.add(STEPS, ("k",), *numbers)
+    writer.statistics.add(STEPS, ("k",), *numbers)
     writer.sync()
     reader.sync()
-    assert reader.experience.cells(STEPS) == {("k",): numbers}
+    assert reader.statistics.buckets(STEPS) == {("k",): numbers}
 
 
 def test_what_one_learned_is_there_for_the_next(place: Place) -> None:
     first = Member(place.store())
-    first.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    first.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     first.sync()
     second = Member(place.store(), first.clock)
     second.sync()
-    assert second.cells() == {("k",): (1.0, 5.0)}
-    second.experience.add(LENGTH, ("k",), 1.0, 7.0)
+    assert second.buckets() == {("k",): (1.0, 5.0)}
+    second.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     second.sync()
     third = Member(place.store(), first.clock)
     third.sync()
-    assert third.cells() == {("k",): (2.0, 12.0)}
+    assert third.buckets() == {("k",): (2.0, 12.0)}
 
 
 def test_models_are_apart(place: Place) -> None:
     one, other = Member(place.store(), model="one"), Member(place.store(), model="one/more")
-    one.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(one, other)
-    assert other.cells() == {}
+    assert other.buckets() == {}
 
 
 def test_another_version_of_a_table_is_left_alone(place: Place) -> None:
     member = Member(place.store())
-    member.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     wider = Table(LENGTH.name, 3, LENGTH.half_life_s, LENGTH.overflow)
     slower = Table(LENGTH.name, 2, 2 * LENGTH.half_life_s, LENGTH.overflow)
     for table in (wider, slower):
         other = Member(place.store(), member.clock, tables=(table,))
-        other.experience.add(table, ("k",), *[1.0] * table.width)
+        other.statistics.add(table, ("k",), *[1.0] * table.width)
         in_step(other, member)
-        assert other.cells(table) == {("k",): (1.0,) * table.width}
-    assert member.cells() == {("k",): (1.0, 5.0)}
+        assert other.buckets(table) == {("k",): (1.0,) * table.width}
+    assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
 def test_a_batch_that_comes_twice_counts_once(place: Place) -> None:
@@ -111,28 +111,28 @@ def test_a_push_to_a_page_that_was_begun_again_adds_nothing(place: Place) -> Non
 def test_what_a_wiped_store_lost_is_pushed_again(place: Place) -> None:
     clock = Clock()
     one, two = Member(place.store(), clock), Member(place.store(), clock)
-    one.experience.add(LENGTH, ("k",), 1.0, 5.0)
-    two.experience.add(LENGTH, ("k",), 1.0, 6.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+    two.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(one, two)
     place.wipe()
-    two.experience.add(LENGTH, ("k",), 1.0, 7.0)
+    two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     in_step(two, one)
     late = Member(place.store(), clock)
     late.sync()
-    assert one.cells() == two.cells() == late.cells() == {("k",): (3.0, 18.0)}
+    assert one.buckets() == two.buckets() == late.buckets() == {("k",): (3.0, 18.0)}
     assert one.ledger.pages_lost == two.ledger.pages_lost == 1
 
 
 def test_pages_whose_time_is_over_are_forgotten_everywhere(place: Place) -> None:
     clock = Clock()
     one, two = Member(place.store(), clock), Member(place.store(), clock)
-    one.experience.add(STEPS, ("k",), 1.0, 2.0, 3.0)
+    one.statistics.add(STEPS, ("k",), 1.0, 2.0, 3.0)
     in_step(one, two)
-    assert two.cells(STEPS)
+    assert two.buckets(STEPS)
     clock.now_s += STEPS.half_life_s * 7
     in_step(one, two)
     assert one.ledger._pages == {}
-    assert two.experience._others == {}
+    assert two.statistics._others == {}
 
 
 def test_a_new_page_makes_the_store_forget_old_ones(place: Place) -> None:
@@ -147,13 +147,13 @@ def test_a_file_that_was_set_back_is_found_out(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     clock = Clock()
     one, two = Member(SqliteStore(path), clock), Member(SqliteStore(path), clock)
-    one.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(one, two)
     for member in (one, two):
         member.store.close()
     backup = path.read_bytes()
-    one.experience.add(LENGTH, ("k",), 1.0, 6.0)
-    two.experience.add(LENGTH, ("k",), 1.0, 7.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 6.0)
+    two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     in_step(one, two)
     for member in (one, two):
         member.store.close()
@@ -161,7 +161,7 @@ def test_a_file_that_was_set_back_is_found_out(tmp_path: Path) -> None:
     path.write_bytes(backup)
     in_step(two, one)
     for member in (one, two):
-        assert member.cells() == {("k",): (3.0, 18.0)}
+        assert member.buckets() == {("k",): (3.0, 18.0)}
         member.store.close()
 
 
@@ -170,10 +170,10 @@ def test_a_redis_that_was_set_back_is_found_out(redis: RedisServer) -> None:
 
     clock = Clock()
     one, two = (Member(RedisStore(redis.url, "test"), clock) for _ in range(2))
-    one.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(one, two)
     redis.save()
-    one.experience.add(LENGTH, ("k",), 1.0, 6.0)
+    one.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(one, two)
     try:
         redis.kill()
@@ -184,10 +184,10 @@ def test_a_redis_that_was_set_back_is_found_out(redis: RedisServer) -> None:
         redis.start(with_saved=True)
     for member in (one, two):
         member.ledger.read_again()
-    two.experience.add(LENGTH, ("k",), 1.0, 7.0)
+    two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     in_step(two, one)
     for member in (one, two):
-        assert member.cells() == {("k",): (3.0, 18.0)}
+        assert member.buckets() == {("k",): (3.0, 18.0)}
         member.store.close()
 
 
@@ -240,7 +240,7 @@ def test_sums_are_those_of_all_observations_in_any_order(
         match event:
             case ("observe", int(at), str(key), float(value)):
                 for member in (members[at], one_alone):
-                    member.experience.add(LENGTH, (key,), 1.0, value)
+                    member.statistics.add(LENGTH, (key,), 1.0, value)
             case ("stage", int(at)):
                 members[at].ledger.stage()
             case ("exchange", int(at)):
@@ -262,9 +262,9 @@ def test_sums_are_those_of_all_observations_in_any_order(
     in_step(*members)
     members.append(Member(unreliable, clock, model))  # one that knows only what is in the store
     members[-1].sync()
-    expected = one_alone.experience.cells(LENGTH)
+    expected = one_alone.statistics.buckets(LENGTH)
     for member in members:
-        found = member.experience.cells(LENGTH)
+        found = member.statistics.buckets(LENGTH)
         assert found.keys() == expected.keys()
         for key, sums in found.items():
             assert sums == pytest.approx(expected[key], rel=1e-6, abs=1e-3)
@@ -273,7 +273,7 @@ def test_sums_are_those_of_all_observations_in_any_order(
 def add_and_sync(path: Path, rounds: int, now_s: float) -> None:
     member = Member(SqliteStore(path), Clock(now_s))
     for number in range(rounds):
-        member.experience.add(LENGTH, (f"key {number % 7}",), 1.0, 2.0)
+        member.statistics.add(LENGTH, (f"key {number % 7}",), 1.0, 2.0)
         member.sync()
     member.store.close()
 
@@ -291,4 +291,4 @@ def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     late = Member(SqliteStore(path), clock)
     late.sync()
     late.store.close()
-    assert late.cells() == {(f"key {number}",): (20.0, 40.0) for number in range(7)}
+    assert late.buckets() == {(f"key {number}",): (20.0, 40.0) for number in range(7)}

@@ -23,7 +23,7 @@ def member(redis: RedisServer) -> Iterator[Member]:
 def test_a_push_whose_answer_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
     with cutting_proxy(redis.port, b"EVAL") as proxy:
         behind = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)
-        behind.experience.add(LENGTH, ("k",), 1.0, 5.0)
+        behind.statistics.add(LENGTH, ("k",), 1.0, 5.0)
         proxy.cuts = True
         for _ in range(2):
             with pytest.raises(StateError) as caught:
@@ -31,16 +31,16 @@ def test_a_push_whose_answer_was_lost_counts_once(redis: RedisServer, member: Me
             assert caught.value.kind == "unreachable"
         assert proxy.cut == 2
         member.sync()
-        assert member.cells() == {("k",): (1.0, 5.0)}, "it arrived although its answer did not"
-        behind.experience.add(LENGTH, ("k",), 1.0, 6.0)
+        assert member.buckets() == {("k",): (1.0, 5.0)}, "it arrived although its answer did not"
+        behind.statistics.add(LENGTH, ("k",), 1.0, 6.0)
         proxy.cuts = False
         in_step(behind, member)
         behind.store.close()
-    assert member.cells() == behind.cells() == {("k",): (2.0, 11.0)}
+    assert member.buckets() == behind.buckets() == {("k",): (2.0, 11.0)}
 
 
 def test_what_does_not_fit_is_told_and_comes_later(redis: RedisServer, member: Member) -> None:
-    member.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     redis.client.config_set("maxmemory", 1)
     try:
         with pytest.raises(StateError) as caught:
@@ -51,22 +51,22 @@ def test_what_does_not_fit_is_told_and_comes_later(redis: RedisServer, member: M
     in_step(member)
     late = Member(member.store, member.clock)
     late.sync()
-    assert late.cells() == {("k",): (1.0, 5.0)}
+    assert late.buckets() == {("k",): (1.0, 5.0)}
 
 
 def test_a_page_that_was_evicted_is_pushed_again(redis: RedisServer, member: Member) -> None:
     other = Member(member.store, member.clock)
-    member.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(member, other)
     (page,) = redis.client.keys("test:page:*")
     redis.client.delete(page)
-    other.experience.add(LENGTH, ("k",), 1.0, 6.0)
+    other.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(other, member)
-    assert member.cells() == other.cells() == {("k",): (2.0, 11.0)}
+    assert member.buckets() == other.buckets() == {("k",): (2.0, 11.0)}
 
 
 def test_pages_expire_when_their_time_is_over(redis: RedisServer, member: Member) -> None:
-    member.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     (page,) = redis.client.keys("test:page:*")
     end_s = LENGTH.end_s(int(member.clock.now_s // LENGTH.epoch_s))

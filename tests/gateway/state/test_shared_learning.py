@@ -13,7 +13,7 @@ from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from gateway.state.ledger import Ledger
 from gateway.state.store import Store
 from lab.replay.simulate import outcome_of
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import key_of
 from policies.learned.policy import Learned, LearnedSettings
 from tests.gateway.state.conftest import Place
@@ -35,7 +35,7 @@ class Gateway:
     def made(cls, store: Store, clock: Clock, seed: int) -> Gateway:
         policy = Learned(LearnedSettings(seed=seed))
         policy.set_clock(clock)
-        return cls(policy, Ledger("m", policy.experience, uuid4().hex), store)
+        return cls(policy, Ledger("m", policy.statistics, uuid4().hex), store)
 
     def serve(self, call: Call, replica: Replica, ended: Completion) -> None:
         """Send a request where it was sent, and observe what came of it there."""
@@ -59,14 +59,14 @@ def _played(requests: Sequence[Call], pool: list[Replica]) -> list[Completion]:
     return sorted([*ended, *fleet.advance(math.inf)], key=lambda one: one.request_id)
 
 
-def _told(knowledge: Knowledge, requests: Sequence[Call]) -> list[float]:
+def _told(fitted: FittedModels, requests: Sequence[Call]) -> list[float]:
     """Return what is expected of requests, and of the replicas that it was learned from."""
-    told = [cost for name in sorted(knowledge.steps) for cost in knowledge.steps[name]]
-    told += [knowledge.observed[name] for name in sorted(knowledge.observed)]
+    told = [cost for name in sorted(fitted.steps) for cost in fitted.steps[name]]
+    told += [fitted.observed[name] for name in sorted(fitted.observed)]
     for call in requests:
         key = key_of(call.features)
-        told.append(knowledge.length.tokens(call.features, key))
-        told += [knowledge.acceptance.tokens_per_step(arm, "", key) for arm in ("ngram:5", "suffix:24", "eagle3:3")]
+        told.append(fitted.length.tokens(call.features, key))
+        told += [fitted.acceptance.tokens_per_step(arm, "", key) for arm in ("ngram:5", "suffix:24", "eagle3:3")]
     return told
 
 

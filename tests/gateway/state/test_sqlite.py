@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 def member(path: Path) -> Iterator[Member]:
     """One that has learned something that is in the file."""
     member = Member(SqliteStore(path))
-    member.experience.add(LENGTH, ("k",), 1.0, 5.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     yield member
     member.store.close()
@@ -66,23 +66,23 @@ def test_a_corrupt_file_is_set_aside_at_start(
     fresh = Member(SqliteStore(path), member.clock)
     with caplog.at_level(logging.ERROR):
         fresh.sync()
-    assert fresh.cells() == {}
+    assert fresh.buckets() == {}
     (aside,) = kept_aside(path)
     assert aside.read_bytes()[200:] == broken[200:]
     assert aside.name in caplog.text
-    fresh.experience.add(LENGTH, ("k",), 1.0, 6.0)
+    fresh.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(fresh)
     in_step(member)
-    assert member.cells() == {("k",): (2.0, 11.0)}
+    assert member.buckets() == {("k",): (2.0, 11.0)}
     fresh.store.close()
 
 
 def test_a_file_that_becomes_corrupt_while_it_is_used_is_set_aside(path: Path, member: Member) -> None:
     # As many cells as do not fit into what SQLite holds in memory already.
     for number in range(3000):
-        member.experience.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
+        member.statistics.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
     member.sync()
-    expected = member.cells()
+    expected = member.buckets()
     reader = Member(SqliteStore(path), member.clock)
     spoil(path)
     kinds = []
@@ -95,7 +95,7 @@ def test_a_file_that_becomes_corrupt_while_it_is_used_is_set_aside(path: Path, m
                 one.ledger.read_again()
     assert set(kinds) <= {"corrupt"}
     assert len(kept_aside(path)) == 1
-    assert reader.cells() == expected
+    assert reader.buckets() == expected
     reader.store.close()
 
 
@@ -103,7 +103,7 @@ def test_who_comes_second_to_a_corrupt_file_finds_it_replaced(path: Path, member
     set_aside(path)  # another process has put a sound one in its place
     assert not kept_aside(path)
     in_step(member)
-    assert member.cells() == {("k",): (1.0, 5.0)}
+    assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
 def test_a_file_that_was_taken_away_is_begun_again(path: Path, member: Member) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_was_taken_away_is_begun_again(path: Path, member: Member) -
     in_step(member)
     late = Member(SqliteStore(path), member.clock)
     late.sync()
-    assert late.cells() == {("k",): (1.0, 5.0)}
+    assert late.buckets() == {("k",): (1.0, 5.0)}
     late.store.close()
 
 
@@ -152,15 +152,15 @@ def test_a_full_disk_is_told_and_what_was_to_be_written_comes_later(member: Memb
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite does where there is no more room
     for number in range(500):
-        member.experience.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
+        member.statistics.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
     with pytest.raises(StateError) as caught:
         member.sync()
     assert caught.value.kind == "full"
     in_step(member)
     late = Member(SqliteStore(Path(member.store.place)), member.clock)
     late.sync()
-    assert late.cells() == member.cells()
-    assert len(late.cells()) == 501
+    assert late.buckets() == member.buckets()
+    assert len(late.buckets()) == 501
     late.store.close()
 
 
@@ -169,11 +169,11 @@ def test_one_that_is_held_up_by_another_says_so(path: Path, member: Member, monk
     member.store.close()
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    member.experience.add(LENGTH, ("k",), 1.0, 6.0)
+    member.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     with pytest.raises(StateError) as caught:
         member.sync()
     assert caught.value.kind == "timeout"
     connection.execute("ROLLBACK")
     connection.close()
     in_step(member)
-    assert member.cells() == {("k",): (2.0, 11.0)}
+    assert member.buckets() == {("k",): (2.0, 11.0)}

@@ -16,7 +16,7 @@ from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
 from gateway.telemetry.metrics import Metrics
-from policies.statistics import Experience
+from policies.statistics import Statistics
 from tests.gateway.state.conftest import Place
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, STEPS, Clock
@@ -34,17 +34,17 @@ class Gateway:
     """What of a gateway takes part: an experience, the state around it, and the series it counts in."""
 
     def __init__(self, store: Store | None, clock: Clock) -> None:
-        self.experience = Experience((LENGTH, STEPS), clock)
+        self.statistics = Statistics((LENGTH, STEPS), clock)
         self.metrics = Metrics()
         bound = None if store is None else self.metrics.bind_state(store.kind, ERRORS)
-        self.state = State(store, {"m": self.experience}, bound)
+        self.state = State(store, {"m": self.statistics}, bound)
 
     def observe(self, value: float) -> None:
-        self.experience.add(LENGTH, ("k",), 1.0, value)
+        self.statistics.add(LENGTH, ("k",), 1.0, value)
 
     @property
     def known(self) -> tuple[float, float]:
-        count, total = self.experience.cells(LENGTH).get(("k",), (0.0, 0.0))
+        count, total = self.statistics.buckets(LENGTH).get(("k",), (0.0, 0.0))
         return round(count, 6), round(total, 6)
 
     def value(self, name: str, **labels: str) -> float | None:

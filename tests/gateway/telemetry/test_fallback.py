@@ -39,8 +39,8 @@ class Broken(Policy):
         if "observe" in self.breaks:
             raise TypeError("not that")
 
-    def upkeep(self) -> Work | None:
-        if "upkeep" in self.breaks:
+    def maintenance(self) -> Work | None:
+        if "maintenance" in self.breaks:
             raise RuntimeError("cannot fit")
         return None
 
@@ -69,13 +69,13 @@ async def test_what_it_makes_of_answers_does_not_hold_them_up(gateway_of: Start)
     keys = [{"name": "one", "key": "sk-one", "max_in_flight": 1}]
     async with gateway_of(keys=keys) as running:
         model = running.gateway.models[MODEL]
-        model.policy = Broken("observe", "upkeep")
+        model.policy = Broken("observe", "maintenance")
         for stream in (False, True, False):
             # The second would be refused if the first were still held to be under way.
             answer = await running.chat(stream=stream, headers={"authorization": "Bearer sk-one"})
             assert answer.status_code == 200
-        await running.until(lambda: model.failsafe._failed["upkeep"] >= 2)  # tried again
-        assert model.failsafe._failed["observe"] == 3
+        await running.until(lambda: model.fallback._failed["maintenance"] >= 2)  # tried again
+        assert model.fallback._failed["observe"] == 3
         assert running.gateway.relay.exchanges == set()
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backends.validation import UsageError
 from lab.bench.arrivals import Arrival, gamma_arrivals, read_trace, shorten
-from lab.bench.settings import BenchError
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -67,7 +67,7 @@ def test_seconds_and_zones_are_read_too(tmp_path: Path, stamps: tuple[str, str])
     ],
 )
 def test_a_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(BenchError, match=r"--trace: .*trace\.csv") as caught:
+    with pytest.raises(UsageError, match=r"--trace: .*trace\.csv") as caught:
         read_trace(trace_file(tmp_path, text))
     assert says in str(caught.value)
 

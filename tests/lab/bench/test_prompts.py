@@ -7,10 +7,11 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from backends.validation import UsageError
 from lab.bench.arrivals import Arrival
 from lab.bench.datasets import read_dataset, token_counter
 from lab.bench.prompts import KINDS, Form, Prompt, TokenScale, synthetic_text
-from lab.bench.settings import BenchError, BenchSettings, read_settings
+from lab.bench.settings import BenchSettings, read_settings
 from lab.bench.workload import Load, Workload
 from policies.features.overlap import overlap_of_text
 
@@ -122,7 +123,7 @@ def test_a_tokenizer_makes_the_lengths_exact(tmp_path: Path) -> None:
     path = write(tmp_path, sharegpt(("a a a a a", "b b b b b b b")))
     for given in (tmp_path, tmp_path / "tokenizer.json"):
         assert read_dataset(path, token_counter(given), None, chat=True) == [Prompt("a a a a a", output_tokens=7)]
-    with pytest.raises(BenchError, match="--tokenizer"):
+    with pytest.raises(UsageError, match="--tokenizer"):
         token_counter(path)
 
 
@@ -147,14 +148,14 @@ def test_json_lines_give_prompts_and_conversations(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(BenchError) as caught:
+    with pytest.raises(UsageError) as caught:
         read(write(tmp_path, text))
     assert says in str(caught.value)
 
 
 def test_conversations_need_the_chat_endpoint(tmp_path: Path) -> None:
     path = write(tmp_path, '{"messages": [{"role": "user", "content": "b"}]}')
-    with pytest.raises(BenchError, match="need --endpoint chat"):
+    with pytest.raises(UsageError, match="need --endpoint chat"):
         read(path, chat=False)
 
 

@@ -13,7 +13,7 @@ import pytest
 from backends.speculation import Method
 from benchmarks import offpolicy as simulated
 from lab.evaluate.estimators import Evaluation, evaluate
-from lab.evaluate.log import LoggedCandidate, chances, features_of, read_log
+from lab.evaluate.log import LoggedCandidate, features_of, propensities, read_log
 from lab.trace import TraceCandidate, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies
@@ -169,8 +169,8 @@ def test_probabilities_are_those_by_which_a_policy_chooses(name: str, settings: 
     candidates = [replace(one, in_flight=requests) for one, requests in zip(POOL, (2, 1, 1, 3), strict=True)]
     request = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=100, temperature=0.0)
     policy = build(name, seed=1, **settings)
-    policy.tells_considered = True
-    shares = chances(policy, request, candidates)
+    policy.explain_candidates = True
+    shares = propensities(policy, request, candidates)
     assert sum(shares) == pytest.approx(1.0)
     draws = 4000
     fresh = build(name, seed=2, **settings)
@@ -182,7 +182,7 @@ def test_probabilities_are_those_by_which_a_policy_chooses(name: str, settings: 
 def test_a_policy_that_takes_turns_is_asked_once_for_each_request() -> None:
     policy = build("round_robin")
     request = RequestFeatures("m", Endpoint.CHAT)
-    turns = [chances(policy, request, POOL).index(1.0) for _ in range(8)]
+    turns = [propensities(policy, request, POOL).index(1.0) for _ in range(8)]
     assert turns == [0, 1, 2, 3, 0, 1, 2, 3]
 
 

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from backends.memory.catalogue import gpu
 from backends.memory.estimate import Machine
+from backends.validation import UsageError
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from lab.parallel import ParallelError, all_cores, ray_cluster, tell
+from lab.parallel import all_cores, ray_cluster, tell
 from lab.trace import TraceRecord, write_trace
 
 POOL = """\
@@ -184,5 +185,5 @@ def test_a_ray_that_is_not_there() -> None:
     pytest.importorskip("ray", reason="an extra")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free once it is closed
-    with pytest.raises(ParallelError, match=f"--ray 127.0.0.1:{port}: nothing answers there"):
+    with pytest.raises(UsageError, match=f"--ray 127.0.0.1:{port}: nothing answers there"):
         ray_cluster(_square, f"127.0.0.1:{port}").__enter__()

@@ -139,7 +139,7 @@ def test_a_learning_policy_learns_while_it_is_played() -> None:
     class Watched(entry):  # type: ignore[misc, valid-type]
         def observe(self, outcome):  # type: ignore[no-untyped-def]
             super().observe(outcome)
-            seen.append(self.experience.observations)
+            seen.append(self.statistics.observations)
 
     from policies import policy as contract
 

@@ -68,14 +68,14 @@ def figures(tmp_path: Path, *arguments: object) -> dict[str, Any]:
 def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
     out, report = tmp_path / "figures.json", tmp_path / "page.html"
     code, printed, _ = run(
-        AZURE, "--config", pool, "--policy", "thresholds", "--policy", "clairvoyant", "--warmup", 5,
+        AZURE, "--config", pool, "--policy", "thresholds", "--policy", "oracle", "--warmup", 5,
         "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
     assert printed.startswith("35 requests on simulated replicas\n")
     assert "regret" in printed
     document = orjson.loads(out.read_bytes())
-    assert list(document["policies"]) == ["thresholds", "clairvoyant"]
+    assert list(document["policies"]) == ["thresholds", "oracle"]
     for one in document["policies"].values():
         promised = {"requests", "e2e_s", "ttft_s", "tpot_s", "output_tokens_per_s", "shares", "goodput"}
         assert set(one) == promised | {"errors", "slo_kept", "regret"}
@@ -85,12 +85,12 @@ def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
         assert (one["requests"], one["errors"]) == (35, 0)
         assert set(one["shares"]) == {"plain", "tree", "head"}
         assert sum(one["shares"].values()) == pytest.approx(1.0)
-    assert document["policies"]["clairvoyant"]["regret"] == 0.0
+    assert document["policies"]["oracle"]["regret"] == 0.0
     assert document["policies"]["thresholds"]["regret"] > 0.0
     tags, text = parsed(report)
     assert tags["table"] == 4
     assert tags["html"] == tags["body"] == tags["main"] == 1
-    for cell in ("thresholds", "clairvoyant", f"{document['policies']['thresholds']['e2e_s']['mean']:.3f}"):
+    for cell in ("thresholds", "oracle", f"{document['policies']['thresholds']['e2e_s']['mean']:.3f}"):
         assert cell in text
 
 
@@ -182,10 +182,10 @@ def test_what_was_learned_is_kept_and_read_again(pool: Path, untimed: Path, tmp_
 
 
 def test_policies_of_one_name_are_kept_apart(pool: Path, tmp_path: Path) -> None:
-    given = ("{name: static, backend: head}", "clairvoyant", "{name: static, backend: tree}")
+    given = ("{name: static, backend: head}", "oracle", "{name: static, backend: tree}")
     options = [word for policy in given for word in ("--policy", policy)]
     told = figures(tmp_path, MOONCAKE, "--config", pool, *options)["policies"]
-    assert list(told) == ["static", "clairvoyant", "static (2)"]
+    assert list(told) == ["static", "oracle", "static (2)"]
     assert told["static"]["shares"]["head"] == told["static (2)"]["shares"]["tree"] == 1.0
     assert list(figures(tmp_path, MOONCAKE, "--config", pool)["policies"]) == ["thresholds"]  # the pool's own
 

@@ -10,9 +10,8 @@ import pytest
 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
-from backends.drafting.ngram import ngram_replay
+from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import Script
-from backends.simulator.drafting.proposers import lookup_bounds
 from backends.simulator.engine.engine import Engine
 from backends.simulator.engine.virtual_time import run_virtual
 from backends.speculation import Method

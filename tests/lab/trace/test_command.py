@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.cli.app import app
 from gateway.recorder.hashes import TextHasher
+from lab.cli.trace import Format
 from lab.trace import FORMATS, TraceRecord, read_trace, write_trace
-from lab.trace.command import Format
 from lab.trace.statistics import mean_acceptance_length
 from tests.support.paths import DATA, DOCS
 

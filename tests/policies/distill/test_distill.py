@@ -130,5 +130,5 @@ def test_pinned_rules_decide_and_the_policy_goes_on_learning(distilled: Distille
     assert (decision.policy, decision.backend) == ("thresholds", "eagle3")
     assert policy.assess(request(temperature=0.7), pool())[0].note.startswith("rule")
     train(policy, 50)
-    assert all(policy.experience.cells(table) for table in policy.experience.tables.values())
+    assert all(policy.statistics.buckets(table) for table in policy.statistics.tables.values())
     assert np.isnan(policy.guardrail.ratio), "rules take no part in the comparison"

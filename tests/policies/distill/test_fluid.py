@@ -14,7 +14,7 @@ from policies.distill.fluid_choice import FluidChoice, Notes
 from policies.distill.traffic import LikelyTraffic, Mix
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import LIMIT, key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.predict import Predictor
@@ -60,7 +60,7 @@ def test_time_in_the_fluid_pool_is_that_of_the_steps_it_takes() -> None:
     assert ended == [0, 1]
 
 
-CHOICE = FluidChoice(Knowledge(), DEFAULT_CALIBRATION, cost_of(Objective.LATENCY, None, None), pool())
+CHOICE = FluidChoice(FittedModels(), DEFAULT_CALIBRATION, cost_of(Objective.LATENCY, None, None), pool())
 SEEN = {
     key_of(request(workload=workload, template=template, prompt_tokens=tokens)): count
     for workload, template, tokens, count in (("code", "", 90, 3.0), ("chat", "0badcafe", 900, 1.0))

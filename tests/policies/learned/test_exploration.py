@@ -24,15 +24,15 @@ def test_probabilities_sum_to_one_and_cost_no_more_than_the_share(
     setting: Exploration, candidates: list[tuple[float, float]]
 ) -> None:
     costs, seen = [cost for cost, _ in candidates], [count for _, count in candidates]
-    chances = explore(setting.share, setting.most, costs, seen)
-    assert len(chances) == len(costs)
-    assert all(0.0 <= chance <= 1.0 for chance in chances)
-    assert sum(chances) == pytest.approx(1.0)
+    propensities = explore(setting.share, setting.most, costs, seen)
+    assert len(propensities) == len(costs)
+    assert all(0.0 <= chance <= 1.0 for chance in propensities)
+    assert sum(propensities) == pytest.approx(1.0)
     best = min(costs)
-    expected = sum(chance * cost for chance, cost in zip(chances, costs, strict=True))
+    expected = sum(chance * cost for chance, cost in zip(propensities, costs, strict=True))
     assert expected <= best * (1 + setting.share) + 1e-9 * (1 + best)
     place = costs.index(best)
-    assert 1.0 - chances[place] <= setting.most + 1e-12
+    assert 1.0 - propensities[place] <= setting.most + 1e-12
 
 
 @pytest.mark.parametrize("setting", [Exploration(share=0), Exploration(most=0)])
@@ -54,8 +54,8 @@ def test_costs_of_zero_divide_nothing() -> None:
 
 def test_the_unknown_is_tried_more_than_the_known_and_all_less_as_it_becomes_known() -> None:
     setting = Exploration(share=0.05)
-    chances = explore(setting.share, setting.most, [1.0, 1.1, 1.1], [0, 500, 0])
-    assert chances[2] > 3 * chances[1] > 0
+    propensities = explore(setting.share, setting.most, [1.0, 1.1, 1.1], [0, 500, 0])
+    assert propensities[2] > 3 * propensities[1] > 0
     fresh, known = (1 - explore(setting.share, setting.most, [1.0, 1.001], [count, count])[0] for count in (0, 5000))
     assert known < fresh / 10
 
@@ -63,5 +63,5 @@ def test_the_unknown_is_tried_more_than_the_known_and_all_less_as_it_becomes_kno
 def test_the_price_is_spent_where_it_binds() -> None:
     setting = Exploration(share=0.003, most=0.05)
     costs = [1.0, 2.0, 5.0]
-    chances = explore(setting.share, setting.most, costs, [0, 0, 0])
-    assert sum(map(lambda chance, cost: chance * cost, chances, costs)) == pytest.approx(1.003)
+    propensities = explore(setting.share, setting.most, costs, [0, 0, 0])
+    assert sum(map(lambda chance, cost: chance * cost, propensities, costs)) == pytest.approx(1.003)

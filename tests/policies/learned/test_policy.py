@@ -32,7 +32,7 @@ def _pool() -> list[Backend]:
 
 def _policy(**settings: object) -> Learned:
     policy = Learned(LearnedSettings.model_validate({"seed": 1, **settings}))
-    policy.tells_considered = True
+    policy.explain_candidates = True
     return policy
 
 
@@ -113,28 +113,28 @@ def test_the_price_of_exploring_is_what_was_agreed() -> None:
 
 def test_it_gathers_what_it_predicts_with() -> None:
     policy = _policy()
-    assert not policy.predictor.knowledge.steps
+    assert not policy.predictor.fitted.steps
     play(policy, replicas(), calls(200, 10.0, 5))
     fit(policy)
     policy.choose(REQUEST, _pool())
-    known = policy.predictor.knowledge
+    known = policy.predictor.fitted
     assert set(known.steps) == {"b", "n", "s", "e"}
     assert known.length.effects is not None
     assert any(arm in known.acceptance.arms for arm in ("eagle3:3", "suffix:24"))
-    assert policy.upkeep() is None  # nothing new
+    assert policy.maintenance() is None  # nothing new
 
 
 def test_a_fit_pauses_between_its_parts_and_is_in_place_when_it_is_whole() -> None:
     policy, at_once = _policy(), _policy()
     for each in (policy, at_once):
         play(each, replicas(), calls(200, 10.0, 5))
-    work = policy.upkeep()
+    work = policy.maintenance()
     assert work is not None
-    before, seen = policy.predictor.knowledge, []
+    before, seen = policy.predictor.fitted, []
 
     def pause() -> None:
         policy.choose(REQUEST, _pool())
-        seen.append(policy.predictor.knowledge)
+        seen.append(policy.predictor.fitted)
 
     work(pause)
     assert len(seen) > len(before.acceptance.arms) + 4
@@ -142,7 +142,7 @@ def test_a_fit_pauses_between_its_parts_and_is_in_place_when_it_is_whole() -> No
     policy.choose(REQUEST, _pool())
     fit(at_once)
     at_once.choose(REQUEST, _pool())
-    assert policy.predictor.knowledge.steps == at_once.predictor.knowledge.steps
+    assert policy.predictor.fitted.steps == at_once.predictor.fitted.steps
 
 
 def test_half_its_own_and_half_others_is_as_good_as_all_its_own() -> None:
@@ -150,15 +150,15 @@ def test_half_its_own_and_half_others_is_as_good_as_all_its_own() -> None:
     play(alone, replicas(), calls(200, 10.0, 5))
     now_s = alone.clock()
     shared.set_clock(lambda: now_s)
-    rows = [*alone.experience.own()]
+    rows = [*alone.statistics.own()]
     for row in rows:
-        table = alone.experience.tables[row.table]
+        table = alone.statistics.tables[row.table]
         assert int(now_s // table.epoch_s) >= row.epoch
-    current = [row for row in rows if int(now_s // alone.experience.tables[row.table].epoch_s) == row.epoch]
+    current = [row for row in rows if int(now_s // alone.statistics.tables[row.table].epoch_s) == row.epoch]
     assert len(current) == len(rows)  # all in one epoch, so that they can be added now
     for row in rows:
-        shared.experience.add(shared.experience.tables[row.table], row.key, *(0.3 * each for each in row.sums))
-    shared.experience.set_others(Row(row.table, row.epoch, row.key, tuple(0.7 * s for s in row.sums)) for row in rows)
+        shared.statistics.add(shared.statistics.tables[row.table], row.key, *(0.3 * each for each in row.sums))
+    shared.statistics.set_others(Row(row.table, row.epoch, row.key, tuple(0.7 * s for s in row.sums)) for row in rows)
     for policy in (alone, shared):
         for backend in _pool():
             policy.predictor.of(backend)
@@ -203,19 +203,19 @@ def _broken(replica: Replica, times: float) -> Replica:
 def test_a_replica_whose_steps_explode_is_taken_out_and_comes_back() -> None:
     policy = _policy()
     play(policy, replicas(), calls(300, 10.0, 5))
-    assert policy.quarantine.reasons == {}
+    assert policy.outlier_ejection.reasons == {}
     pool = replicas()
     pool[3] = _broken(pool[3], 12.0)
     began_s = policy.clock() + 30.0
     later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 10.0, 6)]
-    _, decisions = play(policy, pool, later, upkeep=1000)
-    assert "steps take" in policy.quarantine.reasons["e"]
+    _, decisions = play(policy, pool, later, maintenance=1000)
+    assert "steps take" in policy.outlier_ejection.reasons["e"]
     there = [one.backend == "e" for one in decisions]
     assert 3 < sum(there) < 20
     assert not any(there[-50:])
     now_s = later[-1].arrived_s + 1000.0
     policy.set_clock(lambda: now_s)
-    assert [one.name for one in policy.quarantine.admit(pool, now_s)] == ["b", "n", "s", "e"]
+    assert [one.name for one in policy.outlier_ejection.admit(pool, now_s)] == ["b", "n", "s", "e"]
     assert policy.predictor.known["e"].slowness == 1.0
 
 
@@ -226,33 +226,33 @@ def test_a_head_that_does_not_fit_is_taken_out() -> None:
     fit(policy)
     for _ in range(12):
         policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=1.1))
-    assert "tokens per step" in policy.quarantine.reasons["e"]
+    assert "tokens per step" in policy.outlier_ejection.reasons["e"]
     assert policy.choose(REQUEST, _pool()).backend != "e"
     notes = {one.backend: one.note for one in policy.assess(REQUEST, _pool())}
-    assert "in quarantine: tokens per step" in notes["e"]
+    assert "ejected as an outlier: tokens per step" in notes["e"]
 
 
 @pytest.mark.parametrize("arm", ["suffix:24", "ngram:5"])
 def test_runaway_repetition_is_not_learned(arm: str) -> None:
     """Neither where it was written nor where lookups would have been brilliant at it."""
     policy, pool = _policy(), [_pool()[2 if arm.startswith("suffix") else 0]]
-    lookups = {} if arm.startswith("suffix") else {arm: 5.9}
-    long = _outcome(policy.choose(REQUEST, pool), output_tokens=8000, tokens_per_step=20.0, lookups=lookups)
+    shadow = {} if arm.startswith("suffix") else {arm: 5.9}
+    long = _outcome(policy.choose(REQUEST, pool), output_tokens=8000, tokens_per_step=20.0, shadow=shadow)
     policy.observe(long)
-    cells = policy.experience.cells(policy.experience.tables["acceptance"])
-    assert not any(key[0] == arm for key in cells)
+    buckets = policy.statistics.buckets(policy.statistics.tables["acceptance"])
+    assert not any(key[0] == arm for key in buckets)
     usual = {} if arm.startswith("suffix") else {arm: 1.4}
-    policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=1.4, lookups=usual))
-    policy.observe(_outcome(policy.choose(REQUEST, pool), output_tokens=8000, tokens_per_step=1.4, lookups=usual))
-    cells = policy.experience.cells(policy.experience.tables["acceptance"])
-    assert sum(sums[0] for key, sums in cells.items() if key[0] == arm) == 2
+    policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=1.4, shadow=usual))
+    policy.observe(_outcome(policy.choose(REQUEST, pool), output_tokens=8000, tokens_per_step=1.4, shadow=usual))
+    buckets = policy.statistics.buckets(policy.statistics.tables["acceptance"])
+    assert sum(sums[0] for key, sums in buckets.items() if key[0] == arm) == 2
 
 
 def test_many_sequences_are_no_runaway() -> None:
     policy, pool = _policy(), _pool()[3:]
     request = replace(REQUEST, n=8)
     policy.observe(_outcome(policy.choose(request, pool), request, output_tokens=8 * 220, tokens_per_step=4.0))
-    assert policy.experience.cells(policy.experience.tables["acceptance"])
+    assert policy.statistics.buckets(policy.statistics.tables["acceptance"])
 
 
 def test_a_failure_teaches_nothing_but_leaves_the_backlog() -> None:
@@ -261,7 +261,7 @@ def test_a_failure_teaches_nothing_but_leaves_the_backlog() -> None:
     assert policy.predictor.known["e"].backlog.sent == 1
     policy.observe(_outcome(decision, status=500, output_tokens=0, tokens_per_step=None))
     assert policy.predictor.known["e"].backlog.sent == 0
-    assert not [*policy.experience.own()]
+    assert not [*policy.statistics.own()]
 
 
 def _expected_tpot_s(policy: Learned, decision: Decision) -> float:
@@ -275,7 +275,7 @@ def test_mild_slowness_is_forgotten_where_no_request_confirms_it() -> None:
     policy.set_clock(lambda: now_s)
     policy.choose(REQUEST, pool)
     known = policy.predictor.known["e"]
-    policy.predictor.learn(replace(policy.predictor.knowledge, observed={"e": 1000.0}))
+    policy.predictor.learn(replace(policy.predictor.fitted, observed={"e": 1000.0}))
     for _ in range(5):
         decision = policy.choose(REQUEST, pool[3:])
         now_s += 1.0
@@ -295,7 +295,7 @@ def test_mild_slowness_is_forgotten_where_no_request_confirms_it() -> None:
 def test_lookups_on_a_finished_text_teach_of_backends_that_did_not_write_it() -> None:
     policy = _policy()
     for _ in range(40):
-        policy.observe(_outcome(policy.choose(REQUEST, _pool()[:1]), lookups={"suffix:24": 6.0}))
+        policy.observe(_outcome(policy.choose(REQUEST, _pool()[:1]), shadow={"suffix:24": 6.0}))
     suffix = _pool()[2:3]
     policy.choose(REQUEST, suffix)
     before = policy.assess(REQUEST, suffix)[0].score

@@ -12,7 +12,7 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
 from policies.learned.models.acceptance import AcceptanceModel
-from policies.learned.models.backend_model import Knowledge
+from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, expected_step
@@ -141,7 +141,7 @@ def test_what_was_fitted_is_taken_over_whole() -> None:
     key = key_of(REQUEST)
     log = math.log(4.0)
     acceptance = AcceptanceModel.fit({("eagle3:3", "e", *key): (100.0, 100 * log, 100 * log**2)}, DEFAULT_CALIBRATION)
-    predictor.learn(Knowledge(acceptance, steps={"e": StepCost(0.1, 0.0, 0.0, 0.0)}))
+    predictor.learn(FittedModels(acceptance, steps={"e": StepCost(0.1, 0.0, 0.0, 0.0)}))
     after = _predict(predictor, backend)
     assert after.tokens_per_step == pytest.approx(4.0, rel=0.05) != before.tokens_per_step
     assert after.step_s == pytest.approx(0.1)
@@ -190,11 +190,11 @@ def test_what_is_rehearsed_makes_nobody_more_urgent() -> None:
     )
     for _ in range(100):
         cost.of(strict, one)
-    untouched, rehearsal = cost.rehearsal().of(REQUEST, one), cost.rehearsal()
+    untouched, dry_run_copy = cost.dry_run_copy().of(REQUEST, one), cost.dry_run_copy()
     assert untouched > one.own_s + one.others_s
     for _ in range(100):
-        rehearsal.of(strict, one)
-    assert rehearsal.of(REQUEST, one) > untouched
+        dry_run_copy.of(strict, one)
+    assert dry_run_copy.of(REQUEST, one) > untouched
     assert cost.of(REQUEST, one) == untouched
 
 

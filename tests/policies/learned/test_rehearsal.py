@@ -47,11 +47,11 @@ def _request(number: int) -> RequestFeatures:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_tried_on_a_rehearsal_leaves_the_policy_as_it_was(name: str) -> None:
     policy, untouched = _used(name), _used(name)
-    assert policy.rehearsal().choose(_request(40), POOL) == _used(name).choose(_request(40), POOL)
-    rehearsal = policy.rehearsal()
+    assert policy.dry_run_copy().choose(_request(40), POOL) == _used(name).choose(_request(40), POOL)
+    dry_run_copy = policy.dry_run_copy()
     for number in range(40, 80):
-        rehearsal.assess(_request(number), POOL)
-        rehearsal.choose(_request(number), POOL)
+        dry_run_copy.assess(_request(number), POOL)
+        dry_run_copy.choose(_request(number), POOL)
     after = [policy.choose(_request(number), POOL) for number in range(100, 150)]
     assert after == [untouched.choose(_request(number), POOL) for number in range(100, 150)]
 
@@ -62,19 +62,19 @@ def test_a_rehearsal_of_what_was_learned_shares_what_is_large_and_nothing_that_c
         policy.choose(_request(number), POOL)
     backlogs = {name: copy.copy(known.backlog) for name, known in policy.predictor.known.items()}
     seen = {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()}
-    rehearsal = policy.rehearsal()
+    dry_run_copy = policy.dry_run_copy()
     for number in range(200):
-        rehearsal.choose(_request(1000 + number), POOL)
-    assert rehearsal.experience is policy.experience
+        dry_run_copy.choose(_request(1000 + number), POOL)
+    assert dry_run_copy.statistics is policy.statistics
     assert {name: known.backlog for name, known in policy.predictor.known.items()} == backlogs
     assert {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()} == seen
-    assert rehearsal.rng.getstate() != policy.rng.getstate()
+    assert dry_run_copy.rng.getstate() != policy.rng.getstate()
 
 
 def test_pinned_rules_are_rehearsed_too() -> None:
     policy, fewest = Learned(LearnedSettings(seed=1)), _made("least_loaded")
     policy.pinned = fewest
-    rehearsal = policy.rehearsal()
-    assert rehearsal.pinned is not None
-    assert rehearsal.pinned is not fewest
-    assert rehearsal.choose(REQUEST, POOL).policy == "least_loaded"
+    dry_run_copy = policy.dry_run_copy()
+    assert dry_run_copy.pinned is not None
+    assert dry_run_copy.pinned is not fewest
+    assert dry_run_copy.choose(REQUEST, POOL).policy == "least_loaded"

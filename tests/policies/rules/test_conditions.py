@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from backends.validation import Fault, faults_of
+from backends.validation import Issue, issues_of
 from policies.rules.conditions import Bounds, When
 
 
@@ -74,19 +74,19 @@ def test_bounds_mean_both_comparisons_and_can_be_written_again(
     assert Bounds.parse(str(bounds)) == bounds
 
 
-def faults(when: dict[str, object]) -> dict[str, Fault]:
+def issues(when: dict[str, object]) -> dict[str, Issue]:
     with pytest.raises(ValidationError) as raised:
         When.model_validate(when)
-    return {str(fault.path[0]): fault for fault in faults_of(raised.value, When)}
+    return {str(issue.path[0]): issue for issue in issues_of(raised.value, When)}
 
 
 def test_an_unknown_feature_is_told_with_the_nearest() -> None:
-    fault = faults({"temprature": "> 1"})["temprature"]
-    assert (fault.message, fault.hint) == ("unknown feature 'temprature'", "did you mean 'temperature'?")
+    issue = issues({"temprature": "> 1"})["temprature"]
+    assert (issue.message, issue.hint) == ("unknown feature 'temprature'", "did you mean 'temperature'?")
 
 
 def test_each_wrong_condition_is_told_at_its_place() -> None:
-    told = faults(
+    told = issues(
         {
             "overlap": ">= 35",
             "turns": "< 1",
@@ -108,8 +108,8 @@ def test_each_wrong_condition_is_told_at_its_place() -> None:
 
 
 def test_a_feature_with_nothing_beside_it_is_not_taken_for_absent() -> None:
-    assert faults({"overlap": None})["overlap"].message == "nothing stands here"
-    assert faults({"workload": []})["workload"].message.startswith("an empty list can never hold")
+    assert issues({"overlap": None})["overlap"].message == "nothing stands here"
+    assert issues({"workload": []})["workload"].message.startswith("an empty list can never hold")
 
 
 def test_conditions_are_written_as_a_person_would() -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from backends.backend import Backend, State
 from backends.speculation import Method
-from backends.validation import faults_of
+from backends.validation import issues_of
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import DEFAULT_RULES, default_rules
@@ -236,10 +236,10 @@ def test_a_wrong_rule_is_told_where_it_is_and_what_would_be_right(
 ) -> None:
     with pytest.raises(ValidationError) as raised:
         ThresholdSettings.model_validate({"rules": rules})
-    (fault,) = faults_of(raised.value, ThresholdSettings)
-    assert fault.path == path
-    assert message in fault.message
-    assert hint in fault.hint
+    (issue,) = issues_of(raised.value, ThresholdSettings)
+    assert issue.path == path
+    assert message in issue.message
+    assert hint in issue.hint
 
 
 def test_the_rules_tell_which_backends_they_name() -> None:

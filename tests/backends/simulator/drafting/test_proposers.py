@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.calibration.calibration import load_calibration
-from backends.drafting.ngram import UNLIMITED, ngram_replay
+from backends.drafting.ngram import UNLIMITED, lookup_bounds, ngram_replay
 from backends.drafting.script import Script, Steps, block_hashes, plain_steps
-from backends.simulator.drafting.proposers import Proposer, lookup_bounds
+from backends.simulator.drafting.proposers import Proposer
 from backends.speculation import Method
 
 H100 = load_calibration("llama-3.1-8b-h100")

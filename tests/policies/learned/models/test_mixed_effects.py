@@ -79,9 +79,9 @@ def test_the_seldom_seen_is_taken_for_an_ordinary_one_of_its_kind() -> None:
 
 
 def test_differences_are_to_what_was_expected() -> None:
-    cells = _cells({("a",): [2.5] * 50, ("b",): [1.5] * 50})
+    buckets = _cells({("a",): [2.5] * 50, ("b",): [1.5] * 50})
     expected: dict[tuple[str, ...], float] = {("a",): 2.5, ("b",): 1.5}
-    fitted = fit_effects(cells, [FIRST], expected=expected.__getitem__, mean_spread=1.0, noise=NOISE)
+    fitted = fit_effects(buckets, [FIRST], expected=expected.__getitem__, mean_spread=1.0, noise=NOISE)
     assert [fitted.predict(key) for key in expected] == pytest.approx([0.0, 0.0], abs=1e-9)
 
 

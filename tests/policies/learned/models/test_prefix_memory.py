@@ -98,8 +98,8 @@ def test_a_rehearsal_knows_the_same_and_remembers_nothing() -> None:
     memory = PrefixMemory()
     backend = memory.of_another_backend()
     backend.remember(_request(1, 2))
-    rehearsed, rehearsal = memory.rehearsal(), backend.rehearsal()
-    for one in (rehearsal, rehearsed.of_another_backend()):
+    rehearsed, dry_run_copy = memory.dry_run_copy(), backend.dry_run_copy()
+    for one in (dry_run_copy, rehearsed.of_another_backend()):
         one.remember(_request(5, 6))
         assert _cached(rehearsed, one, 5, 6) == _cached(memory, backend, 5, 6) == 0
-    assert _cached(rehearsed, rehearsal, 1, 2) == _cached(memory, backend, 1, 2) == 200
+    assert _cached(rehearsed, dry_run_copy, 1, 2) == _cached(memory, backend, 1, 2) == 200

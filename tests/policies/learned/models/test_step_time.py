@@ -14,7 +14,7 @@ from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import STEPS, fit_scale, fit_steps, observation, seconds, terms
 from policies.learned.policy import Learned, LearnedSettings
 from policies.load_balancing import LeastLoaded
-from policies.statistics import Experience, Row, Sums
+from policies.statistics import Row, Statistics, Sums
 from tests.support.simulated import calls, fit, play, replicas
 
 PRIOR = StepCost(0.008, 1e-4, 2e-7, 3e-5)
@@ -76,16 +76,16 @@ def test_synthetic_costs_are_recovered_term_by_term() -> None:
 def test_without_observations_it_is_the_prior_and_with_few_near_it() -> None:
     assert fit_steps({}, {"a": PRIOR}) == {"a": PRIOR}
     rng = np.random.default_rng(3)
-    cells = _cells(PRIOR.scaled(1.3), 1, rng)
-    found = fit_steps(cells, {"a": PRIOR})["a"]
+    buckets = _cells(PRIOR.scaled(1.3), 1, rng)
+    found = fit_steps(buckets, {"a": PRIOR})["a"]
     assert PRIOR.base_s * 0.9 < found.base_s < PRIOR.base_s * 1.6
 
 
 def test_a_new_backend_is_as_fast_as_its_pool_is() -> None:
     rng = np.random.default_rng(4)
-    cells = _cells(PRIOR.scaled(3.0), 200, rng)
-    assert fit_scale(cells) == pytest.approx(3.0, rel=0.05)
-    assert fit_steps(cells, {"a": PRIOR, "new": PRIOR})["new"] == pytest.approx(PRIOR.scaled(3.0), rel=0.05)
+    buckets = _cells(PRIOR.scaled(3.0), 200, rng)
+    assert fit_scale(buckets) == pytest.approx(3.0, rel=0.05)
+    assert fit_steps(buckets, {"a": PRIOR, "new": PRIOR})["new"] == pytest.approx(PRIOR.scaled(3.0), rel=0.05)
     assert fit_scale({}) == 1.0
 
 
@@ -111,28 +111,28 @@ def test_a_stall_has_a_bounded_influence(stall_s: float) -> None:
 def test_own_and_others_add_up_to_what_one_would_have_learned() -> None:
     rng = np.random.default_rng(7)
     halves = [_observe(PRIOR.scaled(1.5), _loads(rng, 50), rng) for _ in range(2)]
-    both, one = (Experience([STEPS], lambda: 5000.0) for _ in range(2))
+    both, one = (Statistics([STEPS], lambda: 5000.0) for _ in range(2))
     both.add(STEPS, ("a",), *halves[0])
     both.set_others([Row("steps", int(5000.0 // STEPS.epoch_s), ("a",), halves[1])])
     for half in halves:
         one.add(STEPS, ("a",), *half)
-    assert fit_steps(both.cells(STEPS), {"a": PRIOR})["a"] == pytest.approx(
-        fit_steps(one.cells(STEPS), {"a": PRIOR})["a"]
+    assert fit_steps(both.buckets(STEPS), {"a": PRIOR})["a"] == pytest.approx(
+        fit_steps(one.buckets(STEPS), {"a": PRIOR})["a"]
     )
 
 
 def test_an_engine_that_was_restarted_otherwise_is_known_again() -> None:
     """An hour by a clock of its own: what was learned at its beginning weighs a sixteenth."""
     rng, now_s = np.random.default_rng(8), 0.0
-    experience = Experience([STEPS], lambda: now_s)
-    experience.add(STEPS, ("a",), *_observe(PRIOR, _loads(rng, 100), rng))
+    statistics = Statistics([STEPS], lambda: now_s)
+    statistics.add(STEPS, ("a",), *_observe(PRIOR, _loads(rng, 100), rng))
     now_s = 4 * STEPS.half_life_s
-    experience.add(STEPS, ("a",), *_observe(PRIOR.scaled(2.0), _loads(rng, 100), rng))
-    found = fit_steps(experience.cells(STEPS), {"a": PRIOR})["a"]
+    statistics.add(STEPS, ("a",), *_observe(PRIOR.scaled(2.0), _loads(rng, 100), rng))
+    found = fit_steps(statistics.buckets(STEPS), {"a": PRIOR})["a"]
     load = terms(8, 8000, 0)
     assert seconds(found, load) == pytest.approx(seconds(PRIOR.scaled(2.0), load), rel=0.15)
 
 
 def test_only_a_learning_policy_has_experience() -> None:
-    assert LeastLoaded.experience is None
-    assert Learned(LearnedSettings()).experience is not None
+    assert LeastLoaded.statistics is None
+    assert Learned(LearnedSettings()).statistics is not None

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.load import ConfigError, load_pool
 from gateway.config.settings import StateSettings
-from gateway.state.place import default_file, describe, open_store, with_place
+from gateway.state.location import default_file, describe, open_store, with_place
 from gateway.state.sqlite import SqliteStore
 
 POOL = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.group import CommandGroup
+
 if TYPE_CHECKING:
     from lab.trace import BrokenLines, TraceRecord
-
-_WRONG_INPUT = 2
 
 
 class Format(StrEnum):
@@ -53,7 +52,10 @@ FormatOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")]
 
 app = typer.Typer(
-    help="Look at traces, convert them, take samples, make them anonymous.", no_args_is_help=True, rich_markup_mode=None
+    cls=CommandGroup,
+    help="Look at traces, convert them, take samples, make them anonymous.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -66,7 +68,7 @@ def show(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures here too.")] = None,
 ) -> None:
     """Tell what is in a trace: how many requests, how long, how fast, of what kind, with what acceptance."""
-    with _errors_told("show") as broken:
+    with _broken_lines() as broken:
         from lab.trace import trace_files
         from lab.trace.show import print_summary
         from lab.trace.statistics import summarize
@@ -92,7 +94,7 @@ def convert(
     strict: StrictOption = False,
 ) -> None:
     """Write a trace in another format, or several files as one."""
-    with _errors_told("convert") as broken:
+    with _broken_lines() as broken:
         from lab.trace.edits import completed
 
         records = _read(trace, format, broken, strict=strict, in_order=in_order)
@@ -116,7 +118,7 @@ def sample(
     strict: StrictOption = False,
 ) -> None:
     """Take a part of a trace: a share, a number, or a window of time."""
-    with _errors_told("sample") as broken:
+    with _broken_lines() as broken:
         from lab.trace import BrokenLines, TraceError
         from lab.trace.sample import Part, part_of
 
@@ -148,7 +150,7 @@ def anonymize(
     strict: StrictOption = False,
 ) -> None:
     """Take out of a trace what tells of people: texts, ids, keys' names, sessions, templates, the date."""
-    with _errors_told("anonymize") as broken:
+    with _broken_lines() as broken:
         from lab.trace import BrokenLines
         from lab.trace.edits import Anonymizer, first_arrival
 
@@ -160,16 +162,12 @@ def anonymize(
 
 
 @contextmanager
-def _errors_told(name: str) -> Iterator[BrokenLines]:
-    """Print what is wrong with a trace and exit, instead of a traceback; yield what takes broken lines."""
-    from lab.trace import BrokenLines, TraceError
+def _broken_lines() -> Iterator[BrokenLines]:
+    """Yield what prints broken lines, and print in the end how many there were beyond those shown."""
+    from lab.trace import BrokenLines
 
     broken = BrokenLines(lambda line: typer.echo(line, err=True))
-    try:
-        yield broken
-    except TraceError as error:
-        typer.echo(f"gateway trace {name}: {error}", err=True)
-        sys.exit(_WRONG_INPUT)
+    yield broken
     if broken.count > BrokenLines.SAID:
         typer.echo(f"{broken.count} broken lines skipped.", err=True)
 

@@ -1,0 +1,1 @@
+"""The laboratory's subcommands of `gateway`: one file for each."""

@@ -1,0 +1,140 @@
+"""`gateway replay` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.extras import require
+from lab.cli.options import (
+    ApiKey,
+    CalibrationOfAll,
+    IgnoreEos,
+    JsonFile,
+    Limit,
+    Rate,
+    Slo,
+    Speed,
+    Strict,
+    TraceFormat,
+    Traces,
+    above_zero,
+    refuse_rate_with_speed,
+    writable,
+)
+
+
+def replay(
+    trace: Traces,
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="Pool file: the replicas, simulated, and the policies' settings.")
+    ] = None,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]URL", help="Send the trace to this endpoint instead; may be given again."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE.yaml|{...}",
+            help="Policy to replay with; again. `oracle` knows lengths and acceptance.  [default: the pool's own]",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Of a pool of several; with --live, to ask for.  [default: the request's; the first listed]"),
+    ] = None,
+    rate: Rate = None,
+    speed: Speed = 1.0,
+    limit: Limit = None,
+    warmup: Annotated[int, typer.Option(min=0, help="First requests that do not count.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of what is drawn; simulated, the same gives the same figures.  [default: 0; of --live texts none]"
+        ),
+    ] = None,
+    slo: Slo = None,
+    calibration: CalibrationOfAll = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="What was learned: read if it is there, written at the end."
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", callback=above_zero, help="With --live: a request that takes longer failed.")
+    ] = 600.0,
+    ignore_eos: IgnoreEos = False,
+    trace_format: TraceFormat = None,
+    strict: Strict = False,
+    json: JsonFile = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", callback=writable, help="Write a page here.")
+    ] = None,
+) -> None:
+    """Play a trace on simulated replicas with each policy in the loop, or send it to a running endpoint; compare."""
+    require("replay", "lab", "numba", "duckdb")
+    refuse_rate_with_speed(rate, speed)
+    if live:
+        for option, given in (("--config", config), ("--calibration", calibration), ("--state", state)):
+            if given is not None:
+                raise typer.BadParameter("is for simulated replicas; leave it out with --live", param_hint=option)
+        from lab.live.command import run_live
+        from lab.live.session import LiveOptions
+
+        raise typer.Exit(
+            run_live(
+                LiveOptions(
+                    trace=tuple(trace),
+                    urls=tuple(live),
+                    policies=tuple(policy or ()),
+                    model=model,
+                    rate=rate,
+                    speed=speed,
+                    limit=limit,
+                    warmup=warmup,
+                    seed=seed,
+                    slo=slo,
+                    api_key=api_key,
+                    timeout_s=timeout,
+                    ignore_eos=ignore_eos,
+                    trace_format=trace_format,
+                    strict=strict,
+                    json_file=json,
+                    report=report,
+                )
+            )
+        )
+    if config is None:
+        raise typer.BadParameter("give the pool to simulate, or --live URL", param_hint="--config")
+    if ignore_eos:
+        raise typer.BadParameter("goes only with --live", param_hint="--ignore-eos")
+    from lab.replay.command import ReplayOptions, run_replay
+
+    raise typer.Exit(
+        run_replay(
+            ReplayOptions(
+                trace=tuple(trace),
+                config=config,
+                policies=tuple(policy or ()),
+                model=model,
+                rate=rate,
+                speed=speed,
+                limit=limit,
+                warmup=warmup,
+                seed=seed or 0,
+                slo=slo,
+                calibration=calibration,
+                state=state,
+                trace_format=trace_format,
+                strict=strict,
+                json_file=json,
+                report=report,
+            )
+        )
+    )

@@ -1,0 +1,51 @@
+"""The layout: imports go one way, the laboratory stays out of serving, and no folder grows without bound."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("backends", "policies", "gateway", "lab")
+"""Each may import itself and those before it."""
+
+MOST_FILES = 17
+
+NETWORK = {"httpx", "socket", "asyncio", "redis", "sqlite3", "subprocess", "urllib", "fastapi", "uvicorn"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
+            yield str(node.module)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_one_way(package: str) -> None:
+    later = set(PACKAGES[PACKAGES.index(package) + 1 :]) | {"tests", "benchmarks"}
+    wrong = {(path.name, name) for path in modules(package) for name in imported(path) if name.split(".")[0] in later}
+    assert wrong == set()
+
+
+def test_policies_do_no_network_io_and_import_no_simulator() -> None:
+    for path in modules("policies"):
+        for name in imported(path):
+            assert name.split(".")[0] not in NETWORK, f"{path} imports {name}"
+            assert not name.startswith("backends.simulator"), f"{path} imports {name}"
+
+
+def test_folders_stay_small() -> None:
+    files = Counter(path.parent for package in PACKAGES for path in modules(package))
+    assert {str(folder): count for folder, count in files.items() if count > MOST_FILES} == {}
