@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     arguments = parser.parse_args()
     policy = trained(arguments.requests, arguments.templates)
-    policy.prepare()  # as the gateway does at its start
+    policy.warm_up()  # as the gateway does at its start
     gc.collect()
     gc.freeze()
     print(f"{len(policy.statistics.cells(LENGTH))} cells")

@@ -99,7 +99,7 @@ class Policy(ABC):
     def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
         """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""
 
-    def prepare(self) -> None:  # noqa: B027 -- most policies learn nothing
+    def warm_up(self) -> None:  # noqa: B027 -- most policies learn nothing
         """Load what learning takes, in any thread, before the first request comes or beside it."""
 
     def maintenance(self) -> Work | None:

@@ -164,7 +164,7 @@ async def _start(gateway: Gateway) -> None:
     for model in gateway.models.values():
         if model.shadow is not None:
             model.shadow.start()  # its process makes itself ready meanwhile
-        await asyncio.to_thread(model.policy.prepare)
+        await asyncio.to_thread(model.policy.warm_up)
     await gateway.pool.looked_at(_FIRST_LOOK_S)
 
 

@@ -163,7 +163,7 @@ class Learned(LoadPolicy):
         """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
         self._observer.observe_shadow(outcome, self.clock())
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Load the libraries that fit and distil: a second of work that requests would meet."""
         for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model", "sklearn.tree"):
             import_module(library)

@@ -1,0 +1,45 @@
+"""Waiting for conditions: the only place where tests sleep, besides scripted peers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+_POLL_S = 0.005
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+    """Wait until a condition holds, while the event loop runs.
+
+    Raises
+    ------
+    AssertionError
+        If it does not hold within `timeout_s` seconds.
+    """
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
+        await asyncio.sleep(_POLL_S)
+
+
+async def stays(condition: Callable[[], object], for_s: float, what: str = "") -> None:
+    """Check that a condition holds now and for `for_s` seconds more.
+
+    Raises
+    ------
+    AssertionError
+        As soon as it does not.
+    """
+    end_s = time.monotonic() + for_s
+    while time.monotonic() < end_s:
+        assert condition(), f"did not hold for {for_s} s: {what or condition}"
+        await asyncio.sleep(_POLL_S)
+
+
+def eventually_blocking(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+    """Wait until a condition holds, without an event loop; see `eventually`."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(_POLL_S)
