@@ -1,4 +1,4 @@
-"""What stands behind the gateway: engine replicas and everything known about them.
+"""The bottom layer: engine replicas and everything known about them.
 
-Nothing in here knows of policies or of FastAPI.
+Imports neither `policies` nor `gateway`.
 """

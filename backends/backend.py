@@ -1,4 +1,4 @@
-"""One engine replica: who it is, how it is, and what a policy may see of it."""
+"""One engine replica: its identity, its state, and the part of it that policies see."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from backends.speculation import Method
 class State(StrEnum):
     """Whether a backend may be sent requests."""
 
-    STARTING = "starting"  # not yet seen well
+    STARTING = "starting"  # no successful probe yet
     UP = "up"
     DOWN = "down"  # refuses, hangs or fails its health check
-    EJECTED = "ejected"  # passes its health check, but its answers are broken; tried again after a while
-    DRAINING = "draining"  # an operator took it out; what runs there may finish
+    EJECTED = "ejected"  # passes its health check, but its answers are broken; used again after a pause
+    DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine itself last said of its load (`/metrics`).
+    """The load that an engine last reported in `/metrics`.
 
     Parameters
     ----------
     running, waiting
-        Requests in the batch, and queued for it, from all clients of the engine.
+        Requests in the batch and in the queue, from all clients of the engine.
     kv_usage
         Share of the KV cache in use, 0 to 1.
     others
-        Of the requests running and waiting, those that this gateway process had not sent.
+        Running and waiting requests that this gateway process did not send.
     at_s
-        When it was read, on the clock of `time.monotonic`; 0.0 means never.
+        Time of the reading on the clock of `time.monotonic`; 0.0 means never.
     """
 
     running: int = 0
@@ -44,53 +44,59 @@ class EngineLoad:
 
 
 class Candidate(Protocol):
-    """What a policy sees of a backend. `Backend` is one; replay and tests bring their own."""
+    """The view of a backend that a policy gets; `Backend` implements it, and so do replay and tests."""
 
     @property
     def name(self) -> str:
-        """Unique within its model."""
+        """The name, unique within its model."""
         ...
 
     @property
     def method(self) -> Method:
-        """How it speculates."""
+        """The speculation method."""
         ...
 
     @property
     def num_speculative_tokens(self) -> int:
-        """Tokens drafted a step at most; 0 for a baseline."""
+        """Maximum tokens drafted per step; 0 for a baseline."""
         ...
 
     @property
     def weight(self) -> float:
-        """The operator's share for it, relative to the others; 1.0 by default."""
+        """Share of the traffic that the operator intends for it, relative to the other backends; 1.0 by default."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Requests of this gateway that it is working on."""
+        """Requests of this gateway process that are in flight to it."""
         ...
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine last said of its load."""
+        """The load that the engine last reported."""
         ...
 
 
 @dataclass(slots=True)
 class Backend:
-    """A replica as the gateway knows it: its identity, fixed, and its condition, which the pool keeps.
+    """A replica: its configuration, which is fixed, and its state, which the pool updates.
 
     Parameters
     ----------
     model
-        The name clients ask for.
+        The model name that clients request.
     url
         Base address, `http://host:port`, `https://...` or `unix:/path/to.sock`, without a trailing slash.
     api_key
-        Sent to the engine as a bearer token; None sends none.
+        Bearer token for the engine; None sends none.
     simulated
-        True for a replica of the built-in simulator: it is labelled as such wherever it shows.
+        True for a replica of the built-in simulator, which is labelled as such in all output.
+
+    Examples
+    --------
+    >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", num_speculative_tokens=5)
+    >>> backend.state is State.STARTING, backend.state_reason, backend.in_flight
+    (True, 'not yet checked', 0)
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The replicas together: which are well, which are not, and why.
+"""All replicas, and which of them may be sent requests.
 
-Two sources tell. Probes ask each replica every couple of seconds (`/health`, `/metrics`, and `/v1/models` before it
-is let in). The relay reports what really happened to requests; a refused connection counts at once, so that the next
-request goes elsewhere before any probe has run.
+The state of a replica has two sources. Probes poll it every few seconds (`/health`, `/metrics`, and `/v1/models` before
+it is admitted). The relay reports the outcome of requests; a refused connection takes effect immediately, so that the
+next request goes to another replica before any probe has run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a replica is taken out and let back in.
+    """When a replica is removed from service, and when it returns.
 
     Parameters
     ----------
     interval_s, timeout_s
-        Between two probes of a replica, and for one to answer.
+        Seconds between two probes of a replica, and until a probe times out.
     failures
-        Probes in a row that time out or fail before a replica that was up counts as down. A refused connection
-        counts at once: nothing listens there.
+        Consecutive probes that must fail or time out before a replica that was up is down. A refused connection
+        needs no second probe: nothing listens there.
     eject_s, eject_max_s
-        How long a replica with broken answers stays out, the first time and at most; it doubles each time.
+        Seconds of the first ejection, and of the longest; the time doubles with each ejection.
     broken_in_a_row
-        Answers broken off in a row that eject a replica. Answers that are not HTTP eject it at once.
+        Consecutive answers cut short that eject a replica. A single answer that is not HTTP ejects it.
     stall_s
-        A replica that has requests but reports not one more token for so long is down, though it answers probes.
+        Seconds without a new token after which a replica that has requests is down, even if it answers probes.
     """
 
     interval_s: float = 2.0
@@ -51,35 +51,48 @@ class HealthRules:
 
 @dataclass(slots=True)
 class _Record:
-    """What the pool remembers of one replica between two looks."""
+    """The pool's record of one replica."""
 
     probe: Probe
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    looked: asyncio.Event = field(default_factory=asyncio.Event)
+    probed: asyncio.Event = field(default_factory=asyncio.Event)
     failed_probes: int = 0
     broken: int = 0
     ejections: int = 0
     ejected_until_s: float = 0.0
     drained: bool = False
     engine: EngineMetrics | None = None
-    progress: tuple[int, int] = (-1, -1)  # as no engine reports it
+    progress: tuple[int, int] = (-1, -1)  # prompt and generation tokens; no engine reports these values
     progress_at_s: float = 0.0
 
 
 class Pool:
-    """Every replica of every model, with its condition kept up to date.
+    """Every replica of every model, with its current state.
 
     Parameters
     ----------
     backends
-        The replicas; their `state`, `state_reason` and `load` are written here and nowhere else.
+        The replicas; only the pool writes their `state`, `state_reason` and `load`.
+    rules
+        Health checks and ejection.
     probe
-        Makes the probe of a replica.
+        Factory of a replica's probe, called with the replica and the time-out in seconds.
 
     Attributes
     ----------
     on_down
-        Told when a replica goes from up to not up, so that what waits there for its first byte can go elsewhere.
+        Called with a replica that was up and no longer is, so that its requests without a first byte can be retried.
+
+    Examples
+    --------
+    >>> from backends.speculation import Method
+    >>> backend = Backend("a", "llama", Method.BASELINE, "http://127.0.0.1:8001")
+    >>> pool = Pool([backend], HealthRules())
+    >>> pool.up("llama")
+    []
+    >>> pool.set_drained(backend, drained=True)
+    >>> backend.state_reason
+    'drained by an operator'
     """
 
     def __init__(
@@ -98,20 +111,20 @@ class Pool:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to probe."""
+        """Start probing."""
         for backend in self:
             self._tasks.append(asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}"))
 
-    async def looked_at(self, timeout_s: float) -> None:
-        """Wait until every replica was looked at once, but no longer than that.
+    async def wait_until_probed(self, timeout_s: float) -> None:
+        """Wait until every replica has been probed once, for at most `timeout_s` seconds.
 
-        A worker that begins beside others gets its share of new connections as soon as it listens, and would refuse
-        requests while it does not know yet who is up.
+        A worker gets its share of new connections as soon as it listens, and would refuse requests until it knows
+        which replicas are up.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for record in self._records.values():
-                    await record.looked.wait()
+                    await record.probed.wait()
 
     async def stop(self) -> None:
         """Stop probing."""
@@ -132,27 +145,31 @@ class Pool:
         return self._by_model.get(model, ())
 
     def up(self, model: str) -> list[Backend]:
-        """Return the replicas of a model that may be sent requests."""
+        """Return the replicas of a model that are up."""
         return [backend for backend in self._by_model.get(model, ()) if backend.state is State.UP]
 
     def engine(self, backend: Backend) -> EngineMetrics | None:
-        """Return what the replica's last metrics page said; None if none was read."""
+        """Return the replica's last metrics page; None if none was read."""
         return self._records[backend.model, backend.name].engine
 
+    async def reported_temperature(self, backend: Backend) -> float | None:
+        """Ask a replica for the temperature that it takes for a request without one; None if it does not say."""
+        return await self._records[backend.model, backend.name].probe.default_temperature()
+
     def model_card(self, model: str) -> dict[str, object] | None:
-        """Return how a replica of the model that is or was up describes it in `/v1/models`; None if none did yet."""
+        """Return the model's entry in the `/v1/models` of a replica that is or was up; None if there is none yet."""
         cards = (self._records[model, backend.name].probe.model_card for backend in self.of(model))
         return next((card for card in cards if card is not None), None)
 
-    # What the relay reports.
+    # Called by the relay.
 
     def report_failure(self, backend: Backend, kind: str, message: str) -> None:
-        """Take note of a request that a replica failed.
+        """Record a request that failed because of the replica.
 
         Parameters
         ----------
         kind
-            As in `UpstreamError`: `connect`, `broken`, `garbage`; or `timeout`.
+            The `kind` of an `UpstreamError` (`connect`, `broken` or `garbage`), or `timeout`.
         """
         record = self._records[backend.model, backend.name]
         record.broken += 1
@@ -160,19 +177,19 @@ class Pool:
             self._set(backend, State.DOWN, message)
         elif kind in {"garbage", "timeout"} or record.broken >= self.rules.broken_in_a_row:
             self._eject(backend, record, message)
-        record.wake.set()  # look at once
+        record.wake.set()  # probe now
 
     def report_success(self, backend: Backend) -> None:
-        """Take note of a request that a replica answered whole."""
+        """Record a request that the replica answered completely."""
         record = self._records[backend.model, backend.name]
         if record.broken or record.ejections:
             record.broken = 0
             record.ejections = 0
 
-    # What an operator does.
+    # Called for an operator.
 
     def set_drained(self, backend: Backend, *, drained: bool) -> None:
-        """Take a replica out, letting what it works on finish, or let it back in once its next probe succeeds."""
+        """Drain a replica, whose requests in flight may finish, or readmit it once its next probe succeeds."""
         record = self._records[backend.model, backend.name]
         if record.drained == drained:
             return
@@ -180,27 +197,27 @@ class Pool:
         if drained:
             self._set(backend, State.DRAINING, "drained by an operator")
         else:
-            self._set(backend, State.STARTING, "let back in by an operator, not yet checked")
+            self._set(backend, State.STARTING, "readmitted by an operator, not yet checked")
             record.wake.set()
 
-    # Watching.
+    # Probing.
 
     async def _watch(self, backend: Backend) -> None:
         record = self._records[backend.model, backend.name]
         while True:
             record.wake.clear()
-            result = await record.probe.look(admit=backend.state is not State.UP)
+            result = await record.probe.run(admit=backend.state is not State.UP)
             self._judge(backend, record, result)
-            record.looked.set()
+            record.probed.set()
             pause_s = self.rules.interval_s
             if backend.state is State.STARTING:
-                pause_s = min(pause_s, 0.25)  # a pool that starts is waited for
+                pause_s = min(pause_s, 0.25)  # the start of the gateway waits for it
             elif backend.state is State.EJECTED:
                 pause_s = min(pause_s, max(0.05, record.ejected_until_s - time.monotonic()))
             try:
                 async with asyncio.timeout(pause_s):
                     await record.wake.wait()
-                await asyncio.sleep(min(0.1, self.rules.interval_s))  # reports come in bursts; one look serves them all
+                await asyncio.sleep(min(0.1, self.rules.interval_s))  # reports come in bursts: one probe for all
             except TimeoutError:
                 pass
 
@@ -214,13 +231,13 @@ class Pool:
             return
         if result.problem is not None:
             record.failed_probes += 1
-            sure = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
-            if sure and not (backend.state is State.STARTING and result.refused):
+            certain = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
+            if certain and not (backend.state is State.STARTING and result.refused):
                 self._set(backend, State.DOWN, result.problem)
             return
         record.failed_probes = 0
         if self._is_stalled(backend, record, now_s):
-            self._set(backend, State.DOWN, f"has requests, but made no token for {self.rules.stall_s:g} s")
+            self._set(backend, State.DOWN, f"has requests but produced no token for {self.rules.stall_s:g} s")
         elif backend.state is State.EJECTED and now_s < record.ejected_until_s:
             return
         else:
@@ -237,12 +254,12 @@ class Pool:
 
     def _eject(self, backend: Backend, record: _Record, message: str) -> None:
         if backend.state is not State.UP:
-            return  # several requests fail together: that is one fault
-        out_s = min(self.rules.eject_s * 2.0**record.ejections, self.rules.eject_max_s)
+            return  # several requests fail together: that is one failure
+        ejected_s = min(self.rules.eject_s * 2.0**record.ejections, self.rules.eject_max_s)
         record.ejections += 1
         record.broken = 0
-        record.ejected_until_s = time.monotonic() + out_s
-        self._set(backend, State.EJECTED, f"{message}; out for {out_s:g} s")
+        record.ejected_until_s = time.monotonic() + ejected_s
+        self._set(backend, State.EJECTED, f"{message}; ejected for {ejected_s:g} s")
 
     def _set(self, backend: Backend, state: State, reason: str) -> None:
         record = self._records[backend.model, backend.name]

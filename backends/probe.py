@@ -1,4 +1,4 @@
-"""One look at a replica: does it live, does it serve the model, how loaded is it."""
+"""Health probe of a replica: whether it responds, whether it serves the model, and its load."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from typing import Any
 import httpx
 
 from backends.backend import Backend
+from backends.default_temperature import reported_temperature
 from backends.engine_metrics import EngineMetrics, read_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one look found.
+    """The outcome of one probe.
 
     Parameters
     ----------
     problem
-        What is wrong, for a person; None if the replica is well.
+        What is wrong, in words; None if the replica is healthy.
     refused
-        True if nothing listens there, which leaves no doubt.
+        True if nothing listens at the address, which needs no second probe to confirm.
     engine
-        What its metrics page said; None if it has none.
+        The replica's metrics; None if it has no such page.
+
+    Examples
+    --------
+    >>> ProbeResult("/health answered 503").problem
+    '/health answered 503'
     """
 
     problem: str | None = None
@@ -32,12 +38,12 @@ class ProbeResult:
 
 
 class Probe:
-    """Looks at one replica over HTTP.
+    """The HTTP health probe of one replica.
 
     Attributes
     ----------
     model_card
-        The replica's own entry for the model in `/v1/models`, as last seen.
+        The model's entry in the replica's `/v1/models`, as last read; None before.
     """
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
@@ -54,17 +60,17 @@ class Probe:
         )
         self.model_card: dict[str, object] | None = None
 
-    async def look(self, *, admit: bool) -> ProbeResult:
+    async def run(self, *, admit: bool) -> ProbeResult:
         """Probe the replica.
 
         Parameters
         ----------
         admit
-            True if it is to be let in on success: then it must also list the model it is to serve.
+            True if success admits the replica; it must then also list its model.
         """
         try:
             health = await self._client.get("/health")
-            if health.status_code not in {200, 404}:  # 404: not vLLM, but perhaps something that speaks like it
+            if health.status_code not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server
                 return ProbeResult(f"/health answered {health.status_code}")
             if admit or health.status_code == 404 or self.model_card is None:
                 problem = await self._check_model()
@@ -78,6 +84,10 @@ class Probe:
         except httpx.HTTPError as error:
             return ProbeResult(f"fails its health check ({type(error).__name__}: {error})")
         return ProbeResult(engine=read_metrics(page.content) if page.status_code == 200 else None)
+
+    async def default_temperature(self) -> float | None:
+        """Return the temperature that the engine reports for a request without one; None if it reports none."""
+        return await reported_temperature(self._client, self._model)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -93,7 +103,7 @@ class Probe:
             cards: list[dict[str, Any]] = json.loads(answer.content)["data"]
             served = {str(card["id"]): card for card in cards}
         except (ValueError, KeyError, TypeError):
-            return "/v1/models answered garbage"
+            return "/v1/models did not answer with a list of models"
         if self._model not in served:
             names = ", ".join(sorted(served)) or "nothing"
             return f"serves {names}, not {self._model}: start it with --served-model-name {self._model}"

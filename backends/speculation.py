@@ -1,4 +1,4 @@
-"""The ways of speculating, and their `--speculative-config`, checked before anything starts."""
+"""Speculation methods, and validation of their `--speculative-config` before any engine starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.validation import Issue, error_of, issues_of
 
 
 class Method(StrEnum):
-    """How a replica speculates; vLLM's own names, and `baseline` for not at all."""
+    """How a replica speculates: vLLM's method names, and `baseline` for no speculation."""
 
     BASELINE = "baseline"
     NGRAM = "ngram"
@@ -47,35 +47,40 @@ _ONLY_WITH = {
     "index_share_for_mtp_iteration": Method.MTP,
 }
 _MAY_BE_FALSE = frozenset({"use_heterogeneous_vocab"})
-# Keys of other vLLM versions: right for a replica that runs one of those, refused by the one that we start.
+# Keys of other vLLM versions: allowed for a running replica, whose version may differ; not for one that we start.
 _OTHER_VERSIONS = {
     "disable_by_batch_size": "use num_speculative_tokens_per_batch_size, such as [[1, 16, 5], [17, 256, 0]]",
-    "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one for each position",
-    "speculative_token_tree": "leave it out: trees of drafts are gone",
+    "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
+    "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
-_NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`, `draft_temperature` near nothing
+_NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
 
 PositiveInt = Annotated[int, Field(ge=1)]
 BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]
 
 
 class SpeculativeConfig(BaseModel):
-    """vLLM's `--speculative-config`: the keys of vLLM 0.32 typed as there, any other key passed on as it stands.
+    """vLLM's `--speculative-config`: keys of vLLM 0.32 are validated, unknown keys are passed on unchanged.
 
-    A key that is nearly one of these is taken for a slip and refused. What a key means is vLLM's to say
-    (`vllm/config/speculative.py`, whose rules between keys are checked here too); a key that is not set is left to
-    vLLM's default.
+    An unknown key that is close to a known one is refused as a typo. Types and the rules between keys follow
+    `vllm/config/speculative.py`, which also documents the keys; vLLM sets the defaults of absent keys.
 
     Parameters
     ----------
     num_speculative_tokens
-        Tokens drafted a step at most.
+        Maximum tokens drafted per step.
     num_speculative_tokens_per_batch_size
-        `[first, last, tokens]` for ranges of batch sizes, both ends included, the first from 1.
+        `[first, last, tokens]` for ranges of batch sizes, both ends included; the first range starts at 1.
     synthetic_acceptance_rates
-        For each position the probability that it and all before it are accepted, 0 to 1, never rising.
+        Probability for each position that it and all positions before it are accepted, 0 to 1, never increasing.
     synthetic_acceptance_length
         Mean tokens per step (accepted + 1), 1 to `num_speculative_tokens` + 1.
+
+    Examples
+    --------
+    >>> config = SpeculativeConfig.model_validate({"num_speculative_tokens": 5, "prompt_lookup_max": 4})
+    >>> serve_config(Method.NGRAM, config)
+    {'method': 'ngram', 'num_speculative_tokens': 5, 'prompt_lookup_max': 4}
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True, protected_namespaces=())
@@ -120,62 +125,76 @@ class SpeculativeConfig(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        slips = list(_slips(data)) if isinstance(data, Mapping) else []
+    def _report_all_issues(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        typos = list(_typos(data)) if isinstance(data, Mapping) else []
         try:
             config = handler(data)
         except ValidationError as error:
-            raise error_of(cls.__name__, issues_of(error, cls) + slips) from None
-        if found := slips + list(_contradictions(config)):
-            raise error_of(cls.__name__, found)
+            raise error_of(cls.__name__, issues_of(error, cls) + typos) from None
+        if issues := typos + list(_contradictions(config)):
+            raise error_of(cls.__name__, issues)
         return config
 
 
-def method_faults(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Issue]:
-    """Return what `method` lacks in `config`, or cannot have there.
+def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Issue]:
+    """Return the keys that `method` needs and `config` lacks, and those in `config` that `method` does not allow.
 
     Parameters
     ----------
     config
-        The raw `speculative_config`, typed rightly or not; None where there is none.
+        The raw `speculative_config`, not yet validated; None if there is none.
     served
-        True for an engine that the gateway starts, which must be told all; one that runs already knows its draft.
+        True for an engine that the gateway starts, which needs a complete configuration.
+
+    Examples
+    --------
+    >>> [issue.path for issue in method_issues(Method.EAGLE, {"num_speculative_tokens": 3}, served=True)]
+    [('model',)]
+    >>> method_issues(Method.EAGLE, {"num_speculative_tokens": 3}, served=False)
+    []
     """
     if method is Method.BASELINE:
         if config is None:
             return []
-        return [Issue((), "a baseline does not speculate", "leave it out, or give the method", at_key=True)]
-    given = {key: value for key, value in (config or {}).items() if value is not None}
+        return [Issue((), "a baseline does not speculate", "remove it, or set the method", at_key=True)]
+    values = {key: value for key, value in (config or {}).items() if value is not None}
     issues = []
-    if "num_speculative_tokens" not in given and method is not Method.SUFFIX:
-        hint = "say how many tokens it drafts a step; policies and vLLM count on it"
-        issues.append(Issue(("num_speculative_tokens",), f"missing, and {method} needs it", hint))
-    if served and method in _NEEDS_MODEL and "model" not in given:
+    if "num_speculative_tokens" not in values and method is not Method.SUFFIX:
+        hint = "set the number of tokens drafted per step"
+        issues.append(Issue(("num_speculative_tokens",), f"required by {method}", hint))
+    if served and method in _NEEDS_MODEL and "model" not in values:
         what = "the class, as package.module.Class" if method is Method.CUSTOM_CLASS else "the draft's name or path"
-        issues.append(Issue(("model",), f"missing, and {method} needs it", f"give {what}"))
-    if not _is_name_of(method, given.get("method", method)):
-        issues.append(Issue(("method",), f"differs from the backend's method, {method}", "leave it out"))
+        issues.append(Issue(("model",), f"required by {method}", f"set it to {what}"))
+    if not _is_name_of(method, values.get("method", method)):
+        issues.append(Issue(("method",), f"differs from the backend's method, {method}", "remove it"))
     issues += [
-        Issue((key,), f"goes only with {owner}", "leave it out", at_key=True)
+        Issue((key,), f"only allowed with {owner}", "remove it", at_key=True)
         for key, owner in _ONLY_WITH.items()
-        if key in given and method is not owner and (given[key] is not False or key not in _MAY_BE_FALSE)
+        if key in values and method is not owner and (values[key] is not False or key not in _MAY_BE_FALSE)
     ]
     if served:
         issues += [
-            Issue((key,), "not known to vLLM 0.32", hint, at_key=True)
+            Issue((key,), "not supported by vLLM 0.32", hint, at_key=True)
             for key, hint in _OTHER_VERSIONS.items()
-            if key in given
+            if key in values
         ]
     return issues
 
 
 def num_speculative_tokens(method: Method, config: SpeculativeConfig | None) -> int:
-    """Return how many tokens a step drafts at most; 0 for a baseline.
+    """Return the maximum number of tokens drafted per step; 0 for a baseline.
 
     Raises
     ------
     ValueError
-        If `config` does not say, and the method has no default.
+        If `config` does not set it and the method has no default.
+
+    Examples
+    --------
+    >>> num_speculative_tokens(Method.EAGLE, SpeculativeConfig(num_speculative_tokens=3))
+    3
+    >>> num_speculative_tokens(Method.SUFFIX, None)  # the depth of its tree
+    24
     """
     if method is Method.BASELINE:
         return 0
@@ -188,25 +207,25 @@ def num_speculative_tokens(method: Method, config: SpeculativeConfig | None) -> 
 
 
 def serve_config(method: Method, config: SpeculativeConfig | None) -> dict[str, Any]:
-    """Return what vLLM is given as `--speculative-config`: what was set, and the method; empty for a baseline."""
+    """Return the value of vLLM's `--speculative-config`: the method and the keys that were set; {} for a baseline."""
     if method is Method.BASELINE:
         return {}
-    given = config.model_dump(mode="json", exclude_unset=True, exclude_none=True) if config else {}
-    return {"method": method.value, **given}
+    values = config.model_dump(mode="json", exclude_unset=True, exclude_none=True) if config else {}
+    return {"method": method.value, **values}
 
 
 def _is_name_of(method: Method, name: object) -> bool:
-    """Whether vLLM's `name` is `method`: the same word, the n-gram proposer on the GPU, or an MTP's older name."""
+    """Return whether vLLM's `name` means `method`: also n-gram's GPU proposer, and the older names of MTP."""
     if method is Method.NGRAM and name == "ngram_gpu":
         return True
     return name == method or (method is Method.MTP and str(name).endswith("_mtp"))
 
 
-def _slips(data: Mapping[str, Any]) -> Iterator[Issue]:
+def _typos(data: Mapping[str, Any]) -> Iterator[Issue]:
     known = SpeculativeConfig.model_fields
     for key in data:
         if key == "tensor_parallel_size":
-            yield Issue((key,), "not a key of vLLM's", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
+            yield Issue((key,), "not a key of vLLM", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
         elif key not in known and key not in _OTHER_VERSIONS:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
             if near:
@@ -214,32 +233,32 @@ def _slips(data: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
-    """Yield what vLLM would refuse at start although every value by itself is right."""
+    """Yield combinations of valid values that vLLM refuses at start."""
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low is not None and high is not None and low > high:
         yield Issue(("prompt_lookup_min",), f"greater than prompt_lookup_max, {high}")
     if config.use_heterogeneous_vocab and config.draft_sample_method != "greedy":
         yield Issue(("draft_sample_method",), "must be 'greedy' with use_heterogeneous_vocab")
-    yield from _schedule_faults(config.num_speculative_tokens_per_batch_size or [])
-    yield from _synthetic_faults(config)
+    yield from _schedule_issues(config.num_speculative_tokens_per_batch_size or [])
+    yield from _synthetic_issues(config)
 
 
-def _schedule_faults(schedule: list[BatchRange]) -> Iterator[Issue]:
+def _schedule_issues(schedule: list[BatchRange]) -> Iterator[Issue]:
     key = "num_speculative_tokens_per_batch_size"
     order = sorted(range(len(schedule)), key=lambda index: schedule[index][0])
     end = 0
     for index in order:
         first, last, _ = schedule[index]
         if first > last:
-            yield Issue((key, index), f"the range runs backwards, {first} to {last}", f"[{last}, {first}, tokens]")
+            yield Issue((key, index), f"the range is reversed, {first} to {last}", f"[{last}, {first}, tokens]")
         elif end == 0 and first != 1:
             yield Issue((key, index), f"the first range starts at {first}", "start it at 1")
         elif first <= end:
-            yield Issue((key, index), f"overlaps the range before it, which ends at {end}", f"start it at {end + 1}")
+            yield Issue((key, index), f"overlaps the previous range, which ends at {end}", f"start it at {end + 1}")
         end = max(end, first, last)
 
 
-def _synthetic_faults(config: SpeculativeConfig) -> Iterator[Issue]:
+def _synthetic_issues(config: SpeculativeConfig) -> Iterator[Issue]:
     rates, length, tokens = (
         config.synthetic_acceptance_rates,
         config.synthetic_acceptance_length,
@@ -248,16 +267,15 @@ def _synthetic_faults(config: SpeculativeConfig) -> Iterator[Issue]:
     if config.rejection_sample_method != "synthetic":
         for key, value in (("synthetic_acceptance_rates", rates), ("synthetic_acceptance_length", length)):
             if value is not None:
-                yield Issue((key,), "goes only with rejection_sample_method: synthetic", at_key=True)
+                yield Issue((key,), "only allowed with rejection_sample_method: synthetic", at_key=True)
         return
     if "synthetic_acceptance_rate" not in (config.model_extra or {}) and (rates is None) == (length is None):
-        hint = "give one of synthetic_acceptance_rates and synthetic_acceptance_length"
-        yield Issue(("rejection_sample_method",), "synthetic acceptance needs to be told how much", hint)
+        hint = "set either synthetic_acceptance_rates or synthetic_acceptance_length"
+        yield Issue(("rejection_sample_method",), "synthetic needs an acceptance to simulate", hint)
     if rates is not None and tokens is not None and len(rates) != tokens:
-        yield Issue(("synthetic_acceptance_rates",), f"has {len(rates)} rates for {tokens} tokens", "one for each")
+        yield Issue(("synthetic_acceptance_rates",), f"has {len(rates)} rates for {tokens} tokens", "set one per token")
     if rates is not None and any(later > earlier for earlier, later in itertools.pairwise(rates)):
-        yield Issue(("synthetic_acceptance_rates",), "rises", "a position is accepted only if those before it are")
+        yield Issue(("synthetic_acceptance_rates",), "increases", "a position is accepted only if all before it are")
     if length is not None and tokens is not None and length > tokens + 1:
-        yield Issue(
-            ("synthetic_acceptance_length",), f"greater than {tokens + 1}", "num_speculative_tokens + 1 at most"
-        )
+        hint = "at most num_speculative_tokens + 1"
+        yield Issue(("synthetic_acceptance_length",), f"greater than {tokens + 1}", hint)

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, where, and what would be right: how every part of the pool file reports its errors."""
+"""Validation issues of the pool file and of options: where, what is wrong, and a hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_TYPE = "fault"
+_TYPE = "issue"
 _MISSING = "missing"
 _EXPECTED = {
     "int": "expected a whole number",
@@ -28,26 +28,31 @@ _EXPECTED = {
 
 
 class UsageError(Exception):
-    """Wrong usage: options or files that a command cannot work with. The message says what would be right.
+    """Options or files that a command cannot use; the message says how to correct them.
 
-    Commands print it and exit 2, before anything has happened.
+    Raised before the command has done anything; the CLI prints it and exits with status 2.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One thing wrong in the settings.
+    """One error in the settings.
 
     Parameters
     ----------
     path
-        Keys and list indexes that lead to it, from the settings that are checked.
+        Keys and list indexes from the root of the validated settings to the error.
     message
-        What is wrong. Never shows a value that could be a secret.
+        What is wrong, without values that could be secrets.
     hint
-        What would be right; empty where the message says it already.
+        How to correct it; empty if the message already says so.
     at_key
-        True where the key itself is wrong, not its value.
+        True if the key itself is wrong, not its value.
+
+    Examples
+    --------
+    >>> Issue(("prompt_lookup_min",), "must be positive").below("backends", 0).path
+    ('backends', 0, 'prompt_lookup_min')
     """
 
     path: Path
@@ -56,31 +61,38 @@ class Issue:
     at_key: bool = False
 
     def below(self, *path: str | int) -> Issue:
-        """Return the same fault as seen from further out, `path` leading to where it was."""
+        """Return the same issue with `path` prepended to its path."""
         return replace(self, path=(*path, *self.path))
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint that names the nearest of `known`, or all of them if none is near.
+    """Return a hint that names the closest of `known`, or all of them if none is close.
 
     Parameters
     ----------
     cutoff
-        Similarity (`difflib`'s ratio, 0 to 1) from which a word is near.
+        Minimum similarity of a close word (`difflib`'s ratio, 0 to 1).
+
+    Examples
+    --------
+    >>> did_you_mean("ngrm", ["ngram", "suffix"])
+    "did you mean 'ngram'?"
+    >>> did_you_mean("x", ["ngram", "suffix"])
+    'known here: ngram, suffix'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
-    if near:
-        return _meant(near[0])
-    return f"known here: {', '.join(names)}" if names else "nothing is known here"
+    close = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    if close:
+        return _suggestion(close[0])
+    return f"known here: {', '.join(names)}" if names else "no name is known here"
 
 
-def _meant(word: str) -> str:
+def _suggestion(word: str) -> str:
     return f"did you mean '{word}'?"
 
 
 def error_of(title: str, issues: Sequence[Issue]) -> ValidationError:
-    """Return the pydantic error that carries `issues` (at least one); a validator that raises it keeps their paths."""
+    """Return a pydantic error that carries `issues` (at least one) with their paths, for validators to raise."""
     return ValidationError.from_exception_data(
         title,
         [
@@ -98,25 +110,33 @@ def error_of(title: str, issues: Sequence[Issue]) -> ValidationError:
 
 
 def issues_of(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
-    """Return what `error`, raised while validating `model`, says, in plain words and with hints.
+    """Return the issues in `error`, which was raised while validating `model`.
 
-    Notes
-    -----
-    The values themselves are left out, since they may be secrets, but for the words of a fixed set that nearly fit.
+    Values are left out, since they may be secrets; the exception is an unknown word where a fixed set is expected.
+
+    Examples
+    --------
+    >>> class Settings(BaseModel):
+    ...     k: int
+    >>> try:
+    ...     Settings.model_validate({"k": "many"})
+    ... except ValidationError as error:
+    ...     print(issues_of(error, Settings)[0].message)
+    expected a whole number
     """
-    found = [_fault_of(details, model) for details in error.errors(include_url=False)]
-    # `metod: ngram` is one slip: not also a missing `method`.
-    meant = {(*issue.path[:-1], issue.hint) for issue in found if issue.at_key}
+    issues = [_issue_of(details, model) for details in error.errors(include_url=False)]
+    # `metod: ngram` is one typo, so the missing `method` is not reported as well.
+    suggested = {(*issue.path[:-1], issue.hint) for issue in issues if issue.at_key}
     return [
         issue
-        for issue in found
-        if issue.message != _MISSING or (*issue.path[:-1], _meant(str(issue.path[-1]))) not in meant
+        for issue in issues
+        if issue.message != _MISSING or (*issue.path[:-1], _suggestion(str(issue.path[-1]))) not in suggested
     ]
 
 
-def _fault_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
+def _issue_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     path, kind, context = details["loc"], details["type"], details.get("ctx", {})
-    if path and path[-1] == "[key]":  # pydantic's way to say that a mapping's key is meant, not its value
+    if path and path[-1] == "[key]":  # pydantic's mark for a mapping's key, as opposed to its value
         return Issue(path[:-1], _message(kind, context, details["msg"]), at_key=True)
     if kind == _TYPE:
         return Issue(path, context["message"], context["hint"], context["at_key"])
@@ -124,9 +144,9 @@ def _fault_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
         owner = _model_at(model, path[:-1])
         return Issue(path, "unknown key", did_you_mean(str(path[-1]), owner.model_fields if owner else ()), at_key=True)
     if kind in {"enum", "literal_error"}:
-        return _choice_fault(path, details["input"], context["expected"])
-    quote = "put it in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
-    return Issue(path, _message(kind, context, details["msg"]), quote)
+        return _choice_issue(path, details["input"], context["expected"])
+    hint = "put it in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
+    return Issue(path, _message(kind, context, details["msg"]), hint)
 
 
 def _message(kind: str, context: Mapping[str, Any], message: str) -> str:
@@ -135,23 +155,23 @@ def _message(kind: str, context: Mapping[str, Any], message: str) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "too_short":
-        return f"needs {context['min_length']} at least, has {context['actual_length']}"
+        return f"needs at least {context['min_length']}, has {context['actual_length']}"
     expected = _EXPECTED.get(kind.split("_", maxsplit=1)[0])
     if expected and kind.endswith(("_type", "_parsing", "_from_float")):
         return expected
     return message.replace("Input should be", "must be").replace("String should", "must")
 
 
-def _choice_fault(path: Path, given: object, expected: str) -> Issue:
+def _choice_issue(path: Path, value: object, expected: str) -> Issue:
     choices = [part.strip(" '") for part in expected.replace(" or ", ", ").split(",")]
-    if not isinstance(given, str):
-        return Issue(path, "expected one word", f"one of {', '.join(choices)}")
-    near = difflib.get_close_matches(given, choices, n=1)
-    return Issue(path, f"unknown '{given}'", _meant(near[0]) if near else f"one of {', '.join(choices)}")
+    if not isinstance(value, str):
+        return Issue(path, "expected a word", f"one of {', '.join(choices)}")
+    close = difflib.get_close_matches(value, choices, n=1)
+    return Issue(path, f"unknown '{value}'", _suggestion(close[0]) if close else f"one of {', '.join(choices)}")
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """Follow `path` through the annotations of `model`; None where it leads to no model."""
+    """Return the model that `path` leads to from `model`; None if it leads to no model."""
     annotation: Any = model
     for step in path:
         candidates = [choice for choice in _choices(annotation) if _follow(choice, step) is not None]

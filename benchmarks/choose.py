@@ -1,9 +1,10 @@
-"""Time what a decision of `learned` costs: `python -m benchmarks.choose`. Microseconds of CPU a request, best of nine.
+"""Measure the CPU time of a decision of `learned`: `python -m benchmarks.choose`.
 
-Eight candidates with requests under way, a policy that has observed 4,000 requests of 20 templates and fitted them,
-and 500 requests in turn, none like the one before. `predict` evaluates what was learned for all eight; `choose` has
-that in it, the cost of each, exploring, the comparison with `least_loaded` and keeping count; `observe` follows when
-the answer has ended. Modules may be compiled or not (docs/performance.md): the first line tells.
+Prints microseconds per request, the best of nine. There are eight candidates with requests in flight, a policy that has
+observed and fitted 4,000 requests of 20 templates, and 500 different requests to route. `predict` evaluates the models
+for all eight candidates; `choose` includes that, their costs, exploration, the comparison with `least_loaded` and
+bookkeeping; `observe` follows when an answer has ended. The first line says whether the modules are compiled
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def pool() -> list[Backend]:
     for number in range(8):
         method, k = _METHODS[number // 2]
         load = EngineLoad(running=6 + number, waiting=number == 7, others=2, at_s=time.monotonic())
-        one = Backend(f"b{number}", "m", method, "http://127.0.0.1:1", k, state=State.UP, load=load)
-        one.in_flight = 3 + number % 4
-        backends.append(one)
+        backend = Backend(f"b{number}", "m", method, "http://127.0.0.1:1", k, state=State.UP, load=load)
+        backend.in_flight = 3 + number % 4
+        backends.append(backend)
     return backends
 
 
 def requests(rng: Random, count: int) -> list[RequestFeatures]:
-    """Return requests of several templates, lengths and temperatures, with a conversation to tell caches by."""
+    """Return requests of several templates, lengths and temperatures, with prefixes for the prefix cache model."""
     return [
         RequestFeatures(
             "m",
@@ -59,7 +60,7 @@ def requests(rng: Random, count: int) -> list[RequestFeatures]:
 
 
 def outcome(request: RequestFeatures, decision: Decision, backend: Backend, rng: Random) -> Outcome:
-    """Return what a request came to."""
+    """Return a random outcome of a request."""
     tokens = max(9, int(rng.lognormvariate(5, 0.7)))
     per_step = 1.0 if backend.method is Method.BASELINE else 1.0 + 2 * rng.random()
     tpot_s = 0.012 / per_step
@@ -79,7 +80,7 @@ def outcome(request: RequestFeatures, decision: Decision, backend: Backend, rng:
 
 
 def best_us(call: Callable[[], object], calls: int) -> float:
-    """Return the microseconds of CPU of one of the calls that `call` makes, the best of nine."""
+    """Return the CPU time per call in microseconds, the best of nine runs of `call`, which makes `calls` calls."""
     best_s = float("inf")
     for _ in range(9):
         began_s = time.thread_time()
@@ -91,7 +92,7 @@ def best_us(call: Callable[[], object], calls: int) -> float:
 def main() -> None:
     """Print the table."""
     rng, backends = Random(7), pool()
-    named = {one.name: one for one in backends}
+    named = {backend.name: backend for backend in backends}
     policy = Learned(LearnedSettings())
     for request in requests(rng, 4000):
         decision = policy.choose(request, backends)
@@ -101,28 +102,28 @@ def main() -> None:
     began_s = time.process_time()
     fit()
     fitted_s = time.process_time() - began_s
-    asked = requests(rng, _REQUESTS)
-    keys = [key_of(request) for request in asked]
+    routed = requests(rng, _REQUESTS)
+    keys = [key_of(request) for request in routed]
     now_s = policy.clock()
     results: list[tuple[Decision, Outcome]] = []
 
     def choose() -> None:
-        for request in asked:
+        for request in routed:
             policy.choose(request, backends)
 
     def observe() -> None:
-        for _, told in results:
-            policy.observe(told)
+        for _, result in results:
+            policy.observe(result)
 
     def predictions() -> None:
-        for request, key in zip(asked, keys, strict=True):
+        for request, key in zip(routed, keys, strict=True):
             policy.predictor.predict(request, key, backends, now_s)
 
-    for request in asked:
+    for request in routed:
         decision = policy.choose(request, backends)
         results.append((decision, outcome(request, decision, named[decision.backend], rng)))
     print("compiled" if str(predict_module.__file__).endswith(".so") else "not compiled")
-    print(f"{'key_of':34} {best_us(lambda: list(map(key_of, asked)), _REQUESTS):7.1f}")
+    print(f"{'key_of':34} {best_us(lambda: list(map(key_of, routed)), _REQUESTS):7.1f}")
     print(f"{'predict, eight candidates':34} {best_us(predictions, _REQUESTS):7.1f}")
     print(f"{'choose':34} {best_us(choose, _REQUESTS):7.1f}")
     policy.explain_candidates = True
@@ -130,9 +131,9 @@ def main() -> None:
     print(f"{'observe':34} {best_us(observe, _REQUESTS):7.1f}")
     print(f"{'fit, ms (with loading libraries)':34} {1e3 * fitted_s:7.1f}")
     policy.observe(results[0][1])
-    again = policy.maintenance()
-    assert again is not None
-    print(f"{'fit, ms':34} {1e-3 * best_us(again, 1):7.1f}")
+    refit = policy.maintenance()
+    assert refit is not None
+    print(f"{'fit, ms':34} {1e-3 * best_us(refit, 1):7.1f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What replaying lookups is worth at the start: `python -m benchmarks.cold_start FOLDER [--pool P] [--seeds N]`.
+"""Measure shadow drafting after a cold start: `python -m benchmarks.cold_start FOLDER [--pool P] [--seeds N]`.
 
-The ground is that of `benchmarks.routing` (see there for FOLDER). `learned` begins with nothing but its calibration,
-once with what lookups would have given on every finished text, and once without. Shown is the mean time to finish over
-that of `least_loaded` on the same arrivals, of the first 250 and 500 requests and of the 500 after them, as geometric
-means over mixes, loads and seeds; and that with lookups over that without, with its interval over runs.
+The workloads are those of `benchmarks.routing` (see there for FOLDER). `learned` begins with only its calibration, once
+with shadow drafting on every finished text and once without. Each figure is the mean end-to-end time relative to
+`least_loaded` on the same arrivals, for the first 250 and 500 requests and for the 500 after them, as a geometric mean
+over mixes, loads and seeds. The last column is the time with shadow drafting over the time without, with its 95%
+interval over runs.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ MIXES = ("even", "templates")
 LOADS = (0.25, 0.75)
 
 
-def made(seed: int) -> dict[str, Callable[[], Policy | None]]:
-    """Return how each policy is made."""
+def factories(seed: int) -> dict[str, Callable[[], Policy | None]]:
+    """Return a function per policy that makes a new instance."""
     without = ShadowSettings(sample=0)
     return {
         "least_loaded": lambda: LeastLoaded(LoadSettings(seed=seed)),
-        "without": lambda: Learned(LearnedSettings(seed=seed, shadow=without)),
+        "without": lambda: Learned(LearnedSettings(seed=seed, shadow_drafting=without)),
         "with": lambda: Learned(LearnedSettings(seed=seed)),
         "oracle": lambda: None,
     }
 
 
 def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
-    """Return the logarithms of the mean times over those of `least_loaded`, by policy and part."""
+    """Return the logarithm of the mean time over that of `least_loaded`, by policy and part."""
     requests = timed(ground, task, drawn(ground.requests, task.mix, REQUESTS, Random(task.seed)))
     logs: dict[str, dict[str, float]] = {}
-    for name, make in made(task.seed).items():
+    for name, make in factories(task.seed).items():
         e2e_s = replay(pool_of(task.pool), requests, make(), seed=task.seed).e2e_s
         logs[name] = {part: math.log(e2e_s[which].mean()) for part, which in PARTS.items()}
     least = logs.pop("least_loaded")
@@ -65,7 +66,7 @@ def main() -> None:
         for seed in range(arguments.seeds)
     ]
     runs = [play(ground, task) for task in tasks]
-    print("| requests | without lookups | with | oracle | with over without |\n|---|---|---|---|---|")
+    print("| requests | without shadow drafting | with | oracle | with over without |\n|---|---|---|---|---|")
     for part in PARTS:
         means = [math.exp(fmean(run[name][part] for run in runs)) for name in ("without", "with", "oracle")]
         gains = [run["with"][part] - run["without"][part] for run in runs]

@@ -1,7 +1,7 @@
-"""Time what a decision costs before anything is sent: `python -m benchmarks.describe`. Microseconds, best of five.
+"""Measure the cost of a decision before anything is sent: `python -m benchmarks.describe`. Microseconds, best of five.
 
-First `describe` on bodies of several kinds and sizes, then each policy's `choose` among five backends, then the ways of
-measuring overlap that were tried (`python -m benchmarks.prompt_features` tells what each is worth).
+Three tables: `describe` on bodies of several kinds and sizes; `choose` of each policy among five backends; and the ways
+of measuring overlap that were tried (`python -m benchmarks.prompt_features` shows how well each predicts).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CODE = "def area(width: float, height: float) -> float:\n    # both in metres\n
 
 
 def best_us(call: Callable[[], object]) -> float:
-    """Return the microseconds of one call, the best of five rounds."""
+    """Return the microseconds per call, the best of five rounds."""
     rounds = max(20, int(0.02 / max(1e-7, timeit.timeit(call, number=10) / 10)))
     return min(timeit.repeat(call, number=rounds, repeat=5)) / rounds * 1e6
 
 
 def prose(characters: int) -> str:
-    """Return made-up sentences of a vocabulary of 2,000 words with the frequencies of Zipf's law."""
+    """Return random sentences with a vocabulary of 2,000 words whose frequencies follow Zipf's law."""
     rng = Random(7)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
@@ -53,7 +53,7 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def bodies() -> dict[str, tuple[Endpoint, dict[str, Any]]]:
-    """Return the bodies to describe, by what they are."""
+    """Return the endpoint and body of each kind of request."""
     turns = [{"role": ("user", "assistant")[turn % 2], "content": prose(300)} for turn in range(101)]
     ids = [int(number) for number in np.random.default_rng(7).zipf(1.3, 8000) % 128000]
     return {
@@ -67,26 +67,26 @@ def bodies() -> dict[str, tuple[Endpoint, dict[str, Any]]]:
 
 
 def by_words(text: str) -> float:
-    """Take three words at a time, in a set of tuples."""
+    """Return the share of repeated three-word sequences, with a set of tuples."""
     words = text.split()
     return 1.0 - len(set(zip(words, words[1:], words[2:], strict=False))) / max(1, len(words) - 2)
 
 
 def by_tokens(text: str) -> float:
-    """Split at punctuation too, as a tokenizer would."""
+    """Return the same with punctuation split off, as a tokenizer would."""
     words = _WORD.findall(text)
     return 1.0 - len(set(zip(words, words[1:], words[2:], strict=False))) / max(1, len(words) - 2)
 
 
 def by_hashed_words(text: str) -> float:
-    """Hash the words and sort the 3-grams with numpy."""
+    """Return the same with hashed words, sorted by numpy."""
     ids = np.fromiter(map(hash, text.split()), dtype=np.int64)
     grams = (ids[:-2] * 31 + ids[1:-1]) * 37 + ids[2:]
     return 1.0 - len(np.unique(grams)) / max(1, len(grams))
 
 
 def by_compression(text: str) -> float:
-    """Take what zlib saves at its fastest."""
+    """Return the share of bytes that zlib saves at its fastest level."""
     raw = text.encode()
     return 1.0 - len(zlib.compress(raw, 1)) / len(raw)
 
@@ -101,7 +101,9 @@ def main() -> None:
         print(f"{name:26} {len(orjson.dumps(body)):7} {cost:7.1f}")
 
     methods = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3, Method.DRAFT_MODEL)
-    pool = [Backend(str(one), "m", one, "http://127.0.0.1:1", _DRAFTED[one], state=State.UP) for one in methods]
+    pool = [
+        Backend(str(method), "m", method, "http://127.0.0.1:1", _DRAFTED[method], state=State.UP) for method in methods
+    ]
     request = describe(Endpoint.CHAT, chat(prose(1800)), model="m", default_temperature=0.0, qps=1.0, in_flight=1)
     print(f"\n{'choose among five':34} {'us':>7}")
     for name, policy in policies().items():
@@ -117,7 +119,7 @@ def main() -> None:
         "overlap: zlib": by_compression,
         "code_share (in use)": code_share,
     }
-    print(f"\n{'of a text, us':34} {'500':>7} {TAIL_CHARS:>7} {'4096':>7}")
+    print(f"\n{'features of a text, us':34} {'500':>7} {TAIL_CHARS:>7} {'4096':>7}")
     for name, way in ways.items():
         costs = (best_us(lambda w=way, n=size: w(TEXTS[n])) for size in (500, TAIL_CHARS, 4096))  # type: ignore[misc]
         print(f"{name:34}", *(f"{cost:7.1f}" for cost in costs))

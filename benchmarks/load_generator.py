@@ -1,9 +1,9 @@
-"""What `gateway bench` itself costs: many streams from a server that does nothing but send chunks on time.
+"""Measure the cost of `gateway bench` itself, against a server that only sends chunks on time.
 
     python -m benchmarks.load_generator [STREAMS...]
 
-Every stream is 128 chunks at 20 ms each. Prints a Markdown table: chunks per second, the generator's share of a core,
-and how the 20 ms look from its side.
+Every stream has 128 chunks, 20 ms apart. Prints a Markdown table: chunks per second, the generator's share of a core,
+its longest stalls, and the inter-token latency that it measures (20 ms if it keeps up).
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
                     writer.write(_DELTA)
                 writer.write(_END)
             else:
-                whole = _MODELS if head.startswith(b"GET /v1/models") else _WHOLE
+                body = _MODELS if head.startswith(b"GET /v1/models") else _WHOLE
                 status = b"404 Not Found" if head.startswith(b"GET /metrics") else b"200 OK"
-                writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(whole), whole))
+                writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
     writer.close()
 
 
-def _serve(tell: Connection) -> None:
+def _serve(ready: Connection) -> None:
     async def serve() -> None:
         server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=2048)
-        tell.send(server.sockets[0].getsockname()[1])
+        ready.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     uvloop.run(serve())
 
 
 def main() -> None:
-    """Measure with each number of streams."""
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.Process(target=_serve, args=(theirs,), daemon=True)
+    """Measure with each number of streams, and print the table."""
+    receiver, sender = multiprocessing.Pipe()
+    server = multiprocessing.Process(target=_serve, args=(sender,), daemon=True)
     server.start()
-    url = f"http://127.0.0.1:{ours.recv()}"
+    url = f"http://127.0.0.1:{receiver.recv()}"
     print("| streams at once | chunks/s | share of a core | stalls, p99 (ms) | ITL p50, p95, p99 (ms) |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
@@ -87,10 +87,10 @@ def main() -> None:
             subprocess.run(command, check=True, capture_output=True)
             run = json.loads(file.read_text())["runs"][0]
             assert run["tokens_per_chunk"] == 1.0
-            own, itl = run["generator"], run["itl"]
+            generator, itl = run["generator"], run["itl"]
             print(
-                f"| {streams} | {run['output_tokens_per_s']:,.0f} | {own['cpu_share']:.0%} "
-                f"| {own['stall_p99_ms']:.1f} | {itl['p50']:.1f}, {itl['p95']:.1f}, {itl['p99']:.1f} |"
+                f"| {streams} | {run['output_tokens_per_s']:,.0f} | {generator['cpu_share']:.0%} "
+                f"| {generator['stall_p99_ms']:.1f} | {itl['p50']:.1f}, {itl['p95']:.1f}, {itl['p99']:.1f} |"
             )
     server.terminate()
     server.join()

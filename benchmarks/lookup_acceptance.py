@@ -1,8 +1,8 @@
-"""Fit what lookups give, for requests without a text: `python -m benchmarks.lookup_acceptance FOLDER`.
+"""Fit the acceptance of n-gram and suffix drafting without texts: `python -m benchmarks.lookup_acceptance FOLDER`.
 
 FOLDER holds the recordings of SpecDecode-Bench (`combined_*.jsonl.gz`), which are not part of the project. The real
-proposers are replayed on every second text, a shared suffix cache for each dataset; the other half is what the model is
-compared with. Prints the YAML of `backends/calibration/lookup_shares.yaml`, and the comparison to the standard error.
+proposers are replayed on every second text, with one suffix cache per dataset; the model is compared with the other
+half. Prints the YAML of `backends/calibration/lookup_shares.yaml`, and the comparison on stderr.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Floats = npt.NDArray[np.float64]
 KINDS = {"chat": "sharegpt", "code": "instructcoder", "math": "gsm8k", "summarization": "cnn"}
 BOUNDS = ((2, 4), (4, 4), (5, 5))
 KS = (3, 5, 10)
-DEPTH = 24  # of the suffix trees, vLLM's default
+DEPTH = 24  # depth of the suffix trees, vLLM's default
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Per request, shape (requests, k): the share of its steps that draft, and that accept, at least 1, 2, ..., k."""
+    """Share of each request's steps that draft and that accept at least 1, 2, ..., k tokens, shape (requests, k)."""
 
     drafted: Floats
     accepted: Floats
@@ -47,19 +47,21 @@ class Shares:
 
     @property
     def weights(self) -> Floats:
-        """Share of all tokens. Long answers repeat themselves more, and most of the work is theirs."""
+        """Share of all output tokens. Long answers repeat themselves more, and make up most of the work."""
         tokens = self.tokens_per_step * self.steps
         return tokens / tokens.sum()
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
+    """Fitted shares of a median request, and the spread of the logits between requests."""
+
     drafted: Floats
     accepted: Floats
     spread: float
 
     def tokens_per_step(self) -> tuple[float, float]:
-        """Return the mean over requests, and its standard deviation for requests of endless length."""
+        """Return the mean over requests, and its standard deviation for infinitely long requests."""
         means = 1 + _shifted(self.accepted, self.spread).sum(axis=1)
         mean = float(WEIGHTS @ means)
         return mean, float(np.sqrt(WEIGHTS @ (means - mean) ** 2))
@@ -80,14 +82,14 @@ def texts(folder: Path, dataset: str) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def walked(steps: Steps, k: int) -> tuple[Floats, Floats, int]:
-    """Return the shares of one request's steps, those that decoding really begins, with drafts cut to k."""
+    """Return the shares of the steps that a request really takes, with drafts cut to k, and their number."""
     emitted, drafted = steps
-    at, drafts, accepts = 1, [], []
-    while at < len(emitted):
-        drafts.append(min(drafted[at], k))
-        tokens = min(int(emitted[at]), drafts[-1] + 1)
+    position, drafts, accepts = 1, [], []
+    while position < len(emitted):
+        drafts.append(min(drafted[position], k))
+        tokens = min(int(emitted[position]), drafts[-1] + 1)
         accepts.append(tokens - 1)
-        at += tokens
+        position += tokens
     reach = np.arange(1, k + 1)
     return (
         (np.array(drafts)[:, None] >= reach).mean(axis=0),
@@ -103,15 +105,15 @@ def shares(played: list[Steps], k: int) -> Shares:
 
 
 def fit(seen: Shares) -> Fit:
-    """Match the means by position, and the spread of tokens per step less what short requests add to it by chance."""
+    """Match the mean shares by position, and the spread of tokens per step less the noise of short requests."""
     reach = np.arange(1, seen.accepted.shape[1] + 1)
     square = ((2 * reach - 1) * seen.accepted).sum(axis=1)  # E[accepted^2] = sum over j of (2j - 1) P(accepted >= j)
-    chance = seen.weights @ ((square - seen.accepted.sum(axis=1) ** 2) / seen.steps)
-    wanted = np.sqrt(max(0.0, _std(seen.tokens_per_step, seen.weights) ** 2 - chance))
+    noise = seen.weights @ ((square - seen.accepted.sum(axis=1) ** 2) / seen.steps)
+    target = np.sqrt(max(0.0, _std(seen.tokens_per_step, seen.weights) ** 2 - noise))
     low, high = 0.0, 4.0
     for _ in range(20):
         spread = (low + high) / 2
-        low, high = (low, spread) if _of_spread(seen, spread).tokens_per_step()[1] > wanted else (spread, high)
+        low, high = (low, spread) if _of_spread(seen, spread).tokens_per_step()[1] > target else (spread, high)
     return _of_spread(seen, spread)
 
 
@@ -120,7 +122,7 @@ def _of_spread(seen: Shares, spread: float) -> Fit:
 
 
 def _centred(means: Floats, spread: float) -> Floats:
-    """Return the rates of a request in the middle, such that the means over requests are these."""
+    """Return the rates of a median request for which the means over requests are `means`."""
     low, high = np.full(len(means), 1e-6), np.full(len(means), 1 - 1e-6)
     for _ in range(40):
         middle = (low + high) / 2
@@ -133,20 +135,23 @@ def _std(values: Floats, weights: Floats) -> float:
     return float(np.sqrt(weights @ (values - weights @ values) ** 2))
 
 
-def report(name: str, made: Fit, seen: Shares) -> None:
-    """Print what the fit gives on texts it has not seen: tokens per step, measured and simulated."""
+def report(name: str, fitted: Fit, measured: Shares) -> None:
+    """Print tokens per step, measured and simulated, for texts that the fit has not seen."""
     rng = np.random.default_rng(0)
-    odds = np.exp(made.spread * rng.standard_normal((50, len(seen.steps), 1)))
-    rates = made.accepted * odds / (1 - made.accepted + made.accepted * odds)
-    steps = seen.steps.astype(int)
+    odds = np.exp(fitted.spread * rng.standard_normal((50, len(measured.steps), 1)))
+    rates = fitted.accepted * odds / (1 - fitted.accepted + fitted.accepted * odds)
+    steps = measured.steps.astype(int)
     accepted = [[(rng.random((n, 1)) < row).sum() / n for n, row in zip(steps, rows, strict=True)] for rows in rates]
     model = 1 + np.array(accepted)
     figures = {
-        "of requests": (seen.tokens_per_step @ seen.weights, (model @ seen.weights).mean()),
-        "their spread": (_std(seen.tokens_per_step, seen.weights), np.mean([_std(row, seen.weights) for row in model])),
+        "of requests": (measured.tokens_per_step @ measured.weights, (model @ measured.weights).mean()),
+        "their spread": (
+            _std(measured.tokens_per_step, measured.weights),
+            np.mean([_std(row, measured.weights) for row in model]),
+        ),
         "over all steps": (
-            1 / (seen.weights @ (1 / seen.tokens_per_step)),
-            1 / ((1 / (1 + rates.sum(axis=2))) @ seen.weights).mean(),
+            1 / (measured.weights @ (1 / measured.tokens_per_step)),
+            1 / ((1 / (1 + rates.sum(axis=2))) @ measured.weights).mean(),
         ),
     }
     print(f"{name}: {', '.join(f'{what} {a:.2f} / {b:.2f}' for what, (a, b) in figures.items())}", file=sys.stderr)
@@ -173,17 +178,17 @@ def main() -> None:
 
 
 def compare(name: str, kind: str, played: list[Steps], k: int) -> None:
-    """Fit on every second request, print that, and compare it with the others."""
-    made = fit(shares(played[::2], k))
-    print(f"    {kind}: {{request_spread: {made.spread:.2f},")
-    print(f"      drafted: [{_written(made.drafted)}],\n      accepted: [{_written(made.accepted)}]}},")
-    report(name, made, shares(played[1::2], k))
+    """Fit on every second request, print the fit, and compare it with the other requests."""
+    fitted = fit(shares(played[::2], k))
+    print(f"    {kind}: {{request_spread: {fitted.spread:.2f},")
+    print(f"      drafted: [{_listed(fitted.drafted)}],\n      accepted: [{_listed(fitted.accepted)}]}},")
+    report(name, fitted, shares(played[1::2], k))
 
 
-def _written(rates: Floats) -> str:
-    """Write rates down to the first that is none."""
-    there = [f"{rate:.4f}" for rate in rates if rate > 5e-5]
-    return ", ".join([*there, "0"] if len(there) < len(rates) else there)
+def _listed(rates: Floats) -> str:
+    """Return the rates as text, cut after the first that rounds to zero."""
+    positive = [f"{rate:.4f}" for rate in rates if rate > 5e-5]
+    return ", ".join([*positive, "0"] if len(positive) < len(rates) else positive)
 
 
 if __name__ == "__main__":

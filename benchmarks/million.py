@@ -1,15 +1,15 @@
-"""What a million requests take: `python -m benchmarks.million make FOLDER TRACE` and `... run TRACE`.
+"""Measure the lab commands on a million requests: `python -m benchmarks.million make FOLDER TRACE` and `... run TRACE`.
 
-`make` writes a trace as the recorder writes it. FOLDER has the two Azure LLM inference traces of 2023 (CC-BY 4.0,
+`make` writes a trace in the recorder's format. FOLDER has the two Azure LLM inference traces of 2023 (CC-BY 4.0,
 github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv` and `..._code.csv`, packed or not; not part of
-the project). Each is repeated, every time with the same arrivals moved by up to half a second and lengths moved by up
-to a tenth, until the requests of both together are as many as asked for; they are three times as fast as recorded. So
-the repetitions are as bursty as the trace. Applications (templates, with temperatures of their own) are drawn. Where
-each went, and how long it took there, comes of playing all of it on the simulated pool under `random`, so that the log
-tells of every choice with its probability. The same seed makes the same trace.
+the project). Each trace is repeated, with arrivals shifted by up to half a second and lengths by up to a tenth, until
+both together have as many requests as asked for; they are played three times as fast as recorded. The repetitions are
+thus as bursty as the trace. Applications (templates with their temperatures) are drawn at random. Backends and times
+come from playing the whole trace on the simulated pool under `random`, so that the log has the propensity of every
+choice. The same seed makes the same trace.
 
-`run` runs `gateway replay`, `gateway evaluate` and `gateway tune` on it, one after the other, and tells for each the
-seconds, the CPU time and the largest memory of its whole tree of processes.
+`run` runs `gateway replay`, `gateway evaluate` and `gateway tune` on it, one after another, and prints for each the
+wall time, the CPU time and the peak memory of its whole process tree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ APPLICATIONS = {
     "chat": (("9f1c00a1", 0.7), ("9f1c00a2", 1.0), ("9f1c00a3", 0.0), ("9f1c00a4", 0.3)),
     "code": (("c0de00b1", 0.0), ("c0de00b2", 0.2), ("c0de00b3", 0.8)),
 }
-"""By workload: templates and their temperatures, the first drawn most often."""
+"""Templates and their temperatures, by workload; the first template is drawn most often."""
 
 POLICIES = ("round_robin", "least_loaded", "thresholds", "learned")
 SAMPLED_EVERY_S = 0.25
@@ -52,7 +52,7 @@ SAMPLED_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in order of arrival, in columns of shape (requests,); `kind` and `application` are places."""
+    """Requests in order of arrival, in columns of shape (requests,); `kind` and `application` are indexes."""
 
     arrived_s: Floats
     prompt_tokens: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Traffic:
 
 
 def repeated(path: Path, seconds: float, rng: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Return arrivals and lengths of a trace that goes on for `seconds`; shape (requests,) and (requests, 2)."""
+    """Return arrivals and lengths of a trace repeated for `seconds`; shapes (requests,) and (requests, 2)."""
     records = list(read_trace(path, in_order=True))
     own = np.array([record.arrived_at or 0.0 for record in records])
     own -= own[0]
@@ -73,31 +73,31 @@ def repeated(path: Path, seconds: float, rng: np.random.Generator) -> tuple[Floa
         moved = own + number * period_s + rng.uniform(-JITTER_S, JITTER_S, len(own))
         times.append(np.maximum(0.0, moved))
         sizes.append(np.maximum(1, np.rint(lengths * rng.uniform(1 - JITTER, 1 + JITTER, lengths.shape))).astype(int))
-    found, long = np.concatenate(times), np.concatenate(sizes)
-    order = np.argsort(found, kind="stable")
-    return found[order], long[order]
+    arrived, size = np.concatenate(times), np.concatenate(sizes)
+    order = np.argsort(arrived, kind="stable")
+    return arrived[order], size[order]
 
 
 def traffic(folder: Path, requests: int, seed: int) -> Traffic:
-    """Return the first of both traces' repetitions together."""
+    """Return the first `requests` requests of both repeated traces together."""
     rng = np.random.default_rng(seed)
     sources = []
     for word in ("conv", "code"):
         (path,) = folder.glob(f"AzureLLMInferenceTrace_{word}.csv*")
         sources.append(path)
     per_s = sum(_rate(path) for path in sources)
-    seconds = 1.05 * requests / per_s  # a little more than is needed
+    seconds = 1.05 * requests / per_s  # slightly more than needed
     parts = [repeated(path, seconds, rng) for path in sources]
-    times = np.concatenate([found for found, _ in parts])
-    kind = np.concatenate([np.full(len(found), place) for place, (found, _) in enumerate(parts)])
+    times = np.concatenate([arrived for arrived, _ in parts])
+    kind = np.concatenate([np.full(len(arrived), index) for index, (arrived, _) in enumerate(parts)])
     order = np.argsort(times, kind="stable")[:requests]
-    lengths = np.concatenate([long for _, long in parts])[order]
+    lengths = np.concatenate([sizes for _, sizes in parts])[order]
     kind = kind[order]
     application = np.empty(len(order), np.int64)
-    for place, known in enumerate(APPLICATIONS.values()):
-        weights = 1.0 / np.arange(1, len(known) + 1)
-        mine = kind == place
-        application[mine] = rng.choice(len(known), int(mine.sum()), p=weights / weights.sum())
+    for index, templates in enumerate(APPLICATIONS.values()):
+        weights = 1.0 / np.arange(1, len(templates) + 1)
+        of_kind = kind == index
+        application[of_kind] = rng.choice(len(templates), int(of_kind.sum()), p=weights / weights.sum())
     return Traffic(times[order] / SPEED, lengths[:, 0], lengths[:, 1], kind, application)
 
 
@@ -106,15 +106,15 @@ def _rate(path: Path) -> float:
     return (len(times) - 1) / (times[-1] - times[0])
 
 
-def described(seen: Traffic) -> Iterator[TraceRecord]:
-    """Yield what is known of each request when it comes."""
+def described(requests: Traffic) -> Iterator[TraceRecord]:
+    """Yield what is known of each request on arrival."""
     kinds = list(APPLICATIONS.items())
-    columns = (seen.arrived_s, seen.prompt_tokens, seen.output_tokens, seen.kind, seen.application)
+    columns = (requests.arrived_s, requests.prompt_tokens, requests.output_tokens, requests.kind, requests.application)
     for number, (at_s, prompt, output, kind, application) in enumerate(
         zip(*map(np.ndarray.tolist, columns), strict=True)
     ):
-        workload, known = kinds[kind]
-        template, temperature = known[application]
+        workload, templates = kinds[kind]
+        template, temperature = templates[application]
         yield TraceRecord(
             id=f"{number:07x}",
             arrived_at=EPOCH_S + at_s,
@@ -137,26 +137,27 @@ def described(seen: Traffic) -> Iterator[TraceRecord]:
         )
 
 
-def logged(seen: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals: int) -> Iterator[TraceRecord]:
-    """Yield each request with where `random` sent it and what came of it there, in order of their ends."""
+def logged(arrivals: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals: int) -> Iterator[TraceRecord]:
+    """Yield each request with its backend under `random` and its outcome there, in order of their ends."""
     entry = policies()["random"]
     requests = [
-        replay_request(record, at_s, 1.0) for record, at_s in zip(described(seen), seen.arrived_s.tolist(), strict=True)
+        replay_request(record, at_s, 1.0)
+        for record, at_s in zip(described(arrivals), arrivals.arrived_s.tolist(), strict=True)
     ]
     played = replay(pool, requests, entry(entry.Settings.model_validate({"seed": seed})), seed=seed)
     if played.errors:
-        raise SystemExit(f"{played.errors} requests were too long for their replica")
+        raise SystemExit(f"{played.errors} requests are too long for their replica")
     del requests
-    there = _in_flight(seen.arrived_s, played, len(pool))
+    in_flight = _in_flight(arrivals.arrived_s, played, len(pool))
     even, rng = 1.0 / len(pool), np.random.default_rng(seed)
-    ends = np.argsort(seen.arrived_s + played.e2e_s, kind="stable")
-    records = list(described(seen))
-    for place in ends.tolist():
-        record = records[place]
-        records[place] = TraceRecord()  # what was written is not kept
-        busy = there[place].tolist()
-        backend = pool[int(played.backend[place])]
-        decode_s = float(played.e2e_s[place] - played.ttft_s[place])
+    ends = np.argsort(arrivals.arrived_s + played.e2e_s, kind="stable")
+    records = list(described(arrivals))
+    for index in ends.tolist():
+        record = records[index]
+        records[index] = TraceRecord()  # frees the record once it is written
+        busy = in_flight[index].tolist()
+        backend = pool[int(played.backend[index])]
+        decode_s = float(played.e2e_s[index] - played.ttft_s[index])
         gaps = min(intervals, record.output_tokens - 1 if record.output_tokens else 0)
         yield replace(
             record,
@@ -166,40 +167,40 @@ def logged(seen: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals: int
             method=backend.method.value,
             propensity=even,
             candidates=[
-                TraceCandidate(one.name, one.method.value, None, even, count)
-                for one, count in zip(pool, busy, strict=True)
+                TraceCandidate(spec.name, spec.method.value, None, even, count)
+                for spec, count in zip(pool, busy, strict=True)
             ],
             in_flight=sum(busy),
             status=200,
-            ttft_s=round(float(played.ttft_s[place]), 6),
+            ttft_s=round(float(played.ttft_s[index]), 6),
             itl=np.round(decode_s / gaps * rng.lognormal(0.0, 0.3, gaps), 6).tolist() if gaps else [],
-            e2e_s=round(float(played.e2e_s[place]), 6),
+            e2e_s=round(float(played.e2e_s[index]), 6),
         )
 
 
 def _in_flight(arrived_s: Floats, played: Replayed, backends: int) -> npt.NDArray[np.int64]:
-    """Return how many requests each backend had when each came; shape (requests, backends)."""
-    there = np.empty((len(arrived_s), backends), np.int64)
+    """Return the requests in flight on each backend at each arrival, shape (requests, backends)."""
+    in_flight = np.empty((len(arrived_s), backends), np.int64)
     ended_s = arrived_s + played.e2e_s
-    for place in range(backends):
-        mine = played.backend == place
-        sent = np.cumsum(mine) - mine
-        there[:, place] = sent - np.searchsorted(np.sort(ended_s[mine]), arrived_s)
-    return there
+    for index in range(backends):
+        on_backend = played.backend == index
+        sent = np.cumsum(on_backend) - on_backend
+        in_flight[:, index] = sent - np.searchsorted(np.sort(ended_s[on_backend]), arrived_s)
+    return in_flight
 
 
 def make(folder: Path, trace: Path, config: Path, requests: int, seed: int, intervals: int) -> None:
-    """Write the trace."""
+    """Write the trace and print its size."""
     pool = pool_of(served_model(config, None)[1], None)
-    seen = traffic(folder, requests, seed)
-    written, _ = write_trace(trace, logged(seen, pool, seed, intervals))
+    arrivals = traffic(folder, requests, seed)
+    written, _ = write_trace(trace, logged(arrivals, pool, seed, intervals))
     size_mb = trace.stat().st_size / 1e6
-    hours = float(np.ptp(seen.arrived_s)) / 3600
-    print(f"{written:,} requests of {hours:.1f} hours, {written / hours / 3600:.1f} a second; {size_mb:,.0f} MB")
+    hours = float(np.ptp(arrivals.arrived_s)) / 3600
+    print(f"{written:,} requests of {hours:.1f} hours, {written / hours / 3600:.1f} per second; {size_mb:,.0f} MB")
 
 
 def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
-    """Return what is measured, by name."""
+    """Return the measured commands by name."""
     gateway = [sys.executable, "-m", "gateway"]
     chosen = [word for name in POLICIES for word in ("--policy", name)]
     return {
@@ -218,38 +219,38 @@ def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
 
 
 def run(trace: Path, config: Path, work: Path, only: Sequence[str]) -> None:
-    """Run the commands and tell what each took."""
+    """Run the commands and print what each took."""
     work.mkdir(parents=True, exist_ok=True)
-    rows = ["| command | wall, s | CPU, s | peak RSS of all its processes, MB | load before |\n|---|---|---|---|---|"]
+    rows = ["| command | wall, s | CPU, s | peak RSS of all processes, MB | load before |\n|---|---|---|---|---|"]
     walls_s = []
     for name, argv in commands(trace, config, work).items():
         if only and name not in only:
             continue
         print("$ gateway " + shlex.join(argv[3:]), flush=True)
         load = os.getloadavg()[0]
-        wall_s, cpu_s, most_mb = _measured(argv)
+        wall_s, cpu_s, peak_mb = _measured(argv)
         walls_s.append(wall_s)
-        rows.append(f"| {name} | {wall_s:.0f} | {cpu_s:.0f} | {most_mb:,.0f} | {load:.1f} |")
+        rows.append(f"| {name} | {wall_s:.0f} | {cpu_s:.0f} | {peak_mb:,.0f} | {load:.1f} |")
         print(rows[-1], end="\n\n", flush=True)
     print("\n".join(rows) + f"\n| sum | {sum(walls_s):.0f} | | | |")
 
 
 def _measured(argv: Sequence[str]) -> tuple[float, float, float]:
-    """Run a command; return its seconds, its CPU seconds, and its largest memory in MB, children included.
+    """Run a command; return its wall seconds, CPU seconds and peak memory in MB, children included.
 
-    Memory that processes share is counted once for each of them.
+    Memory shared by several processes is counted in each of them.
     """
     before, began = os.times(), time.monotonic()
     process = subprocess.Popen(argv)
-    most_mb = 0.0
+    peak_mb = 0.0
     while process.poll() is None:
-        most_mb = max(most_mb, rss_mb(tree(process.pid)))
+        peak_mb = max(peak_mb, rss_mb(tree(process.pid)))
         time.sleep(SAMPLED_EVERY_S)
     wall_s, after = time.monotonic() - began, os.times()
     if process.returncode != 0:
         raise SystemExit(f"exit status {process.returncode}")
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return wall_s, used, most_mb
+    return wall_s, used, peak_mb
 
 
 def main() -> None:
@@ -260,17 +261,19 @@ def main() -> None:
     making.add_argument("folder", type=Path)
     making.add_argument("trace", type=Path)
     making.add_argument("--requests", type=int, default=1_000_000)
-    making.add_argument("--intervals", type=int, default=20, help="between chunks, at most, that a record has")
+    making.add_argument("--intervals", type=int, default=20, help="largest number of inter-chunk times in a record")
     making.add_argument("--seed", type=int, default=0)
     running = parts.add_parser("run")
     running.add_argument("trace", type=Path)
     running.add_argument("--work", type=Path, default=Path("/tmp/million"))
     running.add_argument("--only", action="append", choices=("replay", "evaluate", "tune"))
-    given = parser.parse_args()
-    if given.part == "make":
-        make(given.folder, given.trace, given.config, given.requests, given.seed, given.intervals)
+    arguments = parser.parse_args()
+    if arguments.part == "make":
+        make(
+            arguments.folder, arguments.trace, arguments.config, arguments.requests, arguments.seed, arguments.intervals
+        )
     else:
-        run(given.trace, given.config, given.work, given.only or ())
+        run(arguments.trace, arguments.config, arguments.work, arguments.only or ())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the features of a prompt's text are worth: `python -m benchmarks.prompt_features FILE`.
+"""Measure how well the text features of a prompt predict: `python -m benchmarks.prompt_features FILE`.
 
-FILE has a line of JSON for each request: `kind`, `prompt`, `output` (it is no part of the project). Printed are, for
-each way of measuring overlap, the rank correlation with what looking up drafts in the prompt and the answer so far
-would have gained on that answer; and for `code_share`, how well it tells requests about code from others.
+FILE has one JSON object per line and request: `kind`, `prompt`, `output` (it is not part of the project). For each way
+of measuring overlap, prints its rank correlation with the tokens per step that n-gram drafting would have gained on the
+answer; and for `code_share`, how well it separates requests about code from the others.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from policies.features.code_share import code_share
 from policies.features.overlap import overlap_of_text
 from policies.features.prompt import TAIL_CHARS
 
-_PIECE = re.compile(r"\s?\w{1,5}|\s?[^\w\s]|\s+")  # about the size of tokens
+_PIECE = re.compile(r"\s?\w{1,5}|\s?[^\w\s]|\s+")  # about as long as tokens
 _DRAFTED = 5
 _CODE = frozenset({"code_edit", "code_gen"})
 
 
 def lookup_gain(prompt: Sequence[str], output: Sequence[str]) -> float:
-    """Return the pieces a step that drafting up to 5 after the latest match of 3 or 2 pieces would have given."""
-    pieces, place, steps = [*prompt, *output], len(prompt), 0
+    """Return the pieces per step if up to 5 were drafted from the first match of the last 3 or 2 pieces."""
+    pieces, position, steps = [*prompt, *output], len(prompt), 0
     after: dict[tuple[str, ...], int] = {}
 
-    def note(end: int) -> None:
+    def index(end: int) -> None:
         for length in (3, 2):
             if end >= length:
                 after.setdefault(tuple(pieces[end - length : end]), end)
 
     for end in range(1, len(prompt)):
-        note(end)
-    while place < len(pieces):
+        index(end)
+    while position < len(pieces):
         steps += 1
-        found = after.get(tuple(pieces[place - 3 : place])) or after.get(tuple(pieces[place - 2 : place]))
+        match = after.get(tuple(pieces[position - 3 : position])) or after.get(tuple(pieces[position - 2 : position]))
         accepted = 0
         while (
-            found
+            match
             and accepted < _DRAFTED
-            and place + accepted < len(pieces)
-            and found + accepted < place
-            and pieces[found + accepted] == pieces[place + accepted]
+            and position + accepted < len(pieces)
+            and match + accepted < position
+            and pieces[match + accepted] == pieces[position + accepted]
         ):
             accepted += 1
-        for end in range(place, place + accepted + 1):
-            note(end)
-        place += accepted + 1
+        for end in range(position, position + accepted + 1):
+            index(end)
+        position += accepted + 1
     return len(output) / steps
 
 
 def ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return the rank of each value, ties sharing theirs."""
+    """Return the rank of each value; ties share their mean rank."""
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranked: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[where]
     return ranked
 
 
 def area_under_curve(values: Sequence[float], of_kind: npt.NDArray[np.bool_]) -> float:
-    """Return the probability that one of the kind has a higher value than one of the others."""
+    """Return the probability that a random request of the kind has a higher value than one of the others."""
     count = int(of_kind.sum())
     return float((ranks(values)[of_kind].sum() - count * (count + 1) / 2) / (count * (len(of_kind) - count)))
 
@@ -84,14 +84,16 @@ def main() -> None:
         "three words, last 4,096 characters": lambda text: by_words(text[-4096:]),
         "zlib, last 1,024 characters": lambda text: by_compression(text[-TAIL_CHARS:]) if text else 0.0,
     }
-    print(f"{'overlap':40} rank correlation with the gain of looking up ({len(long)} requests)")
+    print(f"{'overlap':40} rank correlation with the gain of n-gram drafting ({len(long)} requests)")
     for name, way in ways.items():
-        found = np.corrcoef(ranks([way(row["prompt"]) for row in long]), ranks(gains))[0, 1]
-        print(f"{name:40} {found:.3f}")
+        correlation = np.corrcoef(ranks([way(row["prompt"]) for row in long]), ranks(gains))[0, 1]
+        print(f"{name:40} {correlation:.3f}")
     of_code = np.array([row["kind"] in _CODE for row in rows])
     shares = [code_share(row["prompt"][-TAIL_CHARS:]) for row in rows]
-    right = float(np.mean((np.array(shares) >= 0.5) == of_code))
-    print(f"\ncode_share: area under the curve {area_under_curve(shares, of_code):.3f}; right at 0.5: {right:.1%}")
+    accuracy = float(np.mean((np.array(shares) >= 0.5) == of_code))
+    print(
+        f"\ncode_share: area under the curve {area_under_curve(shares, of_code):.3f}; accuracy at 0.5: {accuracy:.1%}"
+    )
 
 
 if __name__ == "__main__":

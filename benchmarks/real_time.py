@@ -1,8 +1,8 @@
-"""How well one simulator process keeps to its model in real time: `python -m benchmarks.real_time`.
+"""Measure how precisely one simulator process keeps its step times in real time: `python -m benchmarks.real_time`.
 
-Eight replicas (two of each of baseline, n-gram, suffix, EAGLE-3) in one process, STREAMS chat streams in a closed loop
-over all of them; the process itself tells how late each engine step's last chunk left, compared with the end that the
-model gave the step (`simulator:step_lateness_seconds` on its `/metrics`).
+Eight replicas (two each of baseline, n-gram, suffix and EAGLE-3) run in one process, and STREAMS chat streams load them
+in a closed loop. The process itself reports the time from the scheduled end of each engine step until its last chunk
+was sent (`simulator:step_lateness_seconds` on its `/metrics`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _simulator(replicas: int, method: str | None) -> Iterator[tuple[list[int], i
     try:
         process.stdin.write(json.dumps(document))
         process.stdin.close()
-        process.stdout.readline()  # says that all listen
+        process.stdout.readline()  # written once all replicas listen
         yield ports, process.pid
     finally:
         process.terminate()
@@ -70,13 +70,13 @@ def _simulator(replicas: int, method: str | None) -> Iterator[tuple[list[int], i
 
 
 class _Stream:
-    """Reads one answer and begins the next."""
+    """A client stream that starts the next request when an answer has ended."""
 
-    def __init__(self, client: UpstreamClient, number: int, tokens: int, seen: Counter[str]) -> None:
+    def __init__(self, client: UpstreamClient, number: int, tokens: int, counts: Counter[str]) -> None:
         self._client = client
         self._number = number
         self._tokens = tokens
-        self._seen = seen
+        self._counts = counts
         self._call: Call | None = None
         self.begin()
 
@@ -98,50 +98,50 @@ class _Stream:
         self._call = self._client.send(request_head(b"POST", b"/v1/chat/completions", headers), body, self)
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        self._seen[f"status {status}"] += 1
+        self._counts[f"status {status}"] += 1
 
     def on_data(self, data: bytes) -> None:
-        self._seen["chunks"] += data.count(b"\n\n")
+        self._counts["chunks"] += data.count(b"\n\n")
 
     def on_end(self) -> None:
         self.begin()
 
     def on_error(self, error: UpstreamError) -> None:
-        self._seen[error.kind] += 1
+        self._counts[error.kind] += 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """What was seen in the measured time: late steps by bound in seconds, and what the process took.
+class _Measurement:
+    """Result of a measurement: late steps by bound in seconds, received events, and CPU use of the simulator.
 
     Parameters
     ----------
     cpu_s, waited_s
-        Seconds that the process computed, and that its event loop was ready to but had no core.
+        Seconds of CPU time, and seconds during which its event loop was ready but had no core.
     """
 
     late: dict[float, float]
-    seen: Counter[str]
+    counts: Counter[str]
     elapsed_s: float
     cpu_s: float
     waited_s: float
 
 
-async def _run(ports: list[int], pid: int, streams: int, seconds: float, warm_s: float) -> _Measured:
-    seen: Counter[str] = Counter()
+async def _run(ports: list[int], pid: int, streams: int, seconds: float, warm_s: float) -> _Measurement:
+    counts: Counter[str] = Counter()
     clients = [UpstreamClient(Address.parse(f"http://127.0.0.1:{port}")) for port in ports]
     held = []
-    for number in range(streams):  # not all at once: a burst of arrivals is another question
-        held.append(_Stream(clients[number % len(clients)], number, 400 + number % 7 * 50, seen))
+    for number in range(streams):  # spread out: bursts of arrivals are not measured here
+        held.append(_Stream(clients[number % len(clients)], number, 400 + number % 7 * 50, counts))
         await asyncio.sleep(warm_s / streams)
     before = await _lateness(ports)
-    seen.clear()
+    counts.clear()
     cpu_s, waited_s, began_s = _cpu_s(pid), _waited_s(pid), time.monotonic()
     await asyncio.sleep(seconds)
     cpu_s, waited_s, elapsed_s = _cpu_s(pid) - cpu_s, _waited_s(pid) - waited_s, time.monotonic() - began_s
-    seen = seen.copy()
+    counts = counts.copy()
     after = await _lateness(ports)
-    return _Measured({bound: after[bound] - before[bound] for bound in after}, seen, elapsed_s, cpu_s, waited_s)
+    return _Measurement({bound: after[bound] - before[bound] for bound in after}, counts, elapsed_s, cpu_s, waited_s)
 
 
 async def _lateness(ports: list[int]) -> dict[float, float]:
@@ -166,21 +166,26 @@ def _waited_s(pid: int) -> float:
 
 
 def main() -> None:
-    """Run it and print how late the steps were."""
+    """Run the measurement and print how late the steps were."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=8)
-    parser.add_argument("--method", choices=[name for name, _ in _METHODS], help="of all replicas; default: in turn")
+    parser.add_argument(
+        "--method", choices=[name for name, _ in _METHODS], help="of all replicas; default: all methods in turn"
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--warm-seconds", type=float, default=8.0, help="before measuring, in which streams begin")
-    given = parser.parse_args()
-    with _simulator(given.replicas, given.method) as (ports, pid):
-        measured = uvloop.run(_run(ports, pid, given.streams, given.seconds, given.warm_seconds))
-    total, seen, elapsed_s = measured.late[float("inf")], measured.seen, measured.elapsed_s
-    print(f"{given.replicas} replicas, {given.streams} streams, {given.seconds:g} s: {total:.0f} steps, {dict(seen)}")
+    parser.add_argument("--warm-seconds", type=float, default=8.0, help="before the measurement, while streams start")
+    arguments = parser.parse_args()
+    with _simulator(arguments.replicas, arguments.method) as (ports, pid):
+        measured = uvloop.run(_run(ports, pid, arguments.streams, arguments.seconds, arguments.warm_seconds))
+    total, counts, elapsed_s = measured.late[float("inf")], measured.counts, measured.elapsed_s
+    print(
+        f"{arguments.replicas} replicas, {arguments.streams} streams, {arguments.seconds:g} s:"
+        f" {total:.0f} steps, {dict(counts)}"
+    )
     print(
         f"CPU of the process: {measured.cpu_s / elapsed_s:.0%} of a core,"
-        f" {measured.cpu_s / seen['chunks'] * 1e6:.1f} us a chunk; its event loop waited for a core"
+        f" {measured.cpu_s / counts['chunks'] * 1e6:.1f} us per chunk; its event loop waited for a core"
         f" {measured.waited_s / elapsed_s:.0%} of the time"
         f" (load {os.getloadavg()[0]:.1f})"
     )

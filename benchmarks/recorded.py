@@ -1,7 +1,7 @@
-"""Requests with recorded acceptance, and what each method costs them: the ground that rules are tried on.
+"""Recorded requests with the cost of each under every method; input of `benchmarks.threshold_rules`.
 
-The recordings are not part of the project. They are what the simulator of SpecDecode-Bench (arXiv 2601.11580) holds:
-Llama-3.1-8B on one H100, greedy; per request and method the engine steps, the tokens verified and the context read.
+The recordings are not part of the project. They are the data of SpecDecode-Bench's simulator (arXiv 2601.11580):
+Llama-3.1-8B on one H100, greedy, with engine steps, verified tokens and context read per request and method.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures, describe
 
 ARMS = {Method.BASELINE: "base", Method.NGRAM: "ngram5", Method.SUFFIX: "suffix", Method.EAGLE3: "eagle3_3"}
-"""The methods, with the number of drafted tokens that stand for each."""
+"""The methods, and the column that holds each one's recording."""
 
 DECLARED = {"sharegpt": "chat", "instructcoder": "code"}
-"""What a client of these datasets could declare as its workload."""
+"""The workloads that clients of these datasets could declare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request costs a method: engine steps, tokens verified and context tokens read, over all of them."""
+    """The cost of one request under a method: engine steps, tokens verified, and context tokens read."""
 
     steps: int
     tokens: int
@@ -41,7 +41,7 @@ class Recorded:
     work: dict[Method, Work]
 
     def alone_s(self, method: Method) -> float:
-        """Return the seconds that the request takes with an engine to itself, its prefill aside."""
+        """Return the seconds that the request takes on an idle engine, without its prefill."""
         work = self.work[method]
         return step_s(method, 1, work.tokens / work.steps, work.context / work.steps) * work.steps
 
@@ -49,8 +49,8 @@ class Recorded:
 def step_s(method: Method, requests: int, tokens: float, context: float) -> float:
     """Return the seconds of an engine step.
 
-    The fit of the same simulator (its `predictor.py`): a step reads the weights, verifies `tokens` against `context`
-    tokens of KV cache, drafts, and pays the engine's overhead.
+    The fit is that of the same simulator (its `predictor.py`): a step reads the weights, verifies `tokens` against
+    `context` tokens of KV cache, drafts, and has the engine's overhead.
     """
     if not requests:
         return 0.0
@@ -64,12 +64,12 @@ def step_s(method: Method, requests: int, tokens: float, context: float) -> floa
 
 
 def read(folder: Path, *, declare: bool) -> list[Recorded]:
-    """Read the recordings of a folder (`derived_per_request.csv.gz`, `combined_*.jsonl.gz`).
+    """Return the recordings of a folder (`derived_per_request.csv.gz`, `combined_*.jsonl.gz`).
 
     Parameters
     ----------
     declare
-        Whether clients declare their workload, where the dataset has one in `DECLARED`.
+        Whether clients declare their workload, if the dataset is in `DECLARED`.
     """
     prompts = {}
     for path in sorted(folder.glob("combined_*.jsonl.gz")):

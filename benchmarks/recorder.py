@@ -1,8 +1,8 @@
-"""Time what recording costs: `python -m benchmarks.recorder`. Microseconds of CPU, best of nine.
+"""Measure the cost of recording: `python -m benchmarks.recorder`. Microseconds of CPU, best of nine.
 
-Of a chat request with 2,000 characters of prompt and 128 tokens of answer, streamed or not, no two alike: first on
-the event loop (notes, and the record or as much of it as is made there); then in the recorder's thread, which makes the
-rest of 32 records at a time; then what it takes to pack and write a record, and what a record takes in the file.
+Measured on chat requests with 2,000 characters of prompt and 128 tokens of answer, streamed or not, all different.
+First the cost on the event loop (notes, and the part of the record that is made there); then in the recorder's thread,
+which makes the rest of 32 records at a time; then the cost of packing and writing a record, and its size in the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.describe import chat, prose
 from gateway.config.settings import RecorderSettings
 from gateway.http.usage import Usage
 from gateway.recorder import FinishedRequest, Recorder, RequestNotes
-from gateway.recorder.document import Documents, Waiting
+from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.routing.model import Model
@@ -40,26 +40,26 @@ _LINE = "{:<64} {:>9.2f}"
 
 
 def pool() -> list[Backend]:
-    """Return five backends under some load."""
+    """Return five backends with some load."""
     methods = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3, Method.DRAFT_MODEL)
     load = EngineLoad(running=4, waiting=1, kv_usage=0.2, at_s=1.0)
     return [Backend(m.value, "m", m, "http://127.0.0.1:1", state=State.UP, in_flight=3, load=load) for m in methods]
 
 
-def _documents(text: str) -> Documents:
-    """Return what makes records, as a recorder has it."""
+def _documents(text: str) -> RecordBuilder:
+    """Return the maker of records, as a recorder has it."""
     if text != "hashes":
-        return Documents(text)
-    return Documents(text, TextHasher(b"salt"), TextHasher(b"salt") if _IS_COMPILED else None)
+        return RecordBuilder(text)
+    return RecordBuilder(text, TextHasher(b"salt"), TextHasher(b"salt") if _IS_COMPILED else None)
 
 
-def _begin(documents: Documents, batch: Sequence[FinishedRequest]) -> list[bytes | Waiting]:
+def _begin(documents: RecordBuilder, batch: Sequence[FinishedRequest]) -> list[bytes | PendingRecord]:
     return [documents.begin(one, 0.0) for one in batch]
 
 
-def _line(documents: Documents, one: FinishedRequest, wall_offset_s: float = 0.0) -> bytes:
+def _line(documents: RecordBuilder, one: FinishedRequest, wall_offset_s: float = 0.0) -> bytes:
     begun = documents.begin(one, wall_offset_s)
-    if isinstance(begun, Waiting):
+    if isinstance(begun, PendingRecord):
         (line,) = documents.end([begun])
         assert isinstance(line, bytes)
         return line
@@ -69,7 +69,7 @@ def _line(documents: Documents, one: FinishedRequest, wall_offset_s: float = 0.0
 def taken(
     backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True
 ) -> FinishedRequest:
-    """Return a request that has ended, as the exchange hands it over."""
+    """Return a finished request, as the exchange passes it to the recorder."""
     rng = Random(number)
     begin = rng.randrange(50_000)
     body = orjson.dumps(chat(WRITTEN[begin : begin + 2000], temperature=0.7, max_tokens=256))
@@ -81,17 +81,17 @@ def taken(
     considered = CandidateScores(backends, [1.234567] * len(backends), [0.2] * len(backends))
     decision = Decision("ngram", policy, "fastest", 0.9, considered)
     take = RequestNotes([] if text != "none" else None, 1 << 20)
-    take.choose(backends)
+    take.note_candidates(backends)
     words = rng.choices(WRITTEN.split(), k=TOKENS)
     if not streamed:
         message = {"role": "assistant", "content": " ".join(words)}
-        take.read(Endpoint.CHAT, {"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]}, 1000)
-    for place in range(TOKENS if streamed else 0):
-        delta = {"choices": [{"index": 0, "delta": {"content": " " + words[place]}, "logprobs": None}]}
+        take.keep_document(Endpoint.CHAT, {"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]}, 1000)
+    for index in range(TOKENS if streamed else 0):
+        delta = {"choices": [{"index": 0, "delta": {"content": " " + words[index]}, "logprobs": None}]}
         data = orjson.dumps(
             {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "m", **delta}
         )
-        take.chunks.append(100.0 + 0.02 * place + rng.uniform(0, 0.004))
+        take.chunks.append(100.0 + 0.02 * index + rng.uniform(0, 0.004))
         take.keep(b"data: " + data + b"\n\n")
     outcome = Outcome(features, decision, Method.NGRAM, 200, 0.1, 0.02, 3.0, 512, TOKENS, 2.1, 100, 60)
     usage = Usage(512, TOKENS, 0, 100, 60, 40, 0.1, 0.01, 2.9)
@@ -109,31 +109,31 @@ def _repeat(call: Callable[[], object]) -> None:
 
 
 def event_loop(folder: Path) -> None:
-    """Print what a request and a chunk of a stream take there."""
+    """Print the cost of a request and of a stream's chunk on the event loop."""
     backends = pool()
-    recorder = Recorder(RecorderSettings(path=folder, queue=100))  # its thread not started: the queue is emptied here
+    recorder = Recorder(RecorderSettings(path=folder, queue=100))  # not started: the queue is emptied here
     one = taken(backends, "thresholds", "none")
     hashing = Recorder(RecorderSettings(path=folder, text="hashes", queue=100))
     hashed = taken(backends, "thresholds", "hashes", streamed=False)
     answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": WRITTEN[:700]}}]}
 
     def whole(recorder: Recorder, one: FinishedRequest) -> None:
-        take = recorder.take(Endpoint.CHAT)
+        take = recorder.start_notes(Endpoint.CHAT)
         assert take is not None
-        take.choose(backends)
-        take.read(Endpoint.CHAT, answer, 900)
+        take.note_candidates(backends)
+        take.keep_document(Endpoint.CHAT, answer, 900)
         recorder.add(
             FinishedRequest(
                 take,
                 one.request_id,
                 one.key,
                 one.routed,
-                recorder.body_wanted(one.routed, b""),
+                recorder.body_to_keep(one.routed, b""),
                 one.decision,
                 one.backend,
                 one.retried_from,
                 one.status,
-                one.word,
+                one.outcome_label,
                 one.outcome,
                 one.usage,
                 one.arrived_s,
@@ -159,7 +159,7 @@ def event_loop(folder: Path) -> None:
 
 
 def records(folder: Path) -> None:
-    """Print what is spent on a record, where, and what it takes."""
+    """Print the cost of a record on the event loop and in the thread, and its size."""
     backends = pool()
     print()
     for policy in ("thresholds", "round_robin"):
@@ -167,9 +167,9 @@ def records(folder: Path) -> None:
             for streamed in (True, False):
                 documents = _documents(text)
                 batch = [taken(backends, policy, text, number, streamed=streamed) for number in range(_AT_ONCE)]
-                waiting = [one for one in _begin(documents, batch) if isinstance(one, Waiting)]
+                waiting = [one for one in _begin(documents, batch) if isinstance(one, PendingRecord)]
                 documents.end(waiting)
-                kept = "" if policy == "thresholds" else ", features to be worked out"
+                kept = "" if policy == "thresholds" else ", features computed by the recorder"
                 kind = f"text: {text}, {'a stream' if streamed else 'in one piece'}{kept}"
                 print(_LINE.format(f"event loop: {kind}", best_us(partial(_begin, documents, batch), _AT_ONCE)))
                 if waiting:
@@ -178,7 +178,7 @@ def records(folder: Path) -> None:
     hasher, words, draw = TextHasher(b"salt"), WRITTEN.split(), Random(7)
     begins = [draw.randrange(50_000) for _ in range(_AT_ONCE)]
     pairs = [(WRITTEN[begin : begin + 2000], " ".join(draw.choices(words, k=TOKENS))) for begin in begins]
-    print(_LINE.format("hashes, no unit new", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
+    print(_LINE.format("hashes, all units known", best_us(partial(hasher.pack_all, pairs), _AT_ONCE)))
     for text in ("none", "hashes", "full"):
         documents = _documents(text)
         first = _line(documents, taken(backends, "thresholds", text))
@@ -194,7 +194,7 @@ def records(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print all measurements."""
     with tempfile.TemporaryDirectory() as folder:
         event_loop(Path(folder))
         records(Path(folder))

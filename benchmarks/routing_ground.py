@@ -1,4 +1,4 @@
-"""The pools, mixes and loads that routing is measured on, and the recorded requests that make them up."""
+"""Pools, mixes and loads of the routing benchmarks, and the recorded requests that they use."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
 }
 MIXES = ("even", "code", "chat", "drifting", "templates")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
-"""Shares of what the pool carries with full batches (`capacity`)."""
+"""Shares of the pool's throughput with full batches (`capacity`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run of arrivals, played with every policy."""
+    """One run of arrivals, which is played with every policy."""
 
     pool: str
     mix: str
@@ -66,14 +66,14 @@ class Task:
 
 @dataclass(slots=True)
 class Ground:
-    """What every task needs; one a process.
+    """Data shared by all tasks of a process.
 
     Attributes
     ----------
     warm
-        By pool: what learned had learned on the requests to develop on.
+        Statistics that `learned` collected on the development requests, by pool.
     rates
-        By pool and mix: requests a second that it carries.
+        Capacity in requests per second, by pool and mix.
     """
 
     requests: dict[str, list[ReplayRequest]]
@@ -84,12 +84,12 @@ class Ground:
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def read(folder: Path, place: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
-    """Return every second request by workload."""
-    found: dict[str, list[ReplayRequest]] = {}
+def read(folder: Path, start: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
+    """Return every second request from `start` on, by workload."""
+    requests: dict[str, list[ReplayRequest]] = {}
     for dataset, workload in WORKLOADS.items():
         with gzip.open(folder / f"combined_{dataset}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines][place::2]
+            rows = [json.loads(line) for line in lines][start::2]
         for row in rows:
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
@@ -107,8 +107,8 @@ def read(folder: Path, place: int, longest_tokens: int = LONGEST_TOKENS) -> dict
                 output_token_ids=output[:tokens],
                 acceptance={"eagle3": accepted[:tokens]},
             )
-            found.setdefault(workload, []).append(replay_request(record, 0.0, 0.0))
-    return found
+            requests.setdefault(workload, []).append(replay_request(record, 0.0, 0.0))
+    return requests
 
 
 def pool_of(name: str) -> list[ReplicaSpec]:
@@ -121,9 +121,9 @@ def pool_of(name: str) -> list[ReplicaSpec]:
 
 
 def drawn(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, count: int, rng: Random) -> list[ReplayRequest]:
-    """Return requests of a mix: declared workloads; or, for `templates`, none declared but a template per client."""
+    """Return random requests of a mix. They declare their workload; in mix `templates` they have a template instead."""
     names = list(WORKLOADS.values())
-    found = []
+    chosen = []
     for number in range(count):
         weights = {"code": (1, 6, 1, 1), "chat": (6, 1, 1, 1)}.get(mix, (1, 1, 1, 1))
         if mix == "drifting":
@@ -133,17 +133,17 @@ def drawn(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, count: int,
         if mix == "templates":
             client = f"{workload}-{rng.randrange(5)}"  # twenty clients
             request = replace(request, features=replace(request.features, workload="", template=client))
-        found.append(request)
-    return found
+        chosen.append(request)
+    return chosen
 
 
 def capacity(ground: Ground, pool: str, mix: str) -> float:
-    """Return the requests a second that a pool carries: 1,500 that come at once, over the time until all are done."""
+    """Return the throughput of a pool in requests per second, from 1,500 requests that arrive at once."""
     known = ground.rates.get((pool, mix))
     if known is None:
         requests = drawn(ground.requests, mix, WARMUP + COUNTED, Random(0))[-COUNTED:]
         played = replay(pool_of(pool), requests, None)
-        # The last few run alone: what counts is how long nine in ten of the tokens took.
+        # The last few requests run alone, so only the time of the first 90% of the tokens counts.
         order = np.argsort(played.e2e_s)
         done = np.cumsum(played.output_tokens[order]) / played.output_tokens.sum()
         at_s = float(played.e2e_s[order][np.searchsorted(done, 0.9)])
@@ -152,7 +152,7 @@ def capacity(ground: Ground, pool: str, mix: str) -> float:
 
 
 def timed(ground: Ground, task: Task, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
-    """Give requests their times of arrival: Poisson, or the gaps of Azure's trace, scaled to the load."""
+    """Return the requests with arrival times: Poisson, or the gaps of Azure's trace, scaled to the load."""
     rate = task.load * capacity(ground, task.pool, task.mix)
     rng = np.random.default_rng(task.seed)
     if task.arrivals == "azure" and ground.gaps_s is not None:
@@ -165,7 +165,7 @@ def timed(ground: Ground, task: Task, requests: Sequence[ReplayRequest]) -> list
 
 
 def prepare(ground: Ground, pool: str) -> None:
-    """Have learned learn on the requests to develop on, at a middling load, and distil its rules."""
+    """Train `learned` on the development requests at medium load, and distil its rules."""
     if pool in ground.warm:
         return
     requests = drawn(ground.others, "even", WARMUP + COUNTED, Random(99))
@@ -178,18 +178,20 @@ def prepare(ground: Ground, pool: str) -> None:
 
 
 def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
-    """Return the rules that a learned policy comes down to."""
-    candidates = [LoggedCandidate(one.name, one.method, one.config.get("num_speculative_tokens", 0)) for one in specs]
+    """Return the rules distilled from a learned policy."""
+    candidates = [
+        LoggedCandidate(spec.name, spec.method, spec.config.get("num_speculative_tokens", 0)) for spec in specs
+    ]
     return distill(policy, candidates)
 
 
 def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int = LONGEST_TOKENS) -> Ground:
-    """Read everything."""
+    """Return the data of the tasks, read from the recordings."""
     gaps_s = None
     if azure is not None:
         from lab.trace import read_trace
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    reported, others = (read(folder, place, longest_tokens) for place in ((0, 1) if tune else (1, 0)))
+    reported, others = (read(folder, start, longest_tokens) for start in ((0, 1) if tune else (1, 0)))
     return Ground(reported, others, gaps_s)

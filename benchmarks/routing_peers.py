@@ -1,4 +1,4 @@
-"""Policies that routing is held against and nobody should serve with: the trap, and another router's way."""
+"""Policies for comparison only: a greedy one, and a regression in the manner of another router."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from policies.policy import Decision, Outcome, Policy, PolicySettings
 
 
 class OwnTime(Cost):
-    """What the request itself takes, whatever it does to others."""
+    """The predicted time of the request itself, without the delay of others."""
 
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         return prediction.own_s
 
 
 class Greedy(Learned):
-    """Learned, but each request goes where it alone is fastest: the trap."""
+    """`learned`, except that each request goes where it is fastest itself."""
 
     name = "greedy"
 
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
         self.cost = OwnTime()
-        self._join()
+        self._assemble()
 
 
 class LatencyRegression(Policy):
-    """One linear regression of time to first token and per token on queue, KV use and prompt, for all backends.
+    """One linear regression of TTFT and TPOT on queue, KV use and prompt length, for all backends together.
 
-    After llm-d's predicted-latency scorer, which has gradient-boosted trees on the same features; like it, it does not
-    know that backends differ in more than their load.
+    Modelled on llm-d's predicted-latency scorer, which uses gradient-boosted trees on the same features. Like it, this
+    policy cannot represent that backends differ in more than their load.
     """
 
     name = "latency_regression"
@@ -52,31 +52,30 @@ class LatencyRegression(Policy):
         self._rng = Random(0)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose the candidate of the least predicted latency."""
+        """Choose the candidate with the lowest predicted latency."""
         x = np.array(
             [
                 (
                     1.0,
-                    one.in_flight,
-                    one.load.running,
-                    one.load.waiting,
-                    one.load.kv_usage,
+                    candidate.in_flight,
+                    candidate.load.running,
+                    candidate.load.waiting,
+                    candidate.load.kv_usage,
                     request.prompt_tokens * 1e-3,
                 )
-                for one in candidates
+                for candidate in candidates
             ]
         )
         predicted = x @ self._weights
         tokens = min(request.max_tokens or 200, 200)
-        order = (
-            predicted[:, 0] + tokens * predicted[:, 1] if self._y else np.array([one.in_flight for one in candidates])
-        )
+        latency_s = predicted[:, 0] + tokens * predicted[:, 1]
+        order = latency_s if self._y else np.array([candidate.in_flight for candidate in candidates])
         best = np.flatnonzero(order <= order.min() + 1e-12)
-        place = int(best[self._rng.randrange(len(best))])
-        return Decision(candidates[place].name, self.name, "least_predicted", memo=x[place])
+        index = int(best[self._rng.randrange(len(best))])
+        return Decision(candidates[index].name, self.name, "least_predicted", memo=x[index])
 
     def observe(self, outcome: Outcome) -> None:
-        """Note what came of it; fit again every 50 requests, on the last 2,000."""
+        """Store the outcome; refit every 50 requests, on the last 2,000."""
         if outcome.ttft_s is None or outcome.tpot_s is None or not isinstance(outcome.decision.memo, np.ndarray):
             return
         self._x.append(outcome.decision.memo)

@@ -1,4 +1,4 @@
-"""What a comparison of policies came to, as Markdown: geometric means over cells, and the cells that are lost."""
+"""Report of `benchmarks.routing` as Markdown: geometric means over settings, and settings where `learned` loses."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 def report(results: Results) -> None:
     """Print a table for each pool, with intervals over seeds."""
     for pool in POOLS:
-        mine = {task: figures for task, figures in results.items() if task.pool == pool}
-        if not mine:
+        of_pool = {task: figures for task, figures in results.items() if task.pool == pool}
+        if not of_pool:
             continue
-        first, *others = (f"{load:.0%}" for load in LOADS)
-        by_load = " | ".join([f"mean at {first}", *others])
+        first, *rest = (f"{load:.0%}" for load in LOADS)
+        by_load = " | ".join([f"mean at {first}", *rest])
         print(f"\n**{pool}**\n\n| policy | mean | 99th percentile | TTFT | TPOT | SLO kept | {by_load} |")
         print("|---" * (6 + len(LOADS)) + "|")
-        for name in next(iter(mine.values())):
-            cells = [_over(mine, name, "mean", lambda task, load=load: task.load == load)[0] for load in LOADS]  # type: ignore[misc]
+        for name in next(iter(of_pool.values())):
+            cells = [_over(of_pool, name, "mean", lambda task, load=load: task.load == load)[0] for load in LOADS]  # type: ignore[misc]
             shares = " | ".join("" if math.isnan(cell) else f"{cell:.3f}" for cell in cells)
-            kept = fmean(figures[name]["kept"] for figures in mine.values())
+            kept = fmean(figures[name]["kept"] for figures in of_pool.values())
             print(
-                f"| {name} | {_with_interval(mine, name, 'mean')} | {_with_interval(mine, name, 'p99')} "
-                f"| {_over(mine, name, 'ttft')[0]:.3f} | {_over(mine, name, 'tpot')[0]:.3f} | {kept:.1%} | {shares} |"
+                f"| {name} | {_with_interval(of_pool, name, 'mean')} | {_with_interval(of_pool, name, 'p99')} "
+                f"| {_over(of_pool, name, 'ttft')[0]:.3f} | {_over(of_pool, name, 'tpot')[0]:.3f} "
+                f"| {kept:.1%} | {shares} |"
             )
-        print("\n" + " ".join([*_lost(mine), *_shifted(mine)]))
+        print("\n" + " ".join([*_lost(of_pool), *_shifted(of_pool)]))
 
 
 def _with_interval(results: Results, name: str, figure: str) -> str:
@@ -41,12 +42,12 @@ def _with_interval(results: Results, name: str, figure: str) -> str:
 
 
 def _over(
-    results: Results, name: str, figure: str, wanted: Callable[[Task], bool] = lambda task: True
+    results: Results, name: str, figure: str, include: Callable[[Task], bool] = lambda task: True
 ) -> tuple[float, float]:
-    """Return the geometric mean of ratios to least_loaded, and half the width of its 95% interval over seeds."""
+    """Return the geometric mean of the ratios to least_loaded, and half the width of its 95% interval over seeds."""
     by_seed: dict[int, list[float]] = {}
     for task, figures in results.items():
-        if wanted(task):
+        if include(task):
             ratio = figures[name][figure] / figures["least_loaded"][figure]
             by_seed.setdefault(task.seed, []).append(math.log(ratio))
     if not by_seed:
@@ -58,7 +59,7 @@ def _over(
 
 
 def _lost(results: Results) -> list[str]:
-    """Tell in which cells the best fixed policy beats learned, and how far the oracle choice is."""
+    """Return sentences on the mixes and loads where a fixed policy beats `learned`, and on the gap to the oracle."""
     cells: dict[tuple[str, float], list[Task]] = {}
     for task in results:
         cells.setdefault((task.mix, task.load), []).append(task)
@@ -69,20 +70,24 @@ def _lost(results: Results) -> list[str]:
         best = min(fixed, key=fixed.__getitem__)
         worst.append((means["learned"] / fixed[best] - 1.0, mix, load, best))
     worst.sort(reverse=True)
-    lost = [one for one in worst if one[0] > 0.02]
-    nearest = "; ".join(f"{mix} load {load:g}: {ratio:+.1%} of {best}" for ratio, mix, load, best in worst[:2])
-    told = [
-        f"`learned` is more than 2% behind the best fixed policy in {len(lost)} of {len(worst)} cells; "
-        f"the nearest: {nearest}."
+    lost = [margin for margin, *_ in worst if margin > 0.02]
+    nearest = "; ".join(
+        f"{mix} at load {load:g}, {ratio:+.1%} relative to {best}" for ratio, mix, load, best in worst[:2]
+    )
+    sentences = [
+        f"`learned` is more than 2% behind the best fixed policy in {len(lost)} of {len(worst)} combinations of mix "
+        f"and load. The nearest: {nearest}."
     ]
     for name in ("learned", "learned warm", "distilled"):
         logs = [math.log(figures[name]["mean"] / figures["oracle"]["mean"]) for figures in results.values()]
-        told.append(f"{name.capitalize()} over oracle: {math.exp(fmean(logs)) - 1:+.1%}.")
+        sentences.append(f"{name.capitalize()} over oracle: {math.exp(fmean(logs)) - 1:+.1%}.")
     gain = {name: -math.log(_over(results, name, "mean")[0]) for name in ("learned warm", "distilled")}
     kept = gain["distilled"] / gain["learned warm"]
-    said = next(iter(results.values()))["distilled"]["predicted_kept"]
-    told.append(f"Distilled rules keep {kept:.0%} of what learned warm gains; made, they said {said:.0%}.")
-    return told
+    predicted = next(iter(results.values()))["distilled"]["predicted_kept"]
+    sentences.append(
+        f"Distilled rules keep {kept:.0%} of the gain of `learned warm`; predicted when distilled: {predicted:.0%}."
+    )
+    return sentences
 
 
 def _shifted(results: Results) -> list[str]:

@@ -1,15 +1,15 @@
-"""Whether three gateways learn as fast as one: `python -m benchmarks.shared_learning FOLDER [--redis URL] [--seeds N]`.
+"""Compare three gateways' learning with one: `python -m benchmarks.shared_learning FOLDER [--redis URL] [--seeds N]`.
 
-The ground is that of `benchmarks.routing` (see there for FOLDER), in virtual time: the same arrivals at the same
-replicas, once all through one gateway, and once drawn at random through three, each with a `learned` of its own. These
-share what they observe through a store, a real one, as the gateway does (`gateway.state.ledger`): an SQLite file, or
-Redis. They exchange once a virtual second, fit as often as one gateway does, and each sees exactly what it has in
-flight itself.
+The workloads are those of `benchmarks.routing` (see there for FOLDER), in virtual time. The same arrivals at the same
+replicas pass through one gateway, or are split at random over three, each with its own `learned`. These share their
+observations through a real store, as the gateway does (`gateway.state.ledger`): an SQLite file, or Redis. They exchange
+once per virtual second, fit as often as one gateway does, and know their own requests in flight exactly.
 
-What the others have in flight a gateway knows from the engines' reports, up to two seconds old. That is no matter of
-learning, and costs by itself; so it is played twice, as it is (`reports`), and with others' requests known exactly
-(`exact`). Shown is the mean time to finish, as geometric means over mixes and loads, with intervals over all runs: over
-that of one gateway; and of each the regret, over that of one gateway that was trained on other requests before.
+A gateway knows the requests in flight of the others from the engines' reports, which are up to two seconds old. That
+has a cost of its own, which has nothing to do with learning; so each run is played with these reports (`reports`) and
+with the others' requests known exactly (`exact`). The table shows the mean end-to-end time as a geometric mean over
+mixes and loads, with 95% intervals over all runs: relative to one gateway, and as regret relative to one gateway that
+was trained on other requests before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
 from lab.replay.request import ReplayRequest
-from lab.replay.simulate import ReplicaSpec, TextLookups, outcome_of, set_learned
+from lab.replay.simulate import ReplicaSpec, SimulatedShadowDrafting, outcome_of, set_learned
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision
 
@@ -47,13 +47,13 @@ PARTS = {"1 to 250": slice(250), "251 to 1,000": slice(250, 1000), "1,001 to 2,0
 MIXES = ("even", "templates")
 LOADS = (0.25, 0.75)
 SYNC_S = 1.0
-UPKEEP_S = 0.5
-UPKEEP_REQUESTS = 50
+MAINTENANCE_S = 0.5
+MAINTENANCE_REQUESTS = 50
 REPORT_S = 2.0
 
 
 @dataclass(slots=True)
-class Seen:
+class ReplicaView:
     """A replica as one of several gateways sees it (a `backends.backend.Candidate`)."""
 
     name: str
@@ -66,121 +66,121 @@ class Seen:
 
 @dataclass(slots=True)
 class Member:
-    """One gateway, as far as it matters here."""
+    """One of the gateways, with its policy, its view of the replicas, and its shared state."""
 
     policy: Learned
-    replicas: list[Seen]
+    replicas: list[ReplicaView]
     ledger: Ledger | None = None
     store: Store | None = None
-    under_way: dict[int, tuple[int, ReplayRequest, Decision]] = field(default_factory=dict)
+    in_flight: dict[int, tuple[int, ReplayRequest, Decision]] = field(default_factory=dict)
 
     def sync(self) -> None:
-        """Exchange with the store what was observed."""
+        """Exchange observations with the store."""
         if self.ledger is not None and self.store is not None:
             self.ledger.stage()
             self.ledger.exchange(self.store)
             self.ledger.settle()
 
 
-class Playing:
+class Simulation:
     """Arrivals at a pool behind several gateways.
 
     Parameters
     ----------
     exact
-        Whether each gateway knows at any time what the others have in flight.
+        Whether each gateway always knows the requests in flight of the others.
     """
 
     def __init__(self, specs: Sequence[ReplicaSpec], members: Sequence[Member], seed: int, *, exact: bool) -> None:
         self._specs = specs
         replicas = []
-        for one in specs:
-            known = load_calibration(one.calibration)
-            parameters = EngineParameters.of(known, one.method, one.config)
-            replicas.append(Replica(one.name, known, one.method, one.config, parameters=parameters))
+        for spec in specs:
+            calibration = load_calibration(spec.calibration)
+            parameters = EngineParameters.of(calibration, spec.method, spec.config)
+            replicas.append(Replica(spec.name, calibration, spec.method, spec.config, parameters=parameters))
         self._fleet = Fleet(replicas, seed)
         self._members = members
         self._exact = exact
         self._rng = Random(seed)
-        self._shadow = TextLookups(specs, members[0].policy, seed)
-        self._base_s = time.time()  # stores forget pages whose time is over
-        self._now_s = self._sync_s = self._upkeep_s = self._report_s = 0.0
+        self._shadow = SimulatedShadowDrafting(specs, members[0].policy, seed)
+        self._base_s = time.time()  # stores drop expired pages
+        self._now_s = self._sync_s = self._maintenance_s = self._report_s = 0.0
         self._finished = self._fitted = 0
         for member in members:
             member.policy.set_clock(lambda: self._base_s + self._now_s)
 
     def play(self, requests: Sequence[ReplayRequest]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the seconds that each request took."""
+        """Return the end-to-end seconds of each request."""
         e2e_s = np.zeros(len(requests))
         for number, request in enumerate(requests):
-            self._note(request.arrived_s, e2e_s)
+            self._advance(request.arrived_s, e2e_s)
             self._now_s = request.arrived_s
-            self._keep_up()
+            self._run_periodic_work()
             member = self._members[self._rng.randrange(len(self._members))]
             decision = member.policy.choose(request.features, member.replicas)
-            place = next(at for at, one in enumerate(self._specs) if one.name == decision.backend)
-            spec = self._specs[place]
-            script = request.script(spec.method, member.replicas[place].num_speculative_tokens, spec.config)
+            index = next(index for index, spec in enumerate(self._specs) if spec.name == decision.backend)
+            spec = self._specs[index]
+            script = request.script(spec.method, member.replicas[index].num_speculative_tokens, spec.config)
             assert script is not None
-            identity = self._fleet.submit_script(place, script, self._now_s)
-            member.under_way[identity] = number, request, decision
-            member.replicas[place].in_flight += 1
-        self._note(math.inf, e2e_s)
+            identity = self._fleet.submit_script(index, script, self._now_s)
+            member.in_flight[identity] = number, request, decision
+            member.replicas[index].in_flight += 1
+        self._advance(math.inf, e2e_s)
         return e2e_s
 
-    def _note(self, until_s: float, e2e_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        for done in self._fleet.advance(until_s):
-            member = next(one for one in self._members if done.request_id in one.under_way)
-            number, request, decision = member.under_way.pop(done.request_id)
-            member.replicas[done.replica].in_flight -= 1
-            e2e_s[number] = done.e2e_s
-            outcome = outcome_of(request.features, decision, done, self._specs[done.replica].method)
+    def _advance(self, until_s: float, e2e_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        for completion in self._fleet.advance(until_s):
+            member = next(each for each in self._members if completion.request_id in each.in_flight)
+            number, request, decision = member.in_flight.pop(completion.request_id)
+            member.replicas[completion.replica].in_flight -= 1
+            e2e_s[number] = completion.e2e_s
+            outcome = outcome_of(request.features, decision, completion, self._specs[completion.replica].method)
             member.policy.observe(replace(outcome, shadow=self._shadow.of(request)))
             self._finished += 1
 
-    def _keep_up(self) -> None:
+    def _run_periodic_work(self) -> None:
         if self._now_s >= self._sync_s:
             self._sync_s = self._now_s + SYNC_S
             for member in self._members:
                 member.sync()
-        if self._now_s >= self._upkeep_s and self._finished >= self._fitted + UPKEEP_REQUESTS:
-            self._upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
+        if self._now_s >= self._maintenance_s and self._finished >= self._fitted + MAINTENANCE_REQUESTS:
+            self._maintenance_s, self._fitted = self._now_s + MAINTENANCE_S, self._finished
             for member in self._members:
                 if (work := member.policy.maintenance()) is not None:
                     work()
         if len(self._members) > 1 and (self._exact or self._now_s >= self._report_s):
             self._report_s = self._now_s + REPORT_S
-            for place in range(len(self._specs)):
-                total = sum(member.replicas[place].in_flight for member in self._members)
+            for index in range(len(self._specs)):
+                total = sum(member.replicas[index].in_flight for member in self._members)
                 for member in self._members:
-                    seen = member.replicas[place]
-                    seen.load = EngineLoad(running=total, others=total - seen.in_flight, at_s=math.inf)
+                    view = member.replicas[index]
+                    view.load = EngineLoad(running=total, others=total - view.in_flight, at_s=math.inf)
 
 
 def members(specs: Sequence[ReplicaSpec], count: int, seed: int, stores: Callable[[], Store] | None) -> list[Member]:
-    """Return gateways that have learned nothing yet, with a store if they share what they learn."""
-    made = []
+    """Return untrained gateways, with a store if they share their observations."""
+    gateways = []
     for number in range(count):
         policy = Learned(LearnedSettings(seed=10 * seed + number))
-        seen = [
-            Seen(one.name, one.method, EngineParameters.of(load_calibration(one.calibration), one.method, one.config).k)
-            for one in specs
-        ]
-        member = Member(policy, seen)
+        views = []
+        for spec in specs:
+            parameters = EngineParameters.of(load_calibration(spec.calibration), spec.method, spec.config)
+            views.append(ReplicaView(spec.name, spec.method, parameters.k))
+        member = Member(policy, views)
         if stores is not None:
             member.ledger, member.store = Ledger("m", policy.statistics, uuid4().hex), stores()
-        made.append(member)
-    return made
+        gateways.append(member)
+    return gateways
 
 
 def play(ground: Ground, task: Task, stores: Callable[[], Callable[[], Store]]) -> dict[str, dict[str, float]]:
-    """Return the logarithm of the mean time of each part, for each way of serving the same arrivals."""
+    """Return the logarithm of the mean time of each part, for each setup with the same arrivals."""
     prepare(ground, task.pool)
     specs = pool_of(task.pool)
     requests = timed(ground, task, drawn(ground.requests, task.mix, REQUESTS, Random(task.seed)))
     trained = members(specs, 1, task.seed, None)
     set_learned(trained[0].policy, ground.warm[task.pool], time.time())
-    ways = {
+    setups = {
         "trained": (trained, True),
         "one": (members(specs, 1, task.seed, None), True),
         "three, exact": (members(specs, 3, task.seed, stores()), True),
@@ -188,17 +188,17 @@ def play(ground: Ground, task: Task, stores: Callable[[], Callable[[], Store]]) 
         "three, reports": (members(specs, 3, task.seed, stores()), False),
     }
     logs = {}
-    for name, (those, exact) in ways.items():
-        e2e_s = Playing(specs, those, task.seed, exact=exact).play(requests)
+    for name, (gateways, exact) in setups.items():
+        e2e_s = Simulation(specs, gateways, task.seed, exact=exact).play(requests)
         logs[name] = {part: math.log(e2e_s[which].mean()) for part, which in PARTS.items()}
-        for member in those:
+        for member in gateways:
             if member.store is not None:
                 member.store.close()
     return logs
 
 
 def report(runs: Sequence[dict[str, dict[str, float]]]) -> None:
-    """Print a table."""
+    """Print the table."""
     print("| requests | gateways | over one gateway | regret over trained |\n|---|---|---|---|")
     for part in PARTS:
         for name in runs[0]:
@@ -216,7 +216,7 @@ def main() -> None:
     """Play all runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--redis", help="URL of a Redis to share through; by default it is an SQLite file")
+    parser.add_argument("--redis", help="URL of the Redis to share through; default: an SQLite file")
     parser.add_argument("--pool", choices=list(POOLS), default="b/n/s/e")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()

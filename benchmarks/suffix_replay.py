@@ -1,7 +1,7 @@
-"""What replaying suffix decoding costs: `python -m benchmarks.suffix_replay FOLDER`.
+"""Measure the cost of replaying suffix decoding: `python -m benchmarks.suffix_replay FOLDER`.
 
 FOLDER holds the recordings of SpecDecode-Bench (`combined_NAME.jsonl.gz`). The answers of a dataset share one cache.
-For each dataset: CPU a request, interpreted and compiled, and what the cache holds in the end.
+For each dataset, prints the CPU time per request, interpreted and compiled, and the final size of the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DATASETS = ("gsm8k", "instructcoder", "cnn", "sharegpt")
 
 
 def _cpu_s(pairs: list[tuple[list[int], list[int]]]) -> tuple[float, int]:
-    """Return the CPU seconds of replaying all of them, and the bytes of the cache then."""
+    """Return the CPU seconds of replaying all answers, and the final size of the cache in bytes."""
     cache, began_s = SuffixCache(), time.process_time()
     for prompt_ids, output_ids in pairs:
         cache.replay(prompt_ids, output_ids)
@@ -31,20 +31,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    known = {}
+    texts = {}
     for name in _DATASETS:
         with gzip.open(folder / f"combined_{name}.jsonl.gz", "rt") as lines:
             rows = [json.loads(line) for line in lines]
-        known[name] = [(row["prompt_token_ids"], row["generated_token_ids"]) for row in rows]
-    interpreted = {name: _cpu_s(pairs)[0] for name, pairs in known.items()}
+        texts[name] = [(row["prompt_token_ids"], row["generated_token_ids"]) for row in rows]
+    interpreted = {name: _cpu_s(pairs)[0] for name, pairs in texts.items()}
     suffix_jit.load()
-    for name, pairs in known.items():
+    for name, pairs in texts.items():
         cpu_s, held = _cpu_s(pairs)
         tokens = sum(len(output_ids) for _, output_ids in pairs)
         print(
-            f"{name}: {len(pairs)} requests, {tokens / len(pairs):.0f} tokens of answer;"
+            f"{name}: {len(pairs)} requests, {tokens / len(pairs):.0f} output tokens each;"
             f" {interpreted[name] / len(pairs) * 1e3:.1f} ms interpreted, {cpu_s / len(pairs) * 1e3:.2f} ms compiled;"
-            f" {held / tokens:.0f} bytes a token"
+            f" {held / tokens:.0f} bytes per token"
         )
 
 

@@ -1,8 +1,8 @@
-"""Try the default rules on recorded requests: `python -m benchmarks.threshold_rules FOLDER [--tune]`.
+"""Evaluate the default rules on recorded requests: `python -m benchmarks.threshold_rules FOLDER [--tune]`.
 
-Two questions, each answered on the half of the requests that nothing was tuned on (on the other with `--tune`):
-how often, and how nearly, a rule names the method that is fastest for its request alone; and what that is worth when
-requests share four replicas, one of each method, and slow each other.
+Two reports on the half of the requests that the rules were not tuned on (with `--tune`, on the other half): how often
+and how nearly a rule names the method that is fastest for its request alone; and the time to finish when requests share
+four replicas, one of each method, and slow each other down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Choice = Callable[[Recorded, Sequence["Replica"]], str]
 
 @dataclass(slots=True)
 class Replica:
-    """A simulated engine in virtual time: all requests advance one step at a time, together."""
+    """A simulated engine in virtual time, which advances all its requests together, step by step."""
 
     name: str
     method: Method
@@ -47,7 +47,7 @@ class Replica:
     """Heap of (last step, order, arrival in seconds, request)."""
 
     def admit(self, order: int, at_s: float, request: Recorded) -> None:
-        """Take a request in; it joins the batch with the next step, which also does its prefill."""
+        """Add a request; it joins the batch with the next step, which also does its prefill."""
         work = request.work[self.method]
         if not self.running:
             self.now_s = at_s
@@ -58,7 +58,7 @@ class Replica:
         self.prefill += request.features.prompt_tokens
 
     def advance(self, until_s: float) -> list[float]:
-        """Run steps until one ends after `until_s`; return how many seconds each request took that finished."""
+        """Run steps until one ends after `until_s`; return the end-to-end seconds of the requests that finished."""
         taken = []
         while self.running and self.now_s < until_s:
             self.now_s += step_s(self.method, self.in_flight, self.tokens + self.prefill, self.context)
@@ -75,7 +75,7 @@ class Replica:
 
 
 def times_to_finish(requests: Sequence[Recorded], rate: float, choose: Choice, seed: int) -> list[float]:
-    """Return the seconds each request took at `rate` arrivals a second (Poisson) over a window of `SECONDS`."""
+    """Return the end-to-end seconds of each request with Poisson arrivals at `rate` per second for `SECONDS`."""
     rng = Random(seed)
     pool = [Replica(method.value, method) for method in ARMS]
     at_s, order, taken = 0.0, 0, []
@@ -92,17 +92,17 @@ def times_to_finish(requests: Sequence[Recorded], rate: float, choose: Choice, s
 
 
 def by_policy(policy: Policy) -> Choice:
-    """Choose as a policy does."""
+    """Return a choice made by a policy."""
     return lambda request, pool: policy.choose(request.features, pool).backend
 
 
 def fastest_alone(request: Recorded, pool: Sequence[Replica]) -> str:
-    """Choose, with full knowledge of the recording, what is fastest for this request on an idle engine."""
+    """Return the replica that is fastest for this request on an idle engine, according to the recording."""
     return min(pool, key=lambda replica: request.alone_s(replica.method)).name
 
 
 def thresholds(slack: float, ratio: float) -> Policy:
-    """Build the default rules with a spill bound."""
+    """Return the default rules with a spill bound."""
     return Thresholds(ThresholdSettings(spill=Spill(slack=slack, ratio=ratio), seed=1))
 
 
@@ -136,7 +136,7 @@ def _rules(slack: float, ratio: float) -> Choice:
 
 
 def report_shared(requests: Sequence[Recorded], choices: dict[str, Callable[[], Choice]], seeds: Sequence[int]) -> None:
-    """Print mean and 99th percentile of the time to finish at each rate, against `least_loaded`."""
+    """Print the mean and 99th percentile of the end-to-end time at each rate, relative to `least_loaded`."""
     print(
         f"{'shared: mean s':18}",
         *(f"{rate:>7g}/s" for rate in RATES),
@@ -160,18 +160,18 @@ def report_shared(requests: Sequence[Recorded], choices: dict[str, Callable[[], 
 
 
 def main() -> None:
-    """Read the arguments and print both reports, without and with declared workloads."""
+    """Print both reports, without and with declared workloads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the recordings are")
-    parser.add_argument("--tune", action="store_true", help="use the tuning half, and try several spill bounds")
+    parser.add_argument("folder", type=Path, help="folder of the recordings")
+    parser.add_argument("--tune", action="store_true", help="use the half for tuning, and try several spill bounds")
     arguments = parser.parse_args()
-    known = policies()
+    by_name = policies()
     for declare in (False, True):
         half = read(arguments.folder, declare=declare)[0 if arguments.tune else 1 :: 2]
         print(f"== {len(half)} requests, workload {'declared' if declare else 'not declared'}")
         report_alone(half)
         choices: dict[str, Callable[[], Choice]] = {
-            name: partial(_built, known[name]) for name in ("least_loaded", "power_of_two", "round_robin")
+            name: partial(_built, by_name[name]) for name in ("least_loaded", "power_of_two", "round_robin")
         }
         choices["fastest alone"] = lambda: fastest_alone
         bounds = [(float("inf"), 1.0), (Spill().slack, Spill().ratio)]

@@ -1,9 +1,10 @@
-"""How fast a fleet plays a trace in virtual time: `python -m benchmarks.virtual_time TRACE.csv[.gz]`.
+"""Measure how fast a fleet plays a trace in virtual time: `python -m benchmarks.virtual_time TRACE.csv[.gz]`.
 
-TRACE has the columns TIMESTAMP, ContextTokens and GeneratedTokens, as the Azure LLM inference traces have
-(github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv.csv of 2023; not part of the project). It is repeated
-as often as needed: the lengths drawn anew from it, pair by pair, its gaps in their order and scaled to the load. Each
-row is a process of its own; its seconds are CPU time (user and system), reading the trace and the policy included.
+TRACE has the columns TIMESTAMP, ContextTokens and GeneratedTokens of the Azure LLM inference traces
+(github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv.csv of 2023; not part of the project). Longer
+workloads are made from it: pairs of lengths are drawn from it at random, its gaps are repeated in order and scaled to
+the load. Each row runs in a process of its own; its seconds are CPU time (user and system), including reading the trace
+and the policy.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MIXED: tuple[tuple[Method, dict[str, Any]], ...] = (
 )
 CHUNK = 10_000
 MILLION = 1_000_000
-Row = tuple[int, int, str, float]  # requests, replicas, pool, requests a second for each replica
+Row = tuple[int, int, str, float]  # requests, replicas, pool, requests per second and replica
 ROWS: tuple[Row, ...] = (
     (10_000, 8, "mixed", 8.0),
     (100_000, 8, "mixed", 8.0),
@@ -69,7 +70,7 @@ def read_trace(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def arrivals(path: Path, requests: int, rate: float, seed: int) -> Iterator[Arrival]:
-    """Yield requests at `rate` a second on average."""
+    """Yield requests at an average of `rate` per second."""
     lengths, gaps_s = read_trace(path)
     gaps_s = gaps_s / gaps_s.mean() / rate
     rng = np.random.default_rng(seed)
@@ -84,7 +85,7 @@ def arrivals(path: Path, requests: int, rate: float, seed: int) -> Iterator[Arri
 
 
 def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> dict[str, float]:
-    """Play a trace with `least_loaded`, and return what it took."""
+    """Play a trace with `least_loaded`, and return its figures."""
     import_s = time.process_time()
     from backends.simulator.engine.fleet import Fleet, Replica
 
@@ -117,7 +118,7 @@ def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> di
 
 
 def measure_engine(path: Path, requests: int, rate: float) -> dict[str, float]:
-    """Play a trace on one engine that is not compiled."""
+    """Play a trace on one engine, which is not compiled, and return its figures."""
     engine = Engine(EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
     trace = (
         (arrival.arrived_s, Script(arrival.prompt_tokens, arrival.output_tokens, *plain_steps(arrival.output_tokens)))
@@ -149,10 +150,10 @@ def main() -> None:
     if arguments.one:
         requests, replicas, pool, rate = arguments.one
         if pool == "Engine":
-            seen = measure_engine(arguments.trace, int(requests), float(rate))
+            figures = measure_engine(arguments.trace, int(requests), float(rate))
         else:
-            seen = measure(arguments.trace, int(requests), int(replicas), pool, float(rate))
-        print(json.dumps(seen))
+            figures = measure(arguments.trace, int(requests), int(replicas), pool, float(rate))
+        print(json.dumps(figures))
         return
     heads = (
         "requests",
@@ -166,20 +167,21 @@ def main() -> None:
     )
     print(f"| {' | '.join(heads)} | peak MiB |\n{'|---' * (len(heads) + 1)}|")
     for row in ROWS:
-        seen = _in_a_process([str(arguments.trace), "--one", *map(str, row)])
+        figures = _in_process([str(arguments.trace), "--one", *map(str, row)])
         print(
-            f"| {row[0]:,} | {row[1]} | {row[2]} | {row[3]:g} | {seen['in_flight']:.0f} "
-            f"| {seen['cpu_s']:.1f} | {seen['requests_per_s']:,.0f} "
-            f"| {seen['output_tokens'] / seen['cpu_s'] / 1e6:.1f} | {seen['rss_mib']:.0f} |",
+            f"| {row[0]:,} | {row[1]} | {row[2]} | {row[3]:g} | {figures['in_flight']:.0f} "
+            f"| {figures['cpu_s']:.1f} | {figures['requests_per_s']:,.0f} "
+            f"| {figures['output_tokens'] / figures['cpu_s'] / 1e6:.1f} | {figures['rss_mib']:.0f} |",
             flush=True,
         )
-        if "load_s" in seen:
+        if "load_s" in figures:
             print(
-                f"import {seen['import_s']:.2f}, load of what is compiled {seen['load_s']:.2f} CPU s", file=sys.stderr
+                f"import {figures['import_s']:.2f}, loading compiled code {figures['load_s']:.2f} CPU s",
+                file=sys.stderr,
             )
 
 
-def _in_a_process(arguments: Sequence[str]) -> dict[str, float]:
+def _in_process(arguments: Sequence[str]) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.virtual_time", *arguments], capture_output=True, text=True, check=True
     )

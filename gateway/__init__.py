@@ -1,8 +1,8 @@
-"""The service: an OpenAI-compatible endpoint in front of a pool of unlike vLLM replicas."""
+"""The service: an OpenAI-compatible endpoint for vLLM replicas that speculate differently."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("speculation-gateway")
-except PackageNotFoundError:  # a checkout that was never installed
+except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0.0.0"

@@ -1,6 +1,6 @@
-"""`python -m gateway`, the same as the command `gateway`."""
+"""Entry point of `python -m gateway`."""
 
 from gateway.cli.app import main
 
-if __name__ == "__main__":  # not in the worker processes, which import this module too
+if __name__ == "__main__":  # worker processes import this module too
     main()

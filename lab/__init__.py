@@ -1,1 +1,1 @@
-"""The offline laboratory: what is done with recorded traffic. Nothing that serves imports it."""
+"""The lab: offline work on recorded traffic and benchmarks. The serving packages do not import it."""

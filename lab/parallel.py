@@ -1,4 +1,4 @@
-"""Tasks on all cores of this machine, or on a Ray cluster."""
+"""Run tasks on all cores of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from typing import Any, TypeVar
 from backends.validation import UsageError
 
 Task = TypeVar("Task")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-_KNOCK_S = 5.0
-_TOLD_EVERY_S = 0.25
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_CONNECT_TIMEOUT_S = 5.0
+_PROGRESS_EVERY_S = 0.25
+_THREAD_COUNT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_work: list[Callable[[Any], Any]] = []  # of a worker process: what it was started for
-_listeners: list[Callable[[int], None]] = []  # to what `tell` is told
+_work: list[Callable[[Any], Any]] = []  # in a worker process: the one function it runs
+_listeners: list[Callable[[int], None]] = []  # called by `report_progress`
 
 
 @contextmanager
 def all_cores(
-    work: Callable[[Task], Answer], jobs: int | None = None, progress: Callable[[int], None] | None = None
-) -> Iterator[Callable[[Sequence[Task]], list[Answer]]]:
-    """Give a function that does `work` for many tasks, in processes that live until the block ends.
+    work: Callable[[Task], Result], jobs: int | None = None, progress: Callable[[int], None] | None = None
+) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
+    """Yield a function that applies `work` to many tasks, in processes that live until the block ends.
 
     Parameters
     ----------
     work
-        Can be pickled; it is sent to each process once.
+        Picklable function; sent to each process once.
     jobs
-        Processes; None for one on each core that this process may use, 1 for none beside this one.
+        Number of processes: None for one per core that this process may use, 1 to run in this process.
     progress
-        Called a few times a second with the sum of all that `tell` was told since the last call.
+        Called a few times a second with the sum of the `report_progress` counts since the last call.
+
+    Examples
+    --------
+    >>> with all_cores(abs, jobs=1) as run_all:
+    ...     run_all([-1, 2])
+    [1, 2]
     """
     count = jobs or len(os.sched_getaffinity(0))
     if count == 1:
@@ -47,41 +53,41 @@ def all_cores(
             if progress is not None:
                 _listeners.remove(progress)
         return
-    context = multiprocessing.get_context("spawn")  # forked processes inherit locks of threads that they do not have
+    context = multiprocessing.get_context("spawn")  # a forked process inherits locks held by threads it does not have
     done = context.Value("q")
-    with _one_thread_each(), context.Pool(count, _begin, (work, done)) as pool:
-        yield lambda tasks: _watched(pool.map_async(_one, tasks, chunksize=1), done, progress)
+    with _single_threaded_children(), context.Pool(count, _start_worker, (work, done)) as pool:
+        yield lambda tasks: _collect(pool.map_async(_run_task, tasks, chunksize=1), done, progress)
         pool.close()
         pool.join()
 
 
-def tell(count: int) -> None:
-    """Say, in the midst of a task, that so much more of it is done; costs a lock, so do not say it too often."""
+def report_progress(count: int) -> None:
+    """Report, from within a task, that `count` more units are done. Takes a lock, so call it sparingly."""
     for listener in _listeners:
         listener(count)
 
 
-def _watched(answers: Any, done: Any, progress: Callable[[int], None] | None) -> Any:
-    """Wait for all answers, and tell meanwhile what was done."""
+def _collect(answers: Any, done: Any, progress: Callable[[int], None] | None) -> Any:
+    """Wait for all results, and report progress meanwhile."""
     while progress is not None:
-        finished = answers.ready()  # before the count is taken: then that of the last task is in it
+        finished = answers.ready()  # read before the count, so that the last report includes the last task
         with done.get_lock():
             count, done.value = done.value, 0
         progress(count)
         if finished:
             break
-        answers.wait(_TOLD_EVERY_S)
+        answers.wait(_PROGRESS_EVERY_S)
     return answers.get()
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let processes that are started meanwhile have one thread for linear algebra: there is one of them for each core.
+def _single_threaded_children() -> Iterator[None]:
+    """Limit processes started in this block to one thread for linear algebra, since there is one process per core.
 
-    With more they wait for each other, and a fit of milliseconds takes ten times as long.
+    With more threads than cores they wait for each other, and a fit of milliseconds takes ten times as long.
     """
-    kept = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    kept = {name: os.environ.get(name) for name in _THREAD_COUNT_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"))
     try:
         yield
     finally:
@@ -93,13 +99,13 @@ def _one_thread_each() -> Iterator[None]:
 
 
 @contextmanager
-def ray_cluster(work: Callable[[Task], Answer], address: str) -> Iterator[Callable[[Sequence[Task]], list[Answer]]]:
-    """Give such a function that runs on a Ray cluster, whose machines have this package installed.
+def ray_cluster(work: Callable[[Task], Result], address: str) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
+    """Yield a function like that of `all_cores` that runs on a Ray cluster; its machines need this package.
 
     Parameters
     ----------
     address
-        As `ray.init` takes it: `HOST:PORT`, `ray://HOST:PORT`, `auto`; `local` starts one on this machine.
+        Address for `ray.init`: `HOST:PORT`, `ray://HOST:PORT` or `auto`; `local` starts a cluster on this machine.
 
     Raises
     ------
@@ -110,36 +116,36 @@ def ray_cluster(work: Callable[[Task], Answer], address: str) -> Iterator[Callab
         import ray
     except ModuleNotFoundError:
         raise UsageError("--ray needs Ray: pip install 'speculation-gateway[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
-        _knock(address)
+        _check_reachable(address)
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UsageError(f"--ray {address}: {error}") from None
     try:
         shared = ray.put(work)
-        do = ray.remote(_do)
+        do = ray.remote(_apply)
         yield lambda tasks: list(ray.get([do.remote(shared, task) for task in tasks]))
     finally:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raise if nothing listens at a cluster's address: Ray itself would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise if nothing listens at a cluster's address; Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return  # `auto`
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise UsageError(f"--ray {address}: nothing answers there: {error.strerror or error}") from None
+        raise UsageError(f"--ray {address}: no answer: {error.strerror or error}") from None
 
 
-def _begin(work: Callable[[Any], Any], done: Any) -> None:
+def _start_worker(work: Callable[[Any], Any], done: Any) -> None:
     def add(count: int) -> None:
         with done.get_lock():
             done.value += count
@@ -148,9 +154,9 @@ def _begin(work: Callable[[Any], Any], done: Any) -> None:
     _listeners[:] = [add]
 
 
-def _one(task: Any) -> Any:
+def _run_task(task: Any) -> Any:
     return _work[0](task)
 
 
-def _do(work: Callable[[Any], Any], task: Any) -> Any:
+def _apply(work: Callable[[Any], Any], task: Any) -> Any:
     return work(task)

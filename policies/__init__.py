@@ -1,4 +1,4 @@
-"""Which replica a request goes to, and what experience says about it.
+"""Routing policies: which replica serves a request, and what they learn from outcomes.
 
-Nothing in here does network I/O: a decision is a pure function of the request and the candidates.
+A decision is a function of the request, the candidates and what the policy has learned; nothing here does network I/O.
 """

@@ -1,4 +1,4 @@
-"""What a policy decides, and what comes of it."""
+"""Decisions of a policy, and their outcomes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from backends.backend import Candidate
 from backends.speculation import Method
 from policies.features.request import RequestFeatures
 
-# Not frozen, and with an `__init__` that is written out: several are made for each request, and a compiled class
-# makes them in a fiftieth of the time so. Nobody changes one all the same.
+# Several of these records are created per request. Compiled by mypyc, an unfrozen class with an explicit `__init__` is
+# created in a fiftieth of the time of a frozen dataclass. Treat them as immutable all the same.
 
 
 @dataclass(slots=True, init=False)
 class CandidateScores:
-    """What a policy thought of the candidates that a decision chose among: a place in each list for each of them.
+    """Scores of the candidates of a decision, as parallel sequences.
 
     Parameters
     ----------
     candidates
-        To tell who they are; how busy they were is not to be read from them later.
+        The candidates. They identify the backends only: their load may have changed since the decision.
     predicted_s
-        What the policy expects the request to take there, in seconds; None where it expects nothing.
+        Predicted seconds to finish on each candidate; None where the policy predicts nothing.
     propensities
-        Probability with which each was to be chosen, in [0, 1].
+        Probability of choosing each candidate, in [0, 1].
     """
 
     candidates: Sequence[Candidate]
@@ -42,21 +42,35 @@ class CandidateScores:
 
 @dataclass(slots=True, init=False)
 class Decision:
-    """Where a request goes, and why.
+    """The backend that a policy chose for a request, and why.
 
     Parameters
     ----------
     backend
         Name of the chosen candidate.
+    policy
+        Name of the policy that decided.
     reason
-        One of a small fixed set of words for each policy (it becomes a Prometheus label): the rule's name,
-        `fewest_in_flight`, `next_in_turn` and the like. Never a number or anything from the request.
+        One of a small fixed set of words per policy, such as a rule's name or `fewest_in_flight`. It becomes a
+        Prometheus label, so it must never contain a number or anything from the request.
     propensity
-        Probability with which the policy would choose this backend in this situation, in (0, 1].
+        Probability of choosing this backend in this situation, in (0, 1]. Off-policy evaluation weights the outcome by
+        its inverse [1]_.
     considered
-        All candidates, for the record; None where the policy tells only of the chosen one.
+        Scores of all candidates, for the recorder; None if the policy reports only its choice.
     memo
-        For the policy itself: it finds it again in the outcome.
+        Private data of the policy, which finds it again in the outcome.
+
+    References
+    ----------
+    .. [1] Horvitz and Thompson, "A Generalization of Sampling Without Replacement from a Finite Universe", Journal of
+       the American Statistical Association 47(260), 1952.
+
+    Examples
+    --------
+    >>> decision = Decision("ngram-0", "least_loaded", "fewest_in_flight", propensity=0.5)
+    >>> decision.backend, decision.propensity, decision.considered
+    ('ngram-0', 0.5, None)
     """
 
     backend: str
@@ -83,20 +97,20 @@ class Decision:
         self.memo = memo
 
     def __deepcopy__(self, copied: dict[int, object]) -> Decision:
-        """Return itself, for nobody changes it; a compiled class cannot be copied otherwise."""
+        """Return the decision itself, which is immutable; a compiled class has no other way to be copied."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What a policy thinks of one candidate, for `POST /admin/explain`.
+    """How a policy rates one candidate, as shown by `POST /admin/explain`.
 
     Parameters
     ----------
     score
-        What the policy minimises, in its own unit; None where it does not score this candidate.
+        Value that the policy minimises, in its own unit; None if it does not score this candidate.
     note
-        For a person: the rule that names it, the term that decides.
+        Explanation for a human reader, such as the rule that names the candidate.
     """
 
     backend: str
@@ -106,24 +120,28 @@ class Assessment:
 
 @dataclass(slots=True, init=False)
 class Outcome:
-    """What became of a request that was relayed.
+    """The outcome of a request that was relayed.
 
     Parameters
     ----------
     status
-        HTTP status the client was given; 499 if the client left first.
-    ttft_s, e2e_s
-        Seconds from the request's arrival to its first content chunk, and to its end; ttft None if none came.
+        HTTP status sent to the client; 499 if the client disconnected first.
+    ttft_s
+        Seconds from the request's arrival to its first content chunk; None if there was none.
     tpot_s
-        Seconds per output token after the first; None where fewer than two tokens came.
+        Seconds per output token after the first; None for fewer than two tokens.
+    e2e_s
+        Seconds from the request's arrival to the end of its answer.
     prompt_tokens, output_tokens
-        From the engine's usage where it sent it, else estimated.
+        Token counts from the engine's usage report, or estimates if it sent none.
     tokens_per_step
-        Output tokens per engine step (accepted + 1); None if not known.
+        Output tokens per engine step (accepted + 1); None if unknown.
+    drafted_tokens, accepted_tokens
+        Draft tokens proposed and accepted; None if unknown.
     cached_tokens
-        Prompt tokens that the engine found in its prefix cache; None if it did not say.
-    lookups
-        Tokens per step that lookups would have given on the finished text, whoever wrote it, by arm (see
+        Prompt tokens found in the engine's prefix cache; None if not reported.
+    shadow
+        Tokens per step that shadow drafting reached on the finished text, by arm (see
         `policies.learned.models.acceptance.arm_of`).
     """
 

@@ -1,4 +1,4 @@
-"""How much work a backend has: this gateway's own requests, and what the engine reports of others'."""
+"""Load of a backend: this gateway's own requests, plus those of other clients as the engine reports them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,34 @@ from typing import Final
 from backends.backend import Candidate
 
 STALE_AFTER_S: Final = 10.0
-"""Age from which an engine's report no longer counts; several scrapes have failed by then."""
+"""Age in seconds at which an engine's load report expires; several scrapes have failed by then."""
 
-_INSTEAD_OF_ZERO: Final = 1e-9
+_MIN_WEIGHT: Final = 1e-9
 
 
 class LoadMeter:
-    """Counts the requests on each backend, those of other clients and gateways included.
+    """Counts the requests on each backend, including those of other clients and gateways.
 
-    `in_flight` is exact and current, but knows only this process. The engine's report knows everybody, but is as old
-    as the last scrape. So of the report only the others' requests are taken, and every request of ours counts at once.
+    `in_flight` is exact and current, but covers only this process. The engine's report covers all clients, but is as
+    old as the last scrape. So only the other clients' requests are taken from the report, and requests of this process
+    count at once.
 
     Parameters
     ----------
     stale_after_s
-        A report older than this counts as none, and so does one that was never made.
+        Age in seconds above which a report is ignored.
     clock
         The clock of `EngineLoad.at_s`, in seconds.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend, EngineLoad
+    >>> from backends.speculation import Method
+    >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", weight=2.0, in_flight=5)
+    >>> backend.load = EngineLoad(running=8, others=4, at_s=99.0)
+    >>> meter = LoadMeter(clock=lambda: 100.0)
+    >>> meter.requests(backend), meter.score(backend)
+    (9, 5.0)
     """
 
     def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,18 +45,19 @@ class LoadMeter:
         self._clock = clock
 
     def requests(self, candidate: Candidate) -> int:
-        """Return the requests on a backend, as far as known."""
+        """Return the number of requests on a backend."""
         return self.counts((candidate,))[0]
 
     def oldest_s(self) -> float:
-        """Return from when on a report counts: the others' requests in an older one do not."""
+        """Return the earliest time of a report that still counts, in seconds on the meter's clock."""
         return self._clock() - self._stale_after_s
 
     def counts(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Return the requests on each of several backends, as far as known."""
+        """Return the number of requests on each backend."""
         oldest_s = self.oldest_s()
         return [
-            one.in_flight + load.others if (load := one.load).at_s >= oldest_s else one.in_flight for one in candidates
+            candidate.in_flight + load.others if (load := candidate.load).at_s >= oldest_s else candidate.in_flight
+            for candidate in candidates
         ]
 
     def per_weight(self, candidate: Candidate) -> float:
@@ -53,28 +65,28 @@ class LoadMeter:
         return per_weight(candidate, self.requests(candidate))
 
     def score(self, candidate: Candidate) -> float:
-        """Return requests per unit of weight with one more sent there; less is better.
+        """Return the requests per unit of weight if the new request were sent to this backend; lower is better.
 
-        The one more is the request to be placed: an idle pool prefers its heaviest backend, and two backends of weights
-        2 and 1 fill up 2 to 1. A weight of zero makes a backend the last resort.
+        Counting the new request makes an idle pool prefer its heaviest backend, and fills two backends of weights 2 and
+        1 in the ratio 2 to 1. A backend of weight zero is the last resort.
         """
         return self.scores((candidate,))[0]
 
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Return the score of each of several backends."""
+        """Return the score of each backend."""
         pairs = zip(candidates, self.counts(candidates), strict=True)
         return [per_weight(candidate, count + 1) for candidate, count in pairs]
 
     def least(self, candidates: Sequence[Candidate], rng: Random) -> tuple[Candidate, float]:
-        """Return the least loaded candidate, and the probability that it was picked: ties are drawn at random.
+        """Return the least loaded candidate and the probability of picking it; ties are broken at random.
 
-        Without the draw, all gateways in front of an idle pool would send to the same backend.
+        Without the random choice, all gateways in front of an idle pool would pick the same backend.
         """
         return draw_least(candidates, self.scores(candidates), rng)
 
 
 def draw_least(candidates: Sequence[Candidate], scores: Sequence[float], rng: Random) -> tuple[Candidate, float]:
-    """Return the candidate of the lowest score, and the probability that it was picked: ties are drawn at random."""
+    """Return the candidate of the lowest score and the probability of picking it; ties are broken at random."""
     lowest = min(scores)
     tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
     if len(tied) == 1:
@@ -83,5 +95,5 @@ def draw_least(candidates: Sequence[Candidate], scores: Sequence[float], rng: Ra
 
 
 def per_weight(candidate: Candidate, requests: int) -> float:
-    """Return so many requests as they weigh on a backend."""
-    return requests / (candidate.weight or _INSTEAD_OF_ZERO)
+    """Return the requests per unit of weight."""
+    return requests / (candidate.weight or _MIN_WEIGHT)

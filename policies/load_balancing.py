@@ -1,4 +1,4 @@
-"""The policies that look at load alone, or at nothing: what any other has to beat."""
+"""The baseline policies, which consider load or nothing: the bar for every other policy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from policies.policy import Assessment, Decision, Policy, PolicySettings, Settin
 
 
 class LoadSettings(PolicySettings):
-    """What every policy takes that looks at load."""
+    """Settings shared by the policies that consider load."""
 
     stale_after_s: float = Field(
-        default=STALE_AFTER_S, gt=0, description="Age in seconds from which an engine's own report of load is ignored."
+        default=STALE_AFTER_S, gt=0, description="Age in seconds above which an engine's load report is ignored."
     )
-    seed: int | None = Field(default=None, description="Seed of the draws among equals; none: different at each start.")
+    seed: int | None = Field(
+        default=None, description="Seed of the random choice among ties; none: different at each start."
+    )
 
 
 class LoadPolicy(Policy):
-    """Base of the policies that look at load."""
+    """Base class of the policies that consider load."""
 
     Settings = LoadSettings
     text_features = frozenset[str]()
@@ -36,11 +38,11 @@ class LoadPolicy(Policy):
         self.rng = Random(settings.seed)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Score each candidate in requests per unit of weight, the request to come counted in."""
+        """Score each candidate in requests per unit of weight, counting the new request."""
         return [self.assess_load(candidate) for candidate in candidates]
 
     def assess_load(self, candidate: Candidate) -> Assessment:
-        """Tell the load of one candidate."""
+        """Return the load of one candidate as an assessment."""
         requests = self.meter.requests(candidate)
         others = requests - candidate.in_flight
         note = f"{candidate.in_flight} in flight, {others} of others, weight {candidate.weight:g}"
@@ -49,7 +51,17 @@ class LoadPolicy(Policy):
 
 @register
 class LeastLoaded(LoadPolicy):
-    """Sends each request to the backend with the fewest requests for its weight."""
+    """A policy that picks the backend with the fewest requests per unit of weight.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import ANY_REQUEST
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
+    >>> pool[0].in_flight = 3
+    >>> LeastLoaded(LoadSettings()).choose(ANY_REQUEST, pool).backend
+    'b'
+    """
 
     name = "least_loaded"
     reads_requests = False
@@ -62,11 +74,24 @@ class LeastLoaded(LoadPolicy):
 
 @register
 class PowerOfTwo(LoadPolicy):
-    """Draws two backends and sends to the less loaded one.
+    """A policy that draws two backends at random and picks the less loaded one [1]_.
 
-    Nearly as even as `least_loaded`, and where many gateways decide on reports of the same age it does not send them
-    all to the same backend: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 12(10),
-    2001.
+    It spreads load nearly as evenly as `least_loaded`, and many gateways that decide on equally old load reports do not
+    all pick the same backend.
+
+    References
+    ----------
+    .. [1] Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE Transactions on Parallel and
+       Distributed Systems 12(10), 2001.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import ANY_REQUEST
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
+    >>> pool[0].in_flight = 3
+    >>> PowerOfTwo(LoadSettings()).choose(ANY_REQUEST, pool).backend
+    'b'
     """
 
     name = "power_of_two"
@@ -77,21 +102,21 @@ class PowerOfTwo(LoadPolicy):
         if len(candidates) == 1:
             return Decision(candidates[0].name, self.name, "only_candidate")
         scores = self.meter.scores(candidates)
-        first, second = self.rng.sample(range(len(candidates)), 2)  # in random order, so the first may win a tie
+        first, second = self.rng.sample(range(len(candidates)), 2)  # in random order, so ties are broken evenly
         chosen = first if scores[first] <= scores[second] else second
-        return Decision(candidates[chosen].name, self.name, "lesser_of_two", _chance(scores, chosen))
+        return Decision(candidates[chosen].name, self.name, "lesser_of_two", _propensity(scores, chosen))
 
 
-def _chance(scores: Sequence[float], chosen: int) -> float:
-    """Return the probability that `chosen` is drawn and wins: the pairs it wins, half of those it ties, over all."""
-    mine = scores[chosen]
-    worse = sum(score > mine for score in scores)
-    equal = sum(score == mine for score in scores) - 1
+def _propensity(scores: Sequence[float], chosen: int) -> float:
+    """Return the share of pairs in which `chosen` wins, counting a tie as half a win."""
+    own = scores[chosen]
+    worse = sum(score > own for score in scores)
+    equal = sum(score == own for score in scores) - 1
     return (worse + equal / 2) / (len(scores) * (len(scores) - 1) / 2)
 
 
 class StaticSettings(LoadSettings):
-    """Where everything goes: exactly one of the two."""
+    """The destination of all requests: exactly one of `backend` and `method`."""
 
     backend: str | None = Field(default=None, description="Name of the backend that gets every request.")
     method: Method | None = Field(default=None, description="Method whose least loaded backend gets every request.")
@@ -99,17 +124,26 @@ class StaticSettings(LoadSettings):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.backend is None) == (self.method is None):
-            raise ValueError("static takes either `backend: NAME` or `method: METHOD`, and not both")
+            raise ValueError("static takes either `backend: NAME` or `method: METHOD`")
         return self
 
     def named_backends(self) -> dict[SettingsPath, str]:
-        """Return the backend named, if one is."""
+        """Return the configured backend, if `backend` is set."""
         return {} if self.backend is None else {("backend",): self.backend}
 
 
 @register
 class Static(LoadPolicy):
-    """Sends everything to one backend, or to the backends of one method; to the least loaded other if none can."""
+    """A policy that always picks one backend, or the least loaded of one method; if none is available, any backend.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import ANY_REQUEST
+    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "ngram")]
+    >>> Static(StaticSettings(method="ngram")).choose(ANY_REQUEST, pool).backend
+    'ngram'
+    """
 
     name = "static"
     reads_requests = False
@@ -117,14 +151,14 @@ class Static(LoadPolicy):
     settings: StaticSettings
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose the configured candidate, or the least loaded one where it is not among them."""
+        """Choose the least loaded configured candidate, or the least loaded of all if none is configured."""
         configured = [candidate for candidate in candidates if self._is_configured(candidate)]
         chosen, propensity = self.meter.least(configured or candidates, self.rng)
         reason = "configured" if configured else "configured_unavailable"
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Tell which candidates are configured, and the load that decides among several."""
+        """Score each candidate by its load, noting whether it is configured."""
         assessments = []
         for candidate in candidates:
             load = self.assess_load(candidate)
@@ -138,10 +172,20 @@ class Static(LoadPolicy):
 
 @register
 class RoundRobin(Policy):
-    """Sends to each backend in turn, as often as its weight says and evenly spread.
+    """A policy that picks the backends in turn, each in proportion to its weight.
 
-    The smooth weighted order of nginx: at each turn every candidate gains its weight, the highest is chosen and pays
-    what all gained together. Weights 2 and 1 give a b a, a b a, ... rather than a a b.
+    The smooth weighted round robin of nginx: at each turn every candidate's credit grows by its weight, the candidate
+    with the highest credit is chosen, and it pays the sum of all weights. The turns of a heavy backend are spread out.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import ANY_REQUEST
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
+    >>> pool[0].weight = 2.0
+    >>> policy = RoundRobin(PolicySettings())
+    >>> [policy.choose(ANY_REQUEST, pool).backend for _ in range(6)]
+    ['a', 'b', 'a', 'a', 'b', 'a']
     """
 
     name = "round_robin"
@@ -161,18 +205,18 @@ class RoundRobin(Policy):
         credit = self._after_gain(candidates, weights)
         chosen = max(range(len(candidates)), key=credit.__getitem__)
         credit[chosen] -= sum(weights)
-        for candidate, left in zip(candidates, credit, strict=True):
-            self._credit[candidate.name] = left
+        for candidate, remaining in zip(candidates, credit, strict=True):
+            self._credit[candidate.name] = remaining
         return self._decision(candidates[chosen].name)
 
     def _decision(self, backend: str) -> Decision:
-        found = self._decisions.get(backend)
-        if found is None:
-            found = self._decisions[backend] = Decision(backend, self.name, "next_in_turn")
-        return found
+        decision = self._decisions.get(backend)
+        if decision is None:
+            decision = self._decisions[backend] = Decision(backend, self.name, "next_in_turn")
+        return decision
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Score each candidate by its credit, the highest of which is next: the score is its negative."""
+        """Score each candidate by its negated credit: the lowest score is next."""
         credit = self._after_gain(candidates, _weights(candidates))
         return [
             Assessment(candidate.name, -gained, f"credit {gained:g}, weight {candidate.weight:g}")
@@ -185,14 +229,25 @@ class RoundRobin(Policy):
 
 
 class RandomSettings(PolicySettings):
-    """What `random` takes."""
+    """Settings of `random`."""
 
-    seed: int | None = Field(default=None, description="Seed of the draws; none: different at each start.")
+    seed: int | None = Field(default=None, description="Seed of the random choice; none: different at each start.")
 
 
 @register
 class RandomChoice(Policy):
-    """Draws a backend with its weight: the log of a known propensity that other policies can be judged from."""
+    """A policy that draws a backend in proportion to its weight.
+
+    Its decisions have known propensities, so other policies can be evaluated off-policy from its log.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import ANY_REQUEST
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
+    >>> RandomChoice(RandomSettings(seed=1)).choose(ANY_REQUEST, pool).propensity
+    0.5
+    """
 
     name = "random"
     Settings = RandomSettings
@@ -211,6 +266,6 @@ class RandomChoice(Policy):
 
 
 def _weights(candidates: Sequence[Candidate]) -> list[float]:
-    """Return the candidates' weights; all equal where none has any."""
+    """Return the candidates' weights, or equal weights if all are zero."""
     weights = [max(0.0, candidate.weight) for candidate in candidates]
     return weights if any(weights) else [1.0] * len(weights)

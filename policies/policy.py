@@ -1,4 +1,4 @@
-"""What a policy is: `choose` a backend for a request, `observe` what came of it; and a registry by name."""
+"""The policy interface, and the registry of policies by name."""
 
 from __future__ import annotations
 
@@ -31,82 +31,95 @@ __all__ = [
 ]
 
 SettingsPath = tuple[str | int, ...]
-"""Where in a policy's settings a value stands, as pydantic's `loc`: `("rules", 0, "prefer", 1)`."""
+"""Path of a value in a policy's settings, like pydantic's `loc`: `("rules", 0, "prefer", 1)`."""
 
 
 class Work(Protocol):
-    """Work to be done beside the request path."""
+    """Background work, done off the request path."""
 
     def __call__(self, pause: Callable[[], object] = lambda: None, /) -> None:
-        """Do it, and call `pause` from time to time, where it can as well go on later."""
+        """Do the work, calling `pause` at points where it may be interrupted."""
 
 
 class PolicySettings(BaseModel):
-    """Base of every policy's settings: what may stand beside `name:` under `policy:` in the pool file."""
+    """Base class of policy settings: the keys beside `name:` under `policy:` in the pool file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def named_backends(self) -> dict[SettingsPath, str]:
-        """Return the backends that the settings name, and where: whoever knows the pool checks that they exist."""
+        """Return the backend names in the settings, by path; the loader of the pool file checks that they exist."""
         return {}
 
 
 class Policy(ABC):
-    """Chooses a backend for each request of one model.
+    """A rule for choosing the backend of each request of one model.
 
-    A policy is one small file: subclass, set `name`, write `choose`, decorate with `register`. It is built once
-    a model with its settings, is called from one thread, and must not block.
+    To write a policy, subclass this, set `name`, implement `choose` and decorate the class with `register`. One
+    instance is created per model. It is called from one thread and must not block.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> from policies.features.request import ANY_REQUEST
+    >>> class FirstName(Policy):
+    ...     name = "first_name"
+    ...
+    ...     def choose(self, request, candidates):
+    ...         return Decision(min(one.name for one in candidates), self.name, "first")
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("b", "a")]
+    >>> FirstName(PolicySettings()).choose(ANY_REQUEST, pool).backend
+    'a'
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[PolicySettings]] = PolicySettings
     text_features: frozenset[str] = TEXT_FEATURES
-    """Those of `request.TEXT_FEATURES` that it decides by; what it does not name is not worked out for it."""
+    """The subset of `request.TEXT_FEATURES` that the policy uses; the others are not computed."""
     reads_requests: bool = True
-    """Whether it looks at requests: if not, it sees `request.ANY_REQUEST`, and none is described for it."""
+    """Whether the policy reads requests; if not, it is passed `request.ANY_REQUEST`."""
     explain_candidates: bool = False
-    """Whether decisions are to tell of all candidates; set by whoever records them."""
+    """Whether decisions must include the scores of all candidates; set when requests are recorded."""
     statistics: Statistics | None = None
-    """What it has observed, to be kept and shared; None for a policy that learns nothing."""
-
+    """The policy's observations, to be stored and shared; None if it does not learn."""
     shadow: ShadowSettings | None = None
-    """What it wants to know of what lookups would have given on finished texts; None for nothing."""
+    """Settings of the shadow drafting that the policy needs; None if it needs none."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
 
     @abstractmethod
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose one of `candidates` (never empty, all able to serve the request) for `request`."""
+        """Choose one of `candidates` for `request`; there is at least one, and each can serve the request."""
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Say what `choose` would think of each candidate, changing nothing."""
+        """Rate each candidate as `choose` would, without side effects."""
         return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
 
     def dry_run_copy(self) -> Self:
-        """Return a copy that would choose as this policy does, and whose choices change nothing here.
+        """Return a copy that chooses as this policy does, and whose choices do not affect this policy.
 
-        To be overridden by whatever is large: it is called on the event loop.
+        Override it in a policy with large state: it is called on the event loop.
         """
         return copy.deepcopy(self)
 
-    def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
+    def observe(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies do not learn
         """Learn from a finished request."""
 
-    def observe_shadow(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies learn nothing
-        """Learn from `outcome.shadow` alone, found out later, of a request that was observed when it finished."""
+    def observe_shadow(self, outcome: Outcome) -> None:  # noqa: B027 -- most policies do not learn
+        """Learn from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""
 
-    def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies know no time
-        """Take the time in seconds from `clock`, as a replay wants it; by default it is that of `time.time`."""
+    def set_clock(self, clock: Callable[[], float]) -> None:  # noqa: B027 -- most policies use no clock
+        """Replace the clock, which returns seconds; the default is `time.time`."""
 
-    def warm_up(self) -> None:  # noqa: B027 -- most policies learn nothing
-        """Load what learning takes, in any thread, before the first request comes or beside it."""
+    def warm_up(self) -> None:  # noqa: B027 -- most policies do not learn
+        """Import the libraries that learning needs; may be called in any thread, while requests are served."""
 
     def maintenance(self) -> Work | None:
-        """Return work to be done beside the request path, or None if there is none.
+        """Return background work that is due, or None.
 
-        Called about every half second, from the thread that calls `choose`; the work itself may run in another, so it
-        must not touch what `choose` and `observe` change, and must put its results in place in one assignment.
+        Called about every half second from the thread that calls `choose`. The work may run in another thread, so it
+        must not touch what `choose` and `observe` change, and must publish its results in a single assignment.
         """
         return None
 
@@ -116,7 +129,7 @@ P = TypeVar("P", bound=type[Policy])
 
 
 def register(policy: P) -> P:
-    """Make a policy known by its name (a class decorator).
+    """Register a policy under its name (a class decorator).
 
     Raises
     ------
@@ -129,15 +142,20 @@ def register(policy: P) -> P:
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Return every policy by name: those of this package, and those of installed packages.
+    """Return every policy by name, including those of installed packages.
 
-    A package registers its policies through the entry point group `speculation_gateway.policies`: each entry names a
+    A package provides policies through the entry point group `speculation_gateway.policies`. Each entry point names a
     `Policy` subclass, or a module that registers some.
 
     Raises
     ------
     ImportError
         If an entry point cannot be loaded.
+
+    Examples
+    --------
+    >>> policies()["least_loaded"].__name__
+    'LeastLoaded'
     """
     for module in _OWN:
         import_module(module)
@@ -148,4 +166,4 @@ def policies() -> dict[str, type[Policy]]:
 
 ENTRY_POINTS = "speculation_gateway.policies"
 _OWN = ("policies.load_balancing", "policies.rules.policy", "policies.learned.policy")
-"""The modules with policies in them."""
+"""Modules of this package that register policies."""

@@ -1,8 +1,8 @@
-"""What was observed, as sums that add up: over requests, over gateways and over restarts.
+"""Observations as sums, which can be added up over requests, gateways and restarts.
 
-Everything that is learned is worked out from these sums, so two gateways that add theirs have learned what one would
-have with the traffic of both. Sums stand in cells, by what they depend on, and in epochs of time, so that what is old
-can weigh less and be dropped without anybody having to agree on when.
+All models are fitted to these sums, so two gateways that share theirs learn what one gateway with the traffic of both
+would. Sums are kept per bucket (a key of what they depend on) and per epoch of time. Epochs let old observations be
+discounted exponentially and dropped without coordination between gateways.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 EPOCHS_PER_HALF_LIFE: Final = 4
 HALF_LIVES_KEPT: Final = 6
-"""Older epochs would weigh less than 1/64, and are dropped."""
+"""Older epochs are dropped: their weight would be below 1/64."""
 
-MOST_KEYS: Final = 4096
-"""Cells of one table and epoch; what would be one more counts under the key that `Table.overflow` makes of it."""
+MAX_KEYS: Final = 4096
+"""Maximum buckets per table and epoch; further keys are merged as `Table.overflow` says."""
 
 Key = tuple[str, ...]
 Sums = tuple[float, ...]
@@ -25,16 +25,22 @@ Sums = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One kind of sums.
+    """A kind of observations.
 
     Parameters
     ----------
     width
-        Numbers in a cell.
+        Number of sums per bucket.
     half_life_s
-        Age in seconds at which an observation weighs half.
+        Age in seconds at which an observation's weight is one half.
     overflow
-        Makes the key of a cell that is one too many, from its own: the same with what is rarest left out.
+        Function that maps a key to a more general one, used when the table is full.
+
+    Examples
+    --------
+    >>> table = Table("length", 3, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
+    >>> table.epoch_s, table.weight(epoch=0, now_s=3600.0)
+    (900.0, 0.5)
     """
 
     name: str
@@ -44,25 +50,25 @@ class Table:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds to an epoch."""
+        """Length of an epoch in seconds."""
         return self.half_life_s / EPOCHS_PER_HALF_LIFE
 
     def weight(self, epoch: int, now_s: float) -> float:
-        """Return what an observation of an epoch weighs now, 1 for the present epoch."""
+        """Return the present weight of observations of an epoch; 1 for the current epoch."""
         age = int(now_s // self.epoch_s) - epoch
         return math.exp2(-max(0, age) / EPOCHS_PER_HALF_LIFE)
 
     def oldest(self, now_s: float) -> int:
-        """Return the oldest epoch that still counts."""
+        """Return the oldest epoch that is kept."""
         return int(now_s // self.epoch_s) - EPOCHS_PER_HALF_LIFE * HALF_LIVES_KEPT
 
     def end_s(self, epoch: int) -> float:
-        """Return when an epoch no longer counts, in seconds since 1970."""
+        """Return the time at which an epoch is dropped, in seconds since 1970."""
         return (epoch + EPOCHS_PER_HALF_LIFE * HALF_LIVES_KEPT + 1) * self.epoch_s
 
 
 class Row(NamedTuple):
-    """Some observations of one cell, to be added to those already there."""
+    """The sums of one bucket in one epoch."""
 
     table: str
     epoch: int
@@ -70,8 +76,8 @@ class Row(NamedTuple):
     sums: Sums
 
 
-class _Cell:
-    """Our own sums of one key."""
+class _Bucket:
+    """The own sums of one key."""
 
     __slots__ = ("changed", "key", "sums")
 
@@ -81,49 +87,58 @@ class _Cell:
         self.changed = False
 
 
-class _Page:
-    """Our own cells of one table and epoch, and those of them that were added to since they were last told."""
+class _EpochRecord:
+    """The own buckets of one table and epoch, and those that changed since the last `take_changed`."""
 
     __slots__ = ("buckets", "changed", "epoch")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.buckets: dict[Key, _Cell] = {}
-        self.changed: list[_Cell] = []
+        self.buckets: dict[Key, _Bucket] = {}
+        self.changed: list[_Bucket] = []
 
 
 class Statistics:
-    """The sums of one model: our own, and those that others told of.
+    """The sums of one model: those of this gateway, and those received from others.
 
-    Own and others' are kept apart, so that our own can be given again to a store that lost them. Called from one
-    thread, but for `buckets`.
+    The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
+    may be called from another thread.
 
     Parameters
     ----------
     clock
-        Seconds since 1970: epochs must mean the same to all gateways.
+        Clock in seconds since 1970, so that epochs are the same for all gateways.
+
+    Examples
+    --------
+    >>> table = Table("length", 2, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
+    >>> statistics = Statistics([table], clock=lambda: 0.0)
+    >>> statistics.add(table, ("chat",), 1.0, 5.0)
+    >>> statistics.set_others([Row("length", 0, ("chat",), (2.0, 8.0))])
+    >>> statistics.buckets(table)
+    {('chat',): (3.0, 13.0)}
     """
 
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
         self.tables = {table.name: table for table in tables}
         self.clock = clock
-        self._own: dict[tuple[str, int], _Page] = {}
-        self._last: dict[str, _Page] = {}  # of each table, the one that was last added to
+        self._own: dict[tuple[str, int], _EpochRecord] = {}
+        self._last: dict[str, _EpochRecord] = {}  # by table: where the last observation was added
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
         self.observations = 0
-        """Cells added to since the beginning; tells whether there is anything new."""
+        """Number of changes so far; a fit is due when it has grown."""
 
     def add(self, table: Table, key: Key, *sums: float) -> None:
-        """Add one observation to a cell, now, see `add_at`."""
+        """Add one observation to a bucket at the current time, see `add_at`."""
         self.add_at(self.clock(), table, key, sums)
 
     def add_at(self, now_s: float, table: Table, key: Key, sums: Sums) -> None:
-        """Add one observation to a cell; numbers that are not finite would spoil it for good, and are refused.
+        """Add one observation to a bucket.
 
         Raises
         ------
         ValueError
-            If there are more or fewer numbers than the table is wide, or one is not finite.
+            If the number of sums is not the table's width, or one is not finite (it would spoil the bucket for good).
         """
         total = 0.0
         for number in sums:
@@ -131,47 +146,47 @@ class Statistics:
         is_finite = not (math.isinf(total) or math.isnan(total)) or all(map(math.isfinite, sums))
         if len(sums) != table.width or not is_finite:
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
-        page = self._page(table, now_s)
-        buckets = page.buckets
+        record = self._current(table, now_s)
+        buckets = record.buckets
         bucket = buckets.get(key)
         if bucket is None:
-            if len(buckets) >= MOST_KEYS:
+            if len(buckets) >= MAX_KEYS:
                 key = table.overflow(key)
                 bucket = buckets.get(key)
             if bucket is None:
-                bucket = buckets[key] = _Cell(key, table.width)
+                bucket = buckets[key] = _Bucket(key, table.width)
         own = bucket.sums
-        for place, number in enumerate(sums):
-            own[place] += number
+        for index, number in enumerate(sums):
+            own[index] += number
         if not bucket.changed:
             bucket.changed = True
-            page.changed.append(bucket)
+            record.changed.append(bucket)
         self.observations += 1
 
     def own(self) -> Iterator[Row]:
-        """Yield all that this gateway itself has observed and not yet forgotten."""
-        for (table, epoch), page in self._own.items():
-            for key, bucket in page.buckets.items():
+        """Yield this gateway's own sums of all epochs that are kept."""
+        for (table, epoch), record in self._own.items():
+            for key, bucket in record.buckets.items():
                 yield Row(table, epoch, key, tuple(bucket.sums))
 
     def own_of(self, table: str, epoch: int) -> list[Row]:
-        """Return what this gateway itself has observed in one table and epoch."""
-        page = self._own.get((table, epoch))
-        buckets = {} if page is None else page.buckets
+        """Return this gateway's own sums of one table and epoch."""
+        record = self._own.get((table, epoch))
+        buckets = {} if record is None else record.buckets
         return [Row(table, epoch, key, tuple(bucket.sums)) for key, bucket in buckets.items()]
 
     def take_changed(self) -> list[Row]:
-        """Return our own sums, whole, of the cells that were added to since the last call."""
+        """Return the own sums (in full) of the buckets that changed since the last call."""
         rows = []
-        for (table, epoch), page in self._own.items():
-            for bucket in page.changed:
+        for (table, epoch), record in self._own.items():
+            for bucket in record.changed:
                 rows.append(Row(table, epoch, bucket.key, tuple(bucket.sums)))
                 bucket.changed = False
-            page.changed.clear()
+            record.changed.clear()
         return rows
 
     def set_others(self, rows: Iterable[Row]) -> None:
-        """Replace what others are known to have observed; rows of unknown tables or of another width are left out."""
+        """Replace the sums of other gateways, ignoring rows of unknown tables or of the wrong width."""
         others: dict[tuple[str, int], dict[Key, Sums]] = {}
         for row in rows:
             table = self.tables.get(row.table)
@@ -181,12 +196,12 @@ class Statistics:
         self.observations += 1
 
     def set_others_of(self, table: str, epoch: int, buckets: Mapping[Key, Sums]) -> None:
-        """Replace what others are known to have observed in one table and epoch, in one assignment.
+        """Replace the sums of other gateways in one table and epoch, in a single assignment.
 
         Parameters
         ----------
-        cells
-            Each as wide as the table; kept as it is, so it must not be changed any more.
+        buckets
+            Sums by key, each of the table's width. The mapping is not copied, so the caller must not change it later.
         """
         if buckets:
             self._others[table, epoch] = buckets
@@ -195,32 +210,32 @@ class Statistics:
         self.observations += 1
 
     def buckets(self, table: Table) -> dict[Key, Sums]:
-        """Return the sums of a table over all epochs, weighed by age: own and others' together.
+        """Return the sums of a table over all epochs and gateways, weighted by age.
 
-        May be called from another thread than the rest: what is added meanwhile may be in it or not.
+        May be called from another thread; an observation that is added meanwhile may or may not be included.
         """
         now_s = self.clock()
         total: dict[Key, list[float]] = {}
-        for (name, epoch), page in list(self._own.items()):  # a list is made in one go, whoever adds meanwhile
+        for (name, epoch), record in list(self._own.items()):  # the copy is atomic under the GIL
             if name == table.name:
-                own = [(key, bucket.sums) for key, bucket in list(page.buckets.items())]
-                _add_weighed(total, own, table.weight(epoch, now_s))
+                own = [(key, bucket.sums) for key, bucket in list(record.buckets.items())]
+                _add_weighted(total, own, table.weight(epoch, now_s))
         for (name, epoch), buckets in list(self._others.items()):
             if name == table.name:
-                _add_weighed(total, list(buckets.items()), table.weight(epoch, now_s))
+                _add_weighted(total, list(buckets.items()), table.weight(epoch, now_s))
         return {key: tuple(bucket) for key, bucket in total.items()}
 
-    def _page(self, table: Table, now_s: float) -> _Page:
-        """Return the page of now, a new one if there is none."""
+    def _current(self, table: Table, now_s: float) -> _EpochRecord:
+        """Return the own buckets of the current epoch."""
         epoch = int(now_s // table.epoch_s)
-        page = self._last.get(table.name)
-        if page is None or page.epoch != epoch:
-            page = self._own.get((table.name, epoch))
-            if page is None:
-                page = self._own[table.name, epoch] = _Page(epoch)
+        record = self._last.get(table.name)
+        if record is None or record.epoch != epoch:
+            record = self._own.get((table.name, epoch))
+            if record is None:
+                record = self._own[table.name, epoch] = _EpochRecord(epoch)
                 self._forget(now_s)
-            self._last[table.name] = page
-        return page
+            self._last[table.name] = record
+        return record
 
     def _forget(self, now_s: float) -> None:
         for name, epoch in [*self._own]:
@@ -229,10 +244,10 @@ class Statistics:
         self._last.clear()
 
 
-def _add_weighed(total: dict[Key, list[float]], buckets: Iterable[tuple[Key, Sequence[float]]], weight: float) -> None:
+def _add_weighted(total: dict[Key, list[float]], buckets: Iterable[tuple[Key, Sequence[float]]], weight: float) -> None:
     for key, sums in buckets:
         bucket = total.get(key)
         if bucket is None:
             bucket = total[key] = [0.0] * len(sums)
-        for place, number in enumerate(sums):
-            bucket[place] += weight * number
+        for index, number in enumerate(sums):
+            bucket[index] += weight * number

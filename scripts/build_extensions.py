@@ -1,4 +1,4 @@
-"""Builds what is written in C: `python scripts/build_extensions.py FOLDER`, or hatchling as `pyproject.toml` has it."""
+"""Build the C extensions: `python scripts/build_extensions.py FOLDER`, or through hatchling (see `pyproject.toml`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MODULES = ("gateway.recorder._units", "policies.features._tail")
 
 
 def build(root: Path, folder: Path) -> list[Path]:
-    """Compile the modules for this interpreter, below a folder, and return the files."""
+    """Compile the modules for this interpreter into a folder, and return the files."""
     sources = {name: root.joinpath(*name.split(".")).with_suffix(".c") for name in MODULES}
     extensions = [Extension(name, [str(source)], extra_compile_args=["-O3"]) for name, source in sources.items()]
     command = build_ext(Distribution({"ext_modules": extensions}))
     command.build_lib = str(folder)
-    with tempfile.TemporaryDirectory() as between:
-        command.build_temp = between
+    with tempfile.TemporaryDirectory() as temporary:
+        command.build_temp = temporary
         command.ensure_finalized()
         command.run()
     return [Path(output) for output in command.get_outputs()]
 
 
 class ExtensionsHook(BuildHookInterface[Any]):
-    """Puts the modules into the wheel. They are built elsewhere, so that none hides what is changed in a checkout."""
+    """Adds the modules to the wheel. They are built elsewhere, so that they do not hide changes in a checkout."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the modules, but for processors that put the highest byte first, which they are not made for."""
+        """Build the modules, except on big-endian processors, which they do not support."""
         self._built = tempfile.TemporaryDirectory()
         if version == "editable" or sys.byteorder != "little":
             return
@@ -42,7 +42,7 @@ class ExtensionsHook(BuildHookInterface[Any]):
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what the wheel has by now."""
+        """Remove the built files, which are in the wheel by now."""
         self._built.cleanup()
 
 

@@ -1,4 +1,4 @@
-"""Nothing that a test starts writes into the folders of whoever runs it."""
+"""Isolation of the tests from the folders of the user who runs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let gateways keep what they learn in a folder of the tests' own, those too that run as processes."""
+    """Redirects the state of all gateways, in this process and others, to a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         patch.delenv("STATE_DIRECTORY", raising=False)

@@ -1,7 +1,8 @@
-"""What real engines measured, as data: step times, drafting, acceptance and memory of one target on one machine."""
+"""Calibrations: measured step times, drafting costs, acceptance and memory of one target model on one machine."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 from functools import cache
 from importlib import resources
@@ -19,7 +20,7 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Kind(StrEnum):
-    """Kinds of text. Acceptance was measured on the first five; the others borrow from their nearest."""
+    """Kinds of text. Acceptance was measured on the first five; the others use the nearest one that was measured."""
 
     CHAT = "chat"
     CODE = "code"
@@ -31,16 +32,32 @@ class Kind(StrEnum):
     TRANSLATION = "translation"
 
 
-NEAREST = {
-    Kind.EXTRACTION: Kind.SUMMARIZATION,  # the output is made of the prompt's words
+_NEAREST = {
+    Kind.EXTRACTION: Kind.SUMMARIZATION,  # both copy words of the prompt
     Kind.RAG: Kind.SUMMARIZATION,
     Kind.TRANSLATION: Kind.CHAT,
     Kind.REASONING: Kind.MATH,
 }
 
 
+def nearest_kind(kind: str, available: Container[Kind]) -> Kind:
+    """Return the kind of text in `available` that is nearest to `kind`; chat for an unknown one.
+
+    Examples
+    --------
+    >>> nearest_kind("rag", {Kind.CHAT, Kind.SUMMARIZATION}).value
+    'summarization'
+    >>> nearest_kind("poetry", {Kind.CHAT}).value
+    'chat'
+    """
+    nearest = Kind(kind) if kind in set(Kind) else Kind.CHAT
+    while nearest not in available and nearest in _NEAREST:
+        nearest = _NEAREST[nearest]
+    return nearest if nearest in available else Kind.CHAT
+
+
 class _Sourced(BaseModel):
-    """A group of numbers and where they come from."""
+    """A group of numbers with their source."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,10 +65,10 @@ class _Sourced(BaseModel):
 
 
 class StepTime(_Sourced):
-    """Time of one iteration without drafting.
+    """Time of one step, without drafting.
 
     base + below_knee * min(tokens, knee) + above_knee * max(0, tokens - knee) + per_context_token * context + overhead;
-    where a step drafts, `speculation_overhead_s` is added.
+    a step that drafts takes `speculation_overhead_s` more.
     """
 
     base_s: Seconds
@@ -67,7 +84,7 @@ class Drafting(_Sourced):
     """Time that drafting adds to a step.
 
     base + per_pass * passes + verify_share * verify + passes * (per_request * drafting requests
-    + per_context_token * their context); passes is k, or 1 where all positions are drafted at once.
+    + per_context_token * their context); passes is k, or 1 if all positions are drafted in parallel.
     """
 
     base_s: Seconds = 0.0
@@ -79,7 +96,7 @@ class Drafting(_Sourced):
 
 
 class Progress(_Sourced):
-    """How acceptance changes as an answer grows: its logit shifted, linear between given output tokens, flat beyond."""
+    """Shift of the acceptance logit as an answer grows: linear between the given output tokens, constant beyond."""
 
     output_tokens: tuple[int, ...] = Field(min_length=1)
     logit_shifts: tuple[float, ...] = Field(min_length=1)
@@ -87,9 +104,9 @@ class Progress(_Sourced):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if len(self.output_tokens) != len(self.logit_shifts):
-            raise ValueError("one shift for each number of output tokens")
+            raise ValueError("needs one shift for each of output_tokens")
         if any(later <= earlier for earlier, later in pairwise(self.output_tokens)):
-            raise ValueError("output_tokens must rise")
+            raise ValueError("output_tokens must increase")
         return self
 
 
@@ -99,11 +116,12 @@ class Acceptance(_Sourced):
     Parameters
     ----------
     by_position
-        Probability that the draft at position 1, 2, ... is accepted if those before it were; the last holds beyond.
+        Probability that the draft at position 1, 2, ... is accepted if those before it were; the last one also holds
+        for further positions.
     request_spread
-        Standard deviation between requests of the logit of those probabilities.
+        Standard deviation between requests of the logits of these probabilities.
     progress
-        How they change over an answer; absent where that was not seen.
+        Change of the logits over an answer; None if none was measured.
     """
 
     by_position: tuple[Rate, ...] = Field(min_length=1)
@@ -112,16 +130,18 @@ class Acceptance(_Sourced):
 
 
 class MethodCalibration(BaseModel):
-    """One method's costs.
+    """The costs and acceptance of one method.
 
     Parameters
     ----------
+    drafting
+        Time of drafting.
     acceptance
-        By kind of text; absent for methods that are replayed on the text.
+        Acceptance by kind of text; empty for methods that are replayed on the text.
     acceptance_like
-        Another method whose acceptance stands in; only where none was published for this one.
+        Another method whose acceptance is used, if none was published for this one.
     weights_gib, kv_kib_per_token
-        What the draft adds to the target's.
+        Weights of the draft, and its KV cache per token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -134,21 +154,29 @@ class MethodCalibration(BaseModel):
 
 
 class Temperature(_Sourced):
-    """How acceptance falls with temperature: factors at given temperatures, linear between, flat beyond."""
+    """Factors of acceptance by temperature: linear between the given temperatures, constant beyond.
+
+    Examples
+    --------
+    >>> Temperature(temperatures=(0.0, 1.0), factors=(1.0, 0.5), source="an example").factor(0.5)
+    0.75
+    """
 
     temperatures: tuple[float, ...] = Field(min_length=1)
     factors: tuple[Share, ...] = Field(min_length=1)
+    default: float = Field(default=1.0, ge=0)
+    """What a request without a temperature takes: the target's generation_config.json, or vLLM's default of 1.0."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if len(self.temperatures) != len(self.factors):
-            raise ValueError("one factor for each temperature")
+            raise ValueError("needs one factor for each temperature")
         if any(later <= earlier for earlier, later in pairwise(self.temperatures)):
-            raise ValueError("temperatures must rise")
+            raise ValueError("temperatures must increase")
         return self
 
     def factor(self, temperature: float) -> float:
-        """Return what acceptance at temperature 0 is multiplied by."""
+        """Return the factor by which acceptance at temperature 0 is multiplied."""
         if temperature <= self.temperatures[0]:
             return self.factors[0]
         for (low, high), (at_low, at_high) in zip(pairwise(self.temperatures), pairwise(self.factors), strict=True):
@@ -158,7 +186,7 @@ class Temperature(_Sourced):
 
 
 class Memory(_Sourced):
-    """What the KV cache gets: utilisation * gpu - reserved - weights, over all GPUs."""
+    """Memory over all GPUs; the KV cache gets utilization * gpu - reserved - weights."""
 
     gpu_gib: float = Field(gt=0)
     utilization: Share
@@ -168,7 +196,7 @@ class Memory(_Sourced):
 
 
 class Scheduler(_Sourced):
-    """The scheduler's limits, vLLM's defaults for the machine."""
+    """Limits of the scheduler: vLLM's defaults for the machine."""
 
     max_num_seqs: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
@@ -176,12 +204,20 @@ class Scheduler(_Sourced):
 
 
 class Calibration(BaseModel):
-    """One target model on one machine.
+    """The calibration of one target model on one machine.
 
     Parameters
     ----------
     methods_from
-        Another calibration: methods that this one does not list are taken from it as they are.
+        Another calibration, from which methods that this one does not list are taken.
+
+    Examples
+    --------
+    >>> calibration = load_calibration("llama-3.1-8b-h100")
+    >>> calibration.acceptance(Method.EAGLE3, "code").by_position[:2]
+    (0.771, 0.74)
+    >>> calibration.kv_tokens(Method.BASELINE)
+    439746
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -203,24 +239,24 @@ class Calibration(BaseModel):
             if like is not None and not (like in self.methods and self.methods[like].acceptance):
                 raise ValueError(f"{method}: acceptance_like {like} has no acceptance of its own")
             if entry.acceptance and Kind.CHAT not in entry.acceptance:
-                raise ValueError(f"{method}: acceptance for chat is needed, the one that others fall back on")
+                raise ValueError(f"{method}: acceptance for chat is needed, as the fallback of other kinds")
         return self
 
     def method(self, method: Method) -> MethodCalibration:
-        """Return the costs of a method.
+        """Return the costs and acceptance of a method.
 
         Raises
         ------
         ValueError
-            If this calibration has none for it; the message names those it has.
+            If this calibration does not have the method.
         """
         if method not in self.methods:
             known = ", ".join(sorted(self.methods))
-            raise ValueError(f"calibration {self.name!r} knows nothing of {method!s}; it knows {known}")
+            raise ValueError(f"calibration {self.name!r} has no method {method!s}; it has {known}")
         return self.methods[method]
 
     def acceptance(self, method: Method, kind: str) -> Acceptance:
-        """Return the acceptance of a method's drafts in text of a kind; that of chat where the kind is not known.
+        """Return the acceptance of a method's drafts in text of a kind; an unknown kind counts as chat.
 
         Raises
         ------
@@ -231,18 +267,15 @@ class Calibration(BaseModel):
         by_kind = entry.acceptance or (self.methods[entry.acceptance_like].acceptance if entry.acceptance_like else {})
         if not by_kind:
             raise ValueError(f"calibration {self.name!r} has no acceptance for {method!s}")
-        wanted = Kind(kind) if kind in set(Kind) else Kind.CHAT
-        while wanted not in by_kind and wanted in NEAREST:
-            wanted = NEAREST[wanted]
-        return by_kind.get(wanted, by_kind[Kind.CHAT])
+        return by_kind[nearest_kind(kind, by_kind)]
 
     def kv_tokens(self, method: Method) -> int:
-        """Return how many tokens the KV cache holds beside the weights of target and draft.
+        """Return the number of tokens that fit into the KV cache beside the weights of target and draft.
 
         Raises
         ------
         ValueError
-            If the weights leave no room.
+            If the weights leave no memory for it.
         """
         entry = self.method(method)
         room_gib = (
@@ -258,27 +291,27 @@ class Calibration(BaseModel):
 
 
 def calibration_names() -> tuple[str, ...]:
-    """Return the names of the calibrations that come with the package."""
+    """Return the names of the calibrations in the package."""
     folder = resources.files("backends.calibration").joinpath("data")
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
 @cache
 def load_calibration(name: str) -> Calibration:
-    """Load a calibration that comes with the package.
+    """Load a calibration of the package.
 
     Raises
     ------
     ValueError
-        If there is none of that name (the message lists those there are) or its file is wrong.
+        If there is no such calibration (the message lists them) or its file is invalid.
     """
     if name not in calibration_names():
-        raise ValueError(f"no calibration is called {name!r}; known are {', '.join(calibration_names())}")
+        raise ValueError(f"no calibration is called {name!r}; known: {', '.join(calibration_names())}")
     return Calibration.model_validate(_document(name))
 
 
 def _document(name: str) -> dict[str, Any]:
-    """Return a calibration as it is written, completed with the methods it takes from another."""
+    """Return the content of a calibration file, with the methods that it takes from another."""
     file = resources.files("backends.calibration").joinpath("data", f"{name}.yaml")
     document: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     if "methods_from" in document:

@@ -1,4 +1,4 @@
-"""What a method drafts and gets accepted where no text is known: shares by position, from which steps are drawn."""
+"""Draft profiles: tokens drafted and accepted per step by a method, to sample steps where the text is unknown."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from backends.speculation import Method
 
 @dataclass(frozen=True, slots=True)
 class DraftProfile:
-    """How requests of one sort are drafted for.
+    """Drafting and acceptance of one method on one kind of text.
 
     Parameters
     ----------
-    drafted
-        Share of steps that draft at least 1, 2, ..., k tokens; empty for methods that draft k in every step.
     accepted
-        Shape (k,). Where `drafted` is empty, the probability that the draft at a position is accepted if those before
-        it were; else the share of steps that get at least 1, 2, ..., k drafts accepted.
+        Shape (k,). If `drafted` is empty, the probability that the draft at a position is accepted if those before it
+        were; otherwise the share of steps in which at least 1, 2, ..., k drafts are accepted.
+    drafted
+        Share of steps that draft at least 1, 2, ..., k tokens; empty for methods that always draft k.
     request_spread
         Standard deviation between requests of the logits of both.
     factor
-        What probabilities of acceptance are multiplied by, after the shift of their logits.
+        Factor of the acceptance probabilities, applied after the shift of their logits.
     progress
-        How their logits shift as the answer grows, linearly between knots and flat beyond: output tokens, and shifts.
+        Output tokens, and shifts of the logits at these; linear between them, constant beyond.
     """
 
     accepted: tuple[float, ...] = ()
@@ -47,19 +47,27 @@ def draft_profile(
     temperature: float = 0.0,
     kind: str = "chat",
 ) -> DraftProfile:
-    """Return the profile of a method: the calibration's acceptance, for lookups what they gave on recorded texts.
+    """Return the profile of a method, from the calibration or, for n-gram and suffix drafting, from recorded texts.
 
     Parameters
     ----------
     temperature
-        Sampling temperature; lookups are taken to give the same at all of them.
+        Sampling temperature, which does not affect n-gram and suffix drafting here.
     kind
         Kind of text, one of `calibration.Kind`; an unknown one counts as chat.
 
     Raises
     ------
     ValueError
-        If the calibration has no acceptance for the method, or the configuration is wrong.
+        If the calibration has no acceptance for the method, or the configuration is invalid.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> calibration = load_calibration("llama-3.1-8b-h100")
+    >>> profile = draft_profile(calibration, Method.EAGLE3, {"num_speculative_tokens": 3}, kind="code")
+    >>> len(profile.accepted), profile.drafted
+    (3, ())
     """
     config = speculative_config or {}
     k = draft_tokens(method, config)
@@ -67,15 +75,15 @@ def draft_profile(
         return DraftProfile()
     if method in (Method.NGRAM, Method.SUFFIX):
         bounds = lookup_bounds(config) if method is Method.NGRAM else (0, 0)
-        lookup = lookup_shares(method, kind, k, *bounds)
-        return DraftProfile(lookup.accepted, lookup.drafted, lookup.request_spread)
+        shares = lookup_shares(method, kind, k, *bounds)
+        return DraftProfile(shares.accepted, shares.drafted, shares.request_spread)
     acceptance = calibration.acceptance(method, kind)
     rates = acceptance.by_position
-    rates = (*rates, *[rates[-1]] * (k - len(rates)))[:k]  # the last holds beyond
-    seen = acceptance.progress
+    rates = (*rates, *[rates[-1]] * (k - len(rates)))[:k]  # the last one holds for further positions
+    progress = acceptance.progress
     return DraftProfile(
         rates,
         request_spread=acceptance.request_spread,
         factor=calibration.temperature.factor(temperature),
-        progress=(seen.output_tokens, seen.logit_shifts) if seen else ((), ()),
+        progress=(progress.output_tokens, progress.logit_shifts) if progress else ((), ()),
     )

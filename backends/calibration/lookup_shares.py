@@ -1,4 +1,4 @@
-"""What n-gram and suffix lookups gave on recorded texts, for requests of which no text is known (`lookups.yaml`)."""
+"""Draft lengths and acceptance of n-gram and suffix drafting on recorded texts, for requests whose text is unknown."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from backends.calibration.calibration import NEAREST, Kind
+from backends.calibration.calibration import Kind, nearest_kind
 from backends.speculation import Method
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """One kind of text.
+class LookupShares:
+    """Shares of the steps on one kind of text.
 
     Parameters
     ----------
     drafted, accepted
-        Share of steps that draft, and that get accepted, at least 1, 2, ..., k tokens; `accepted` is never above.
+        Share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
     request_spread
         Standard deviation between requests of the logits of both.
     """
@@ -51,8 +51,8 @@ class _Entry(BaseModel):
     by_kind: dict[Kind, _Shares]
 
 
-def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0) -> Lookup:
-    """Return what a lookup gives in text of a kind: of what was fitted, the nearest in n, then in k.
+def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0) -> LookupShares:
+    """Return the shares of the fitted configuration that is nearest, first in n, then in k.
 
     Parameters
     ----------
@@ -61,9 +61,14 @@ def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0
     kind
         Kind of text, one of `calibration.Kind`; an unknown one counts as chat.
     k
-        Tokens drafted at most.
+        Maximum tokens drafted per step.
     low, high
-        The bounds of the n-gram lookup.
+        Minimum and maximum n of prompt lookup; 0 for suffix.
+
+    Examples
+    --------
+    >>> lookup_shares(Method.NGRAM, "chat", 3, 2, 4).accepted
+    (0.1861, 0.1266, 0.0981)
     """
     entries = [entry for entry in _entries() if entry.method is method]
 
@@ -72,19 +77,16 @@ def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0
         return bounds, abs(entry.k - k)
 
     by_kind = min(entries, key=distance).by_kind
-    wanted = Kind(kind) if kind in set(Kind) else Kind.CHAT
-    while wanted not in by_kind:
-        wanted = NEAREST[wanted]
-    shares = by_kind[wanted]
-    return Lookup(_to(shares.drafted, k), _to(shares.accepted, k), shares.request_spread)
+    shares = by_kind[nearest_kind(kind, by_kind)]
+    return LookupShares(_extend(shares.drafted, k), _extend(shares.accepted, k), shares.request_spread)
 
 
-def _to(shares: tuple[float, ...], k: int) -> tuple[float, ...]:
-    """Return the shares of positions 1 to k."""
-    further = list(shares[:k])
-    while len(further) < k:
-        further.append(further[-1] * shares[-1] / shares[-2] if shares[-2] else 0.0)
-    return tuple(further)
+def _extend(shares: tuple[float, ...], k: int) -> tuple[float, ...]:
+    """Return the shares of positions 1 to k, extrapolated by the ratio of the last two."""
+    extended = list(shares[:k])
+    while len(extended) < k:
+        extended.append(extended[-1] * shares[-1] / shares[-2] if shares[-2] else 0.0)
+    return tuple(extended)
 
 
 @cache

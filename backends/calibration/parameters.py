@@ -1,4 +1,4 @@
-"""What one simulated engine is set to: its limits, its memory, and the time a step takes."""
+"""Parameters of one simulated engine: limits, memory and step time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,25 @@ class EngineParameters:
     Parameters
     ----------
     step, drafting
-        The cost of a step; see `StepTime` and `Drafting`.
+        Time of a step; see `StepTime` and `Drafting`.
     k
-        Tokens drafted a step at most; 0 for a baseline.
+        Maximum tokens drafted per step; 0 for a baseline.
     k_by_batch
-        `k_by_batch[b]` is the k for a batch of b requests, the last entry that of any larger one; empty: always `k`.
+        `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
+    max_num_seqs, max_num_batched_tokens, max_model_len
+        vLLM's limits of the same names.
     kv_blocks
         Blocks of 16 tokens in the KV cache.
+    prefix_caching
+        Whether requests share the blocks of common prefixes.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> calibration = load_calibration("llama-3.1-8b-h100")
+    >>> parameters = EngineParameters.of(calibration, Method.NGRAM, {"num_speculative_tokens": 5})
+    >>> parameters.k
+    5
     """
 
     step: StepTime
@@ -39,7 +51,7 @@ class EngineParameters:
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:
-            raise ValueError("an engine's limits are positive")
+            raise ValueError("the limits of an engine must be positive")
 
     @classmethod
     def of(
@@ -53,12 +65,12 @@ class EngineParameters:
         max_model_len: int | None = None,
         prefix_caching: bool = True,
     ) -> EngineParameters:
-        """Take the parameters of a method from a calibration, and the limits from it where they are not given.
+        """Return the parameters of a method from a calibration; limits that are None are the calibration's.
 
         Raises
         ------
         ValueError
-            If the calibration knows nothing of the method, or the schedule of k is wrong.
+            If the calibration does not have the method, or the schedule of k is invalid.
         """
         config = speculative_config or {}
         k = draft_tokens(method, config)
@@ -80,18 +92,18 @@ class EngineParameters:
         )
 
     def verify_s(self, tokens: int, context_tokens: int) -> float:
-        """Return the target's time for `tokens` in the batch, whose requests have `context_tokens` behind them."""
+        """Return the seconds that the target takes for `tokens` in the batch with `context_tokens` of context."""
         step = self.step
-        below = min(tokens, step.knee_tokens)
+        tokens_below_knee = min(tokens, step.knee_tokens)
         return (
             step.base_s
-            + step.per_token_below_knee_s * below
-            + step.per_token_above_knee_s * (tokens - below)
+            + step.per_token_below_knee_s * tokens_below_knee
+            + step.per_token_above_knee_s * (tokens - tokens_below_knee)
             + step.per_context_token_s * context_tokens
         )
 
     def draft_s(self, k: int, requests: int, context_tokens: int, verify_s: float) -> float:
-        """Return the time that drafting k tokens for each of `requests` adds to a step."""
+        """Return the seconds that drafting k tokens for each of `requests` adds to a step."""
         if k == 0 or requests == 0:
             return 0.0
         drafting = self.drafting
@@ -105,12 +117,17 @@ class EngineParameters:
 
 
 def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
-    """Return k: `num_speculative_tokens`, for suffix the depth of its trees where it is not given, 0 for a baseline.
+    """Return k: `num_speculative_tokens`, by default the tree depth of suffix decoding; 0 for a baseline.
 
     Raises
     ------
     ValueError
-        If a method that needs it has none.
+        If a method that needs `num_speculative_tokens` has none.
+
+    Examples
+    --------
+    >>> draft_tokens(Method.SUFFIX, {})
+    24
     """
     if method is Method.BASELINE:
         return 0
@@ -123,22 +140,27 @@ def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
 
 
 def k_by_batch(schedule: Sequence[Sequence[int]], k: int) -> tuple[int, ...]:
-    """Expand vLLM's `num_speculative_tokens_per_batch_size` into k by batch size, gaps taking the k before them.
+    """Return k by batch size from vLLM's `num_speculative_tokens_per_batch_size`; a gap has the k before it.
 
     Raises
     ------
     ValueError
-        If it is not a list of [first, last, k] that begins at 1, rises and does not overlap.
+        If it is not a list of [first, last, k] that starts at 1 and does not overlap.
+
+    Examples
+    --------
+    >>> k_by_batch([[1, 2, 5], [4, 5, 2]], k=3)
+    (3, 3, 3, 3, 2, 2)
     """
     table = [k]
     if any(len(entry) != 3 for entry in schedule):
-        raise ValueError(f"a batch-size schedule has entries [first, last, k], not {schedule!r}")
+        raise ValueError(f"batch-size schedule: expected entries [first, last, k], not {schedule!r}")
     for first, last, tokens in sorted((first, last, tokens) for first, last, tokens in schedule):
         if first < len(table) or last < first or tokens < 0:
             raise ValueError(
-                f"batch-size schedule: [{first}, {last}, {tokens}] overlaps the one before it or runs backwards"
+                f"batch-size schedule: [{first}, {last}, {tokens}] overlaps the entry before it or is reversed"
             )
         if len(table) == 1 and first != 1:
-            raise ValueError("a batch-size schedule begins at batch size 1")
+            raise ValueError("batch-size schedule: the first entry must start at batch size 1")
         table += [table[-1]] * (first - len(table)) + [min(k, tokens)] * (last - first + 1)
     return tuple(table)

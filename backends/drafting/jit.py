@@ -1,4 +1,4 @@
-"""Compiling loops with numba: where it is imported, and nowhere else."""
+"""Compilation with numba; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F, **options: Any) -> F:
-    """Compile a function at its first call and keep the result on disk, beside the source or in the user's cache.
+    """Return a function that is compiled at its first call and cached on disk.
 
-    What is kept is told apart by the function's own file only: what it calls must stand in that file too. Where
-    neither folder can be written it is compiled anew in each process.
+    The cache lies beside the source or in the user's cache folder; if neither is writable, each process compiles again.
+    It is invalidated only by changes of the function's own file, so all functions that it calls must be in that file.
     """
     try:
         return cast(F, numba.njit(cache=True, **options)(function))
@@ -24,10 +24,10 @@ def compiled(function: F, **options: Any) -> F:
 
 
 def compiled_from(functions: Iterable[Callable[..., Any]], entries: Iterable[F]) -> list[F]:
-    """Compile `entries`, some of a file's `functions`, which stay as they are for who calls them uncompiled.
+    """Return compiled versions of `entries`, which are some of a file's `functions`; these stay usable uncompiled.
 
-    They may read and write the arrays they are given, but make none: references are not counted, which makes small
-    functions that pass arrays to each other five times as fast. Other threads run meanwhile.
+    The compiled functions may read and write arrays but not create them: reference counting is off, which makes small
+    functions that pass arrays to each other five times as fast. They release the GIL.
     """
     for function in functions:
         register_jitable(_nrt=False)(function)

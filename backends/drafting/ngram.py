@@ -1,4 +1,4 @@
-"""vLLM's n-gram proposer, replayed on a finished text: what every step would have drafted, and what was accepted."""
+"""Replay of vLLM's n-gram proposer on a finished text: tokens drafted and accepted by each possible step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ UNLIMITED = 1 << 30
 
 
 def lookup_bounds(speculative_config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the n-gram lookup's minimum and maximum; with one bound given the other equals it, with none both are 5.
+    """Return the minimum and maximum n of prompt lookup: a missing bound equals the other; both default to 5.
 
     This is vLLM's rule (`vllm/config/speculative.py`).
+
+    Examples
+    --------
+    >>> lookup_bounds({"prompt_lookup_max": 4}), lookup_bounds({})
+    ((4, 4), (5, 5))
     """
     low = speculative_config.get("prompt_lookup_min")
     high = speculative_config.get("prompt_lookup_max")
@@ -35,21 +40,21 @@ def ngram_replay(
     max_n: int,
     max_model_len: int = UNLIMITED,
 ) -> Steps:
-    """Replay prompt lookup as vLLM does it (`vllm/v1/spec_decode/ngram_proposer.py`).
+    """Replay prompt lookup with the algorithm of vLLM (`vllm/v1/spec_decode/ngram_proposer.py`).
 
-    A step takes the last n tokens of prompt and output so far, with the largest n in [min_n, max_n] for which they
-    occur earlier, finds their leftmost occurrence and drafts the k tokens (or as many as there are) that followed.
+    A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] for which they occur
+    earlier, and drafts up to k tokens that followed their leftmost occurrence.
 
     Parameters
     ----------
     prompt_ids, output_ids
         Token ids; the output has at least one.
     k
-        Tokens drafted at most, at least 1.
+        Maximum tokens drafted per step, at least 1.
     min_n, max_n
-        Bounds of the lookup, `prompt_lookup_min` and `prompt_lookup_max`.
+        Bounds of n, `prompt_lookup_min` and `prompt_lookup_max`.
     max_model_len
-        No draft reaches beyond this many tokens of prompt and output.
+        Maximum tokens of prompt, output and draft.
 
     Returns
     -------
@@ -60,6 +65,12 @@ def ngram_replay(
     ------
     ValueError
         If k < 1 or not 1 <= min_n <= max_n.
+
+    Examples
+    --------
+    >>> emitted, drafted = ngram_replay([1, 2, 3, 4], [1, 2, 3, 4], k=2, min_n=2, max_n=2)
+    >>> emitted.tolist(), drafted.tolist()
+    ([1, 1, 2, 1], [0, 0, 2, 2])
     """
     if k < 1 or not 1 <= min_n <= max_n:
         raise ValueError(f"n-gram lookup needs k >= 1 and 1 <= min <= max, not k={k}, min={min_n}, max={max_n}")
@@ -68,19 +79,18 @@ def ngram_replay(
     if output_tokens < 2:
         return emitted, drafted
     text = np.concatenate([np.asarray(prompt_ids, np.int64), np.asarray(output_ids, np.int64)])
-    ends = np.arange(len(prompt_ids) + 1, len(text))  # tokens known when the step at output position 1, 2, ... begins
-    follows = _continuations(text, ends, min_n, max_n)
+    ends = np.arange(len(prompt_ids) + 1, len(text))  # tokens before output position 1, 2, ...
+    starts = _continuations(text, ends, min_n, max_n)
 
-    found = follows < ends
-    length = np.where(found, np.clip(np.minimum(ends - follows, max_model_len - ends), 0, k), 0)
+    length = np.where(starts < ends, np.clip(np.minimum(ends - starts, max_model_len - ends), 0, k), 0)
     accepted = np.zeros(len(ends), np.int64)
-    still = np.ones(len(ends), bool)
+    matching = np.ones(len(ends), bool)
     for position in range(min(k, int(length.max()))):
-        still &= (position < length) & (ends + position < len(text))
-        source = np.minimum(follows + position, len(text) - 1)
+        matching &= (position < length) & (ends + position < len(text))
+        source = np.minimum(starts + position, len(text) - 1)
         target = np.minimum(ends + position, len(text) - 1)
-        still &= text[source] == text[target]
-        accepted += still
+        matching &= text[source] == text[target]
+        accepted += matching
     emitted[1:] = np.minimum(accepted + 1, len(text) - ends)
     drafted[1:] = length
     return emitted, drafted
@@ -89,7 +99,7 @@ def ngram_replay(
 def _continuations(
     text: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], min_n: int, max_n: int
 ) -> npt.NDArray[np.int64]:
-    """For each end e, return where the continuation of the matched n-gram begins; e itself where nothing matches."""
+    """Return, for each end e, the start of the continuation of the matched n-gram; e itself if none matches."""
     follows = ends.copy()
     grams = np.unique(text, return_inverse=True)[1].astype(np.int64)  # id of the n-gram that starts at each position
     tokens, vocabulary = grams, int(grams.max()) + 1

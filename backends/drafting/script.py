@@ -1,4 +1,4 @@
-"""What the engine needs to know of one request: how many tokens each of its steps will emit."""
+"""Scripts: how many tokens each possible step of a request emits and drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_TOKENS = 16
-"""Tokens to a block of the KV cache, vLLM's default."""
+"""Tokens per block of the KV cache, vLLM's default."""
 
 Steps = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """`(emitted, drafted)`, both of shape (output_tokens,)."""
@@ -17,23 +17,28 @@ Steps = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One request, as the engine plays it.
+    """The script of one request for the simulated engine.
 
-    Speculation does not change the text, only how many tokens a step emits; so with the text known, every step
-    that could be taken is known as well.
+    Speculation does not change the text, only how many tokens a step emits. When the text is known, so is the result of
+    every step that could be taken.
 
     Parameters
     ----------
     prompt_tokens, output_tokens
-        Lengths; both at least 1.
+        Number of tokens; both at least 1.
     emitted
-        Shape (output_tokens,). `emitted[i]`: tokens that a step starting at output position i emits, the accepted
-        ones and one more, at least 1 and at most `output_tokens - i`. Position 0 comes from the prefill.
+        Shape (output_tokens,). `emitted[i]` is the number of tokens that a step at output position i emits: accepted
+        + 1, at least 1 and at most `output_tokens - i`. The prefill emits position 0.
     drafted
-        Shape (output_tokens,). `drafted[i]`: draft tokens verified by that step; 0 where the proposer found none.
+        Shape (output_tokens,). `drafted[i]` is the number of draft tokens that this step verifies; 0 without a draft.
     prefix_blocks
-        Chained hashes of the full 16-token blocks of prompt and output, `block_hashes(prompt + output)`. Those of
-        the prompt alone will do; none at all mean that the request shares nothing with others.
+        `block_hashes(prompt + output)`, or of the prompt only; empty for a request that shares no prefix with others.
+
+    Examples
+    --------
+    >>> script = Script(100, 3, *plain_steps(3))
+    >>> script.emitted.tolist(), script.drafted.tolist()
+    ([1, 1, 1], [0, 0, 0])
     """
 
     prompt_tokens: int
@@ -44,18 +49,24 @@ class Script:
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
-            raise ValueError("a request has at least one prompt token and one output token")
+            raise ValueError("a request needs at least one prompt token and one output token")
         if self.emitted.shape != (self.output_tokens,) or self.drafted.shape != (self.output_tokens,):
-            raise ValueError("emitted and drafted have one entry for each output token")
+            raise ValueError("emitted and drafted need one entry for each output token")
 
 
 def plain_steps(output_tokens: int) -> Steps:
-    """Return the steps of a request that is not speculated on: one token each."""
+    """Return the steps of a request without speculation: one token each."""
     return np.ones(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
 
 
 def block_hashes(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return a hash for each full block of `token_ids`, which stands for the block and all that precedes it."""
+    """Return a chained hash for each full block of `token_ids`, which identifies the block and everything before it.
+
+    Examples
+    --------
+    >>> len(block_hashes(range(40)))
+    2
+    """
     chained = 0
     hashes = []
     for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

@@ -1,4 +1,4 @@
-"""Suffix decoding, replayed on a finished text: a tree for each request and one across requests."""
+"""Replay of suffix decoding on finished texts, with a tree per request and one for earlier answers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,34 @@ from backends.drafting.suffix_tree import SuffixTree, replay
 
 
 class SuffixCache:
-    """What vLLM's suffix proposer remembers: the answers of earlier requests, in one tree.
+    """The cache of vLLM's suffix proposer: a tree of the answers of earlier requests.
 
     Follows `arctic_inference.suffix_decoding.SuffixDecodingCache`, which vLLM calls (arXiv 2411.04975).
 
     Parameters
     ----------
     max_tree_depth
-        Longest run of tokens that is matched and drafted together.
+        Maximum tokens of a match and its draft together.
     max_spec_factor
-        Drafted tokens for each token of the match.
+        Maximum drafted tokens per token of the match.
     min_token_prob
-        A draft ends where its estimated probability falls below this.
+        Probability below which a draft ends.
     max_cached_requests
-        Answers remembered; the oldest is forgotten first.
+        Maximum number of answers; the oldest is removed first.
     num_speculative_tokens
-        Tokens drafted at most; None for `max_tree_depth`.
+        Maximum tokens drafted per step; None for `max_tree_depth`.
+    max_model_len
+        Maximum tokens of prompt, output and draft.
+
+    Examples
+    --------
+    >>> cache = SuffixCache()
+    >>> emitted, _ = cache.replay([1], [10, 11, 12, 13, 14, 15])
+    >>> emitted.tolist()
+    [1, 1, 1, 1, 1, 1]
+    >>> emitted, _ = cache.replay([2], [10, 11, 12, 13, 14, 15])
+    >>> emitted.tolist()
+    [1, 2, 3, 3, 2, 1]
     """
 
     def __init__(
@@ -40,7 +52,8 @@ class SuffixCache:
     ) -> None:
         if max_tree_depth < 1 or max_spec_factor < 0 or not 0 <= min_token_prob <= 1 or max_cached_requests < 0:
             raise ValueError(
-                "suffix decoding needs a depth of 1 or more, a factor and a cache of 0 or more, and a probability"
+                "suffix decoding needs a depth of at least 1, a factor and a cache size of at least 0, "
+                "and a probability between 0 and 1"
             )
         self.max_tree_depth = max_tree_depth
         self.max_spec_factor = max_spec_factor
@@ -53,7 +66,7 @@ class SuffixCache:
 
     @classmethod
     def of(cls, speculative_config: Mapping[str, Any], max_model_len: int = 1 << 30) -> SuffixCache:
-        """Take the settings from vLLM's `--speculative-config`."""
+        """Return a cache with the settings of vLLM's `--speculative-config`."""
         config = speculative_config
         return cls(
             max_tree_depth=config.get("suffix_decoding_max_tree_depth", 24),
@@ -66,18 +79,18 @@ class SuffixCache:
 
     @property
     def held_bytes(self) -> int:
-        """Memory for what is remembered, with the room it has for more."""
+        """Allocated memory in bytes."""
         return self._tree.held_bytes
 
     def replay(self, prompt_ids: Sequence[int], output_ids: Sequence[int], learn: bool = True) -> Steps:
-        """Return what every step of a request would emit and draft, and remember its answer.
+        """Return the tokens that each possible step of a request emits and drafts, and add its answer to the cache.
 
         Parameters
         ----------
         prompt_ids, output_ids
             Token ids, at least one each.
         learn
-            False leaves the cache as it was.
+            False to leave the cache unchanged.
 
         Returns
         -------

@@ -1,7 +1,7 @@
-"""Which form of the rules of suffix decoding this process uses: interpreted, or compiled once `load` has run.
+"""Choice between the interpreted functions of suffix decoding and the compiled ones, which `load` activates.
 
-Both give the same, so that they may change between two requests. `python -m backends.drafting.suffix_jit`
-compiles them and keeps the result on disk, where `load` finds it in other processes.
+Both give the same results, so the change may happen between any two requests. `python -m backends.drafting.suffix_jit`
+compiles the functions and caches the result on disk, where `load` finds it in other processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backends.drafting.suffix_kernel import Numbers, Tree
 
 
 class Rules(NamedTuple):
-    """The functions of `suffix_kernel` that are called from outside, and what makes a tree ready for them."""
+    """The entry functions of `suffix_kernel`, and the conversion of a tree for them."""
 
     compiled: bool
     view: Callable[[Tree], Tree]
@@ -43,33 +43,33 @@ _rules = Rules(False, lambda tree: tree, *(getattr(kernel, name) for name in _NA
 
 
 def rules() -> Rules:
-    """Return the rules to use now."""
+    """Return the current functions."""
     return _rules
 
 
 def can_compile() -> bool:
-    """Return whether numba is installed: the extra `lab` brings it."""
+    """Return whether numba is installed, which is part of the extra `lab`."""
     return find_spec("numba") is not None
 
 
 def load() -> None:
-    """Use the compiled rules from now on, if numba is installed.
+    """Switch this process to the compiled functions, if numba is installed.
 
-    Takes 0.5 s where they are on disk; else they are compiled first, which takes about 10 s.
+    Takes 0.5 s if they are cached on disk, otherwise about 10 s to compile them.
     """
-    global _rules  # noqa: PLW0603 -- one for the process
+    global _rules  # noqa: PLW0603 -- the choice is per process
     if _rules.compiled or not can_compile():
         return
-    from backends.drafting.jit import compiled_from  # loads the compiler
+    from backends.drafting.jit import compiled_from  # imports numba
 
     functions = [each for each in vars(kernel).values() if isinstance(each, FunctionType)]
-    made = Rules(True, _as_arrays, *compiled_from(functions, [getattr(kernel, name) for name in _NAMES]))
-    _use_all(made)
-    _rules = made
+    compiled_rules = Rules(True, _as_arrays, *compiled_from(functions, [getattr(kernel, name) for name in _NAMES]))
+    _call_all(compiled_rules)
+    _rules = compiled_rules
 
 
-def _use_all(chosen: Rules) -> None:
-    """Call each of the functions once: that is when they are compiled."""
+def _call_all(chosen: Rules) -> None:
+    """Call each function once, which compiles it."""
     from backends.drafting.suffix_tree import SuffixTree
 
     local, shared, larger = (SuffixTree(2) for _ in range(3))
@@ -84,5 +84,5 @@ def _use_all(chosen: Rules) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(10)  # behind who waits for it
-    import_module("backends.drafting.suffix_jit").load()  # not this one, which is called `__main__`
+    os.nice(10)  # it runs in the background
+    import_module("backends.drafting.suffix_jit").load()  # not this module, whose name is `__main__`

@@ -1,8 +1,7 @@
 """Suffix decoding on flat arrays: trees that count runs of tokens, and the replay of a text on two of them.
 
-Plain functions on sequences of numbers, which `suffix_jit` can compile; interpreted they do the same, some fifty
-times slower. They stand in one file because of how the result is cached (`compiled.py`), and import nothing that
-needs a compiler.
+Plain functions on sequences of numbers, which `suffix_jit` can compile; interpreted they are about fifty times slower.
+They are in one file because of the cache of compiled functions (`jit.py`), and import nothing that needs a compiler.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ from typing import NamedTuple
 
 NONE = -1
 END = -1
-"""Between sequences in the buffer; no token has this id."""
+"""Separator of sequences in the buffer; no token has this id."""
 
-# A cell stands for a child of a node: another node (a run of tokens seen more than once) or a leaf. A leaf is just
-# the place in the buffer where it goes on, so that leaves grow with their sequence at no cost. Cells are referred to
-# by their offset in `cells`, and so are slots.
-# AT is of a leaf its place in the buffer, of a node its label's length; TOKEN the first token of either.
+# A cell is a child of a node: another node (a run of tokens seen more than once) or a leaf. A leaf is only the index in
+# the buffer where it continues, so that leaves grow with their sequence at no cost. References to cells and slots are
+# offsets in `cells` and `slots`. AT is the index in the buffer for a leaf, and the length of the label for a node;
+# TOKEN is the first token of either.
 PREVIOUS, FOLLOWING, TOKEN, COUNT, SLOT, AT = range(6)
 CELL = 6
 LEAF, FREE = -1, -2  # in SLOT
 
-# A slot is what a node has beyond its cell: the list of its children, those seen more than once first and the most
-# frequent first of them, and its label. ONCE is the first child that was seen but once.
-FIRST_CHILD, LAST_CHILD, ONCE, BEGINS = range(4)
-LABEL = 4  # the label is from LABEL + BEGINS on
+# A slot holds the rest of a node: the list of its children, by falling count, and its label. ONCE is the first child
+# with a count of 1, SKIPPED the number of tokens removed from the front of the label.
+FIRST_CHILD, LAST_CHILD, ONCE, SKIPPED = range(4)
+LABEL = 4  # the label starts at LABEL + the value of SKIPPED
 
-# Numbers of a tree, in `state`.
-DEPTH, CELLS, FREE_CELL, SLOTS, FREE_SLOT, ENTRIES, OLDEST, TOKENS, LENGTH, HERE = range(10)
+# Indexes in `state`.
+DEPTH, CELLS, FREE_CELL, SLOTS, FREE_SLOT, ENTRIES, OLDEST, TOKENS, LENGTH, ACTIVE = range(10)
 STATE = 10
 
 Numbers = MutableSequence[int]
@@ -37,22 +36,22 @@ _SPLIT = 2.0**29 + 1
 
 
 class Tree(NamedTuple):
-    """All runs of up to a depth of tokens in a number of sequences, of which only the newest grows.
+    """The arrays of a suffix tree; only the newest of its sequences can grow.
 
     Parameters
     ----------
     cells, slots
         Nodes and leaves; the root is cell 0 with slot 0.
     keys, cells_by_key
-        A hash table from a slot and the first token of a child to the child's cell; its length is a power of two.
-        A key of 0 is a free place. An only child is not in it: most nodes have but one.
+        Hash table from a slot and the first token of a child to the child's cell; its size is a power of two, and a
+        key of 0 marks a free entry. The child of a node with one child, as most have, is not in it.
     buffer
-        Tokens of all sequences, `END` between them.
-    here
-        [m - 1]: the node that the last m tokens of the newest sequence lead to, where they were seen before.
+        Tokens of all sequences, separated by `END`.
+    active
+        [m - 1] is the node of the last m tokens of the newest sequence, if they occurred before.
     state
-        Depth, the first unused cell and slot and the lists of those given back, entries of the table, beginning and
-        end of the used part of the buffer, length of the newest sequence, and of `here`.
+        Depth; first unused cell and head of the list of free cells; the same for slots; entries of the hash table;
+        start and end of the used part of the buffer; length of the newest sequence; length of `active`.
     """
 
     cells: Numbers
@@ -60,12 +59,12 @@ class Tree(NamedTuple):
     keys: Numbers
     cells_by_key: Numbers
     buffer: Numbers
-    here: Numbers
+    active: Numbers
     state: Numbers
 
 
 def has_room(tree: Tree) -> bool:
-    """Say whether another token can be appended whatever it is."""
+    """Return whether there is room to append any token."""
     state, depth = tree.state, tree.state[DEPTH]
     return (
         state[CELLS] + 2 * depth * CELL <= len(tree.cells)
@@ -75,7 +74,7 @@ def has_room(tree: Tree) -> bool:
     )
 
 
-# The hash table: open addressing, with what follows moved up when an entry goes.
+# The hash table: open addressing; removing an entry moves up the entries after it.
 
 
 def _home(key: int, size: int) -> int:
@@ -88,7 +87,7 @@ def _key(slot: int, token: int) -> int:
 
 
 def _find(tree: Tree, slot: int, token: int) -> int:
-    """Return the child of the node with `slot` that begins with `token`, or NONE."""
+    """Return the child of the node with `slot` that starts with `token`, or NONE."""
     first = tree.slots[slot + FIRST_CHILD]
     if first == NONE or tree.cells[first + TOKEN] == token:
         return first
@@ -96,55 +95,55 @@ def _find(tree: Tree, slot: int, token: int) -> int:
         return NONE
     keys, size = tree.keys, len(tree.keys)
     key = _key(slot, token)
-    place = _home(key, size)
-    while keys[place] != 0:
-        if keys[place] == key:
-            return tree.cells_by_key[place]
-        place = (place + 1) & (size - 1)
+    index = _home(key, size)
+    while keys[index] != 0:
+        if keys[index] == key:
+            return tree.cells_by_key[index]
+        index = (index + 1) & (size - 1)
     return NONE
 
 
 def _enter(tree: Tree, slot: int, cell: int) -> None:
-    """Enter a child, in place of one with the same first token if there is one."""
+    """Add a child to the hash table, or replace the one with the same first token."""
     keys, size = tree.keys, len(tree.keys)
     key = _key(slot, tree.cells[cell + TOKEN])
-    place = _home(key, size)
-    while keys[place] != 0 and keys[place] != key:
-        place = (place + 1) & (size - 1)
-    if keys[place] == 0:
+    index = _home(key, size)
+    while keys[index] != 0 and keys[index] != key:
+        index = (index + 1) & (size - 1)
+    if keys[index] == 0:
         tree.state[ENTRIES] += 1
-    keys[place] = key
-    tree.cells_by_key[place] = cell
+    keys[index] = key
+    tree.cells_by_key[index] = cell
 
 
 def _remove(tree: Tree, slot: int, cell: int) -> None:
     keys, values, size = tree.keys, tree.cells_by_key, len(tree.keys)
     key = _key(slot, tree.cells[cell + TOKEN])
-    place = _home(key, size)
-    while keys[place] != key:
-        place = (place + 1) & (size - 1)
+    index = _home(key, size)
+    while keys[index] != key:
+        index = (index + 1) & (size - 1)
     tree.state[ENTRIES] -= 1
-    hole = place
-    place = (place + 1) & (size - 1)
-    while keys[place] != 0:
-        # Moved into the hole unless its home lies behind the hole.
-        if ((place - _home(keys[place], size)) & (size - 1)) >= ((place - hole) & (size - 1)):
-            keys[hole], values[hole] = keys[place], values[place]
-            hole = place
-        place = (place + 1) & (size - 1)
+    hole = index
+    index = (index + 1) & (size - 1)
+    while keys[index] != 0:
+        # An entry moves into the hole unless its home lies behind the hole.
+        if ((index - _home(keys[index], size)) & (size - 1)) >= ((index - hole) & (size - 1)):
+            keys[hole], values[hole] = keys[index], values[index]
+            hole = index
+        index = (index + 1) & (size - 1)
     keys[hole] = 0
 
 
 def rehash(keys: Sequence[int], cells_by_key: Sequence[int], larger: Tree) -> None:
-    """Move the entries of a table into the table of `larger`, which is empty."""
+    """Copy the entries of a hash table into the empty table of `larger`."""
     to, size = larger.keys, len(larger.keys)
-    for index in range(len(keys)):
-        if keys[index] != 0:
-            place = _home(keys[index], size)
-            while to[place] != 0:
-                place = (place + 1) & (size - 1)
-            to[place] = keys[index]
-            larger.cells_by_key[place] = cells_by_key[index]
+    for old in range(len(keys)):
+        if keys[old] != 0:
+            index = _home(keys[old], size)
+            while to[index] != 0:
+                index = (index + 1) & (size - 1)
+            to[index] = keys[old]
+            larger.cells_by_key[index] = cells_by_key[old]
 
 
 # Cells, slots and lists of children.
@@ -180,7 +179,7 @@ def _new_slot(tree: Tree, token: int) -> int:
     else:
         state[FREE_SLOT] = slots[slot]
     slots[slot + FIRST_CHILD] = slots[slot + LAST_CHILD] = slots[slot + ONCE] = NONE
-    slots[slot + BEGINS] = 0
+    slots[slot + SKIPPED] = 0
     slots[slot + LABEL] = token
     return slot
 
@@ -190,8 +189,8 @@ def _free_slot(tree: Tree, slot: int) -> None:
     tree.state[FREE_SLOT] = slot
 
 
-def _hang_only(tree: Tree, slot: int, cell: int) -> None:
-    """Make a cell the only one in the list of `slot`."""
+def _set_only_child(tree: Tree, slot: int, cell: int) -> None:
+    """Make a cell the only child in the list of `slot`."""
     slots, cells = tree.slots, tree.cells
     cells[cell + PREVIOUS] = cells[cell + FOLLOWING] = NONE
     slots[slot + FIRST_CHILD] = slots[slot + LAST_CHILD] = cell
@@ -199,7 +198,7 @@ def _hang_only(tree: Tree, slot: int, cell: int) -> None:
 
 
 def _unlink(tree: Tree, slot: int, cell: int) -> None:
-    """Take a cell out of the list of `slot`."""
+    """Remove a cell from the list of `slot`."""
     slots, cells = tree.slots, tree.cells
     before, after = cells[cell + PREVIOUS], cells[cell + FOLLOWING]
     if before == NONE:
@@ -214,8 +213,8 @@ def _unlink(tree: Tree, slot: int, cell: int) -> None:
         slots[slot + ONCE] = after
 
 
-def _link_behind(tree: Tree, slot: int, before: int, cell: int) -> None:
-    """Put a cell into the list of `slot` behind the cell `before`; NONE for its beginning."""
+def _link_after(tree: Tree, slot: int, before: int, cell: int) -> None:
+    """Insert a cell into the list of `slot` after the cell `before`; NONE for the start of the list."""
     slots, cells = tree.slots, tree.cells
     after = slots[slot + FIRST_CHILD] if before == NONE else cells[before + FOLLOWING]
     cells[cell + PREVIOUS], cells[cell + FOLLOWING] = before, after
@@ -230,14 +229,14 @@ def _link_behind(tree: Tree, slot: int, before: int, cell: int) -> None:
 
 
 def _add_child(tree: Tree, slot: int, cell: int) -> None:
-    """Make a cell that was counted once the last child."""
+    """Append a child with a count of 1."""
     slots = tree.slots
     first, last = slots[slot + FIRST_CHILD], slots[slot + LAST_CHILD]
     if first != NONE:
         if first == last:
             _enter(tree, slot, first)
         _enter(tree, slot, cell)
-    _link_behind(tree, slot, last, cell)
+    _link_after(tree, slot, last, cell)
     if slots[slot + ONCE] == NONE:
         slots[slot + ONCE] = cell
 
@@ -254,70 +253,70 @@ def _drop_child(tree: Tree, slot: int, cell: int) -> None:
 
 
 def _replace_child(tree: Tree, slot: int, old: int, new: int) -> None:
-    """Put `new`, which begins alike, where `old` is."""
+    """Put `new`, which has the same first token, in the position of `old`."""
     slots = tree.slots
     if slots[slot + FIRST_CHILD] != slots[slot + LAST_CHILD]:
         _enter(tree, slot, new)
     once, before = slots[slot + ONCE], tree.cells[old + PREVIOUS]
     _unlink(tree, slot, old)
-    _link_behind(tree, slot, before, new)
+    _link_after(tree, slot, before, new)
     if once == old:
         slots[slot + ONCE] = new
 
 
-# The order of siblings.
+# The order of siblings. These functions are called before the count changes.
 
 
 def _rank_first_repeat(tree: Tree, slot: int, cell: int) -> None:
-    """Rank a child that is about to be counted twice.
+    """Move a child whose count rises from 1 to 2.
 
-    Behind all that were; but before those counted twice, too, if it was the first of those counted once. That, and
-    the like below, is how arctic-inference's lists of siblings come to be ordered.
+    It goes after the children with a count of 2 or more; if it is the first with a count of 1, before those with a
+    count of 2. This and the following functions reproduce the order of siblings in arctic-inference.
     """
     slots, cells = tree.slots, tree.cells
     once = slots[slot + ONCE]
-    place = cells[once + PREVIOUS]
+    before = cells[once + PREVIOUS]
     if once == cell:
-        while place != NONE and cells[place + COUNT] == 2:
-            place = cells[place + PREVIOUS]
+        while before != NONE and cells[before + COUNT] == 2:
+            before = cells[before + PREVIOUS]
     _unlink(tree, slot, cell)
-    _link_behind(tree, slot, place, cell)
+    _link_after(tree, slot, before, cell)
 
 
 def _rank_repeat(tree: Tree, slot: int, cell: int) -> None:
-    """Rank a child that is about to be counted once more."""
+    """Move a child whose count rises by 1."""
     cells = tree.cells
     count = cells[cell + COUNT]
     if count == 1:
         _rank_first_repeat(tree, slot, cell)
         return
-    place = cells[cell + PREVIOUS]
-    if place == NONE:
+    before = cells[cell + PREVIOUS]
+    if before == NONE:
         return
-    above = cells[place + COUNT]
+    above = cells[before + COUNT]
     if above > count + 1:
         return
-    while place != NONE and cells[place + COUNT] == above:
-        place = cells[place + PREVIOUS]
+    while before != NONE and cells[before + COUNT] == above:
+        before = cells[before + PREVIOUS]
     _unlink(tree, slot, cell)
-    _link_behind(tree, slot, place, cell)
+    _link_after(tree, slot, before, cell)
 
 
 def _rank_loss(tree: Tree, slot: int, cell: int) -> None:
-    """Rank a child that is about to be counted once less, and was counted more than once."""
+    """Move a child whose count falls by 1, to 1 or more."""
     cells = tree.cells
     count = cells[cell + COUNT]
-    place, after = cell, cells[cell + FOLLOWING]
+    last, after = cell, cells[cell + FOLLOWING]
     while after != NONE and cells[after + COUNT] == count:
-        place, after = after, cells[after + FOLLOWING]
-    if place != cell:
+        last, after = after, cells[after + FOLLOWING]
+    if last != cell:
         _unlink(tree, slot, cell)
-        _link_behind(tree, slot, place, cell)
+        _link_after(tree, slot, last, cell)
     if count == 2:
         tree.slots[slot + ONCE] = cell
 
 
-# Growing.
+# Appending tokens.
 
 
 def begin(tree: Tree) -> None:
@@ -326,28 +325,28 @@ def begin(tree: Tree) -> None:
     if state[TOKENS] > state[OLDEST] and tree.buffer[state[TOKENS] - 1] != END:
         tree.buffer[state[TOKENS]] = END
         state[TOKENS] += 1
-    state[LENGTH] = state[HERE] = 0
+    state[LENGTH] = state[ACTIVE] = 0
 
 
 def append(tree: Tree, token: int) -> None:
-    """Let the newest sequence grow by a token; the tree must have room."""
-    state, here = tree.state, tree.here
+    """Append a token to the newest sequence; the tree must have room."""
+    state, active = tree.state, tree.active
     tree.buffer[state[TOKENS]] = token
     state[TOKENS] += 1
     state[LENGTH] += 1
-    moved = 0
-    length = min(state[HERE], state[DEPTH] - 1)
-    while length >= 0:  # longest first, as leaves have already grown
-        node = _step(tree, here[length - 1] if length > 0 else 0, token, length)
+    extended = 0
+    length = min(state[ACTIVE], state[DEPTH] - 1)
+    while length >= 0:  # longest first, since the leaves have already grown
+        node = _step(tree, active[length - 1] if length > 0 else 0, token, length)
         if node != NONE:
-            here[length] = node
-            moved = max(moved, length + 1)
+            active[length] = node
+            extended = max(extended, length + 1)
         length -= 1
-    state[HERE] = moved
+    state[ACTIVE] = extended
 
 
 def _step(tree: Tree, node: int, token: int, length: int) -> int:
-    """Move a suffix on by `token` from `node`, `length` tokens deep; NONE where that was never seen before."""
+    """Return the node that follows `node`, `length` tokens deep, after `token`; NONE if this run is new."""
     cells = tree.cells
     slot = cells[node + SLOT]
     child = _find(tree, slot, token)
@@ -357,10 +356,10 @@ def _step(tree: Tree, node: int, token: int, length: int) -> int:
     if cells[child + SLOT] == LEAF:
         return _step_into_leaf(tree, node, child, token, length)
     if length > 0 and cells[node + COUNT] == cells[child + COUNT] + 1:
-        # All others that pass this node go this way: it becomes longer instead of getting a child.
+        # All other runs through this node continue with this token: extend its label instead of adding a child.
         _grow_label(tree, node, token)
         if cells[child + AT] == 1:
-            _take_over(tree, node, child)
+            _absorb(tree, node, child)
         else:
             _shorten(tree, child)
         return node
@@ -370,14 +369,14 @@ def _step(tree: Tree, node: int, token: int, length: int) -> int:
         upper = _new_cell(tree, token, cells[child + COUNT], _new_slot(tree, token), 1)
         _replace_child(tree, slot, child, upper)
         _shorten(tree, child)
-        _hang_only(tree, cells[upper + SLOT], child)
+        _set_only_child(tree, cells[upper + SLOT], child)
         child = upper
     cells[child + COUNT] += 1
     return child
 
 
 def _step_into_leaf(tree: Tree, node: int, leaf: int, token: int, length: int) -> int:
-    """Move a suffix on into a leaf, of which at least this token is seen twice then."""
+    """Return the node that follows `node` after `token` at a leaf, whose count rises to 2."""
     cells = tree.cells
     slot = cells[node + SLOT]
     onward = cells[leaf + AT] + 1
@@ -395,61 +394,61 @@ def _step_into_leaf(tree: Tree, node: int, leaf: int, token: int, length: int) -
     repeated = _new_slot(tree, token)
     cells[leaf + COUNT], cells[leaf + SLOT], cells[leaf + AT] = 2, repeated, 1
     if not ends:
-        _hang_only(tree, repeated, _new_cell(tree, tree.buffer[onward], 1, LEAF, onward))
+        _set_only_child(tree, repeated, _new_cell(tree, tree.buffer[onward], 1, LEAF, onward))
     return leaf
 
 
 def _grow_label(tree: Tree, node: int, token: int) -> None:
     slot, length = tree.cells[node + SLOT], tree.cells[node + AT]
-    tree.slots[slot + LABEL + tree.slots[slot + BEGINS] + length] = token
+    tree.slots[slot + LABEL + tree.slots[slot + SKIPPED] + length] = token
     tree.cells[node + AT] = length + 1
 
 
-def _take_over(tree: Tree, node: int, child: int) -> None:
-    """Give a node the children of its only child, whose label it has taken."""
+def _absorb(tree: Tree, node: int, child: int) -> None:
+    """Merge a node with its only child, whose label it already includes."""
     cells, slots = tree.cells, tree.slots
     old, slot = cells[node + SLOT], cells[child + SLOT]
-    begins = slots[old + BEGINS]
+    begins = slots[old + SKIPPED]
     for index in range(cells[node + AT]):
         slots[slot + LABEL + index] = slots[old + LABEL + begins + index]
-    slots[slot + BEGINS] = 0
+    slots[slot + SKIPPED] = 0
     cells[node + SLOT] = slot
     _free_slot(tree, old)
     _free_cell(tree, child)
 
 
 def _shorten(tree: Tree, child: int) -> None:
-    """Take the first token of an only child's label."""
+    """Remove the first token from the label of an only child."""
     cells, slots = tree.cells, tree.slots
     slot = cells[child + SLOT]
-    slots[slot + BEGINS] += 1
+    slots[slot + SKIPPED] += 1
     cells[child + AT] -= 1
-    cells[child + TOKEN] = slots[slot + LABEL + slots[slot + BEGINS]]
+    cells[child + TOKEN] = slots[slot + LABEL + slots[slot + SKIPPED]]
 
 
-# Forgetting.
+# Removing sequences.
 
 
 def forget_oldest(tree: Tree, length: int) -> None:
-    """Forget the oldest sequence, which has `length` tokens; only before a new one begins."""
+    """Remove the oldest sequence, which has `length` tokens; only allowed before a new one begins."""
     state = tree.state
     first = state[OLDEST]
     _subtract(tree, first, first + length)
     state[OLDEST] = min(first + length + 1, state[TOKENS])
-    state[HERE] = 0
+    state[ACTIVE] = 0
 
 
 def forget_newest(tree: Tree) -> None:
-    """Forget the newest sequence."""
+    """Remove the newest sequence."""
     state = tree.state
     first = state[TOKENS] - state[LENGTH]
     _subtract(tree, first, state[TOKENS])
     state[TOKENS] = first
-    state[LENGTH] = state[HERE] = 0
+    state[LENGTH] = state[ACTIVE] = 0
 
 
 def _subtract(tree: Tree, first: int, end: int) -> None:
-    """Uncount the sequence between two places of the buffer."""
+    """Subtract the counts of the sequence from `first` to `end` of the buffer."""
     cells, buffer, depth = tree.cells, tree.buffer, tree.state[DEPTH]
     for start in range(first, end):
         node, at = 0, start
@@ -468,7 +467,7 @@ def _subtract(tree: Tree, first: int, end: int) -> None:
 
 
 def _free_branch(tree: Tree, cell: int) -> None:
-    """Give back a cell that was counted once, and what is below it: no node has more than one child there."""
+    """Free a cell with a count of 1 and its descendants, each of which has at most one child."""
     while cell != NONE:
         slot, below = tree.cells[cell + SLOT], NONE
         if slot != LEAF:
@@ -479,7 +478,7 @@ def _free_branch(tree: Tree, cell: int) -> None:
 
 
 def rebase(tree: Tree) -> None:
-    """Move what is used of the buffer to its beginning."""
+    """Move the used part of the buffer to its start."""
     cells, state, buffer = tree.cells, tree.state, tree.buffer
     shift = state[OLDEST]
     for index in range(shift, state[TOKENS]):
@@ -495,32 +494,32 @@ def rebase(tree: Tree) -> None:
 
 
 def _single(number: float) -> float:
-    """Round to single precision (Veltkamp): arctic-inference reckons in it, and of near ties the same is to win."""
+    """Round to single precision (Veltkamp), as arctic-inference computes, so that near ties have the same winner."""
     high = number * _SPLIT
     return high - (high - number)
 
 
-def _matching(tree: Tree, run: int, text: Sequence[int], at: int, most: int) -> int:
-    """Return how many tokens of the buffer from `run` on, `most` of them, are those of the text from `at` on."""
+def _matching(tree: Tree, run: int, text: Sequence[int], at: int, count: int) -> int:
+    """Return the length of the common prefix of the buffer from `run` and the text from `at`, at most `count`."""
     agreed = 0
-    while agreed < most and at + agreed < len(text) and tree.buffer[run + agreed] == text[at + agreed]:
+    while agreed < count and at + agreed < len(text) and tree.buffer[run + agreed] == text[at + agreed]:
         agreed += 1
     return agreed
 
 
-def _matching_label(tree: Tree, slot: int, offset: int, text: Sequence[int], at: int, most: int) -> int:
-    """Return how many tokens of a label from `offset` on, `most` of them, are those of the text from `at` on."""
-    agreed, label = 0, slot + LABEL + tree.slots[slot + BEGINS] + offset
-    while agreed < most and at + agreed < len(text) and tree.slots[label + agreed] == text[at + agreed]:
+def _matching_label(tree: Tree, slot: int, offset: int, text: Sequence[int], at: int, count: int) -> int:
+    """Return the length of the common prefix of a label from `offset` and the text from `at`, at most `count`."""
+    agreed, label = 0, slot + LABEL + tree.slots[slot + SKIPPED] + offset
+    while agreed < count and at + agreed < len(text) and tree.slots[label + agreed] == text[at + agreed]:
         agreed += 1
     return agreed
 
 
-def _leaf_length(tree: Tree, position: int, most: int) -> int:
-    """Return how many tokens, `most` at most, a leaf has from a place in the buffer."""
+def _leaf_length(tree: Tree, position: int, limit: int) -> int:
+    """Return the number of tokens of a leaf from `position` of the buffer, at most `limit`."""
     length = 0
-    most = min(most, tree.state[TOKENS] - position)
-    while length < most and tree.buffer[position + length] != END:
+    limit = min(limit, tree.state[TOKENS] - position)
+    while length < limit and tree.buffer[position + length] != END:
         length += 1
     return length
 
@@ -528,13 +527,12 @@ def _leaf_length(tree: Tree, position: int, most: int) -> int:
 def _follow(
     tree: Tree, cell: int, offset: int, length: int, limit: int, min_prob: float, text: Sequence[int], known: int
 ) -> tuple[float, int, int]:
-    """Take the most frequent path from a place `length` tokens deep.
+    """Follow the most frequent continuation from an offset in a cell, `length` tokens deep.
 
     Returns
     -------
     tuple
-        The score of the path as a draft, its tokens, and how many of them, from the first on, are in the text from
-        `known` on.
+        Score of the path as a draft, its number of tokens, and how many of them equal the text from `known`.
     """
     cells, slots = tree.cells, tree.slots
     slot = cells[cell + SLOT]
@@ -564,7 +562,7 @@ def _follow(
                 agreed += _matching_label(tree, inner, 0, text, known + tokens, more)
         tokens += more
         if prob == 1.0:
-            score += more  # exact, as the score is a whole number so far
+            score += more  # exact, since the score is still a whole number
         else:
             for _ in range(more):
                 score = _single(score + prob)
@@ -575,7 +573,7 @@ def _follow(
 
 
 def _locate(tree: Tree, text: Sequence[int], start: int, end: int) -> tuple[int, int]:
-    """Return the cell to which the text from `start` to `end` leads, and how far into its run; NONE where to none."""
+    """Return the cell of the text from `start` to `end`, and the offset in its run; NONE if there is no such run."""
     cells, cell, at = tree.cells, 0, start
     while at < end:
         child = _find(tree, cells[cell + SLOT], text[at])
@@ -599,42 +597,49 @@ def _locate(tree: Tree, text: Sequence[int], start: int, end: int) -> tuple[int,
 
 
 def _draft(
-    tree: Tree, text: Sequence[int], known: int, longest: int, most: int, factor: float, min_prob: float, reach: bool
+    tree: Tree,
+    text: Sequence[int],
+    known: int,
+    longest: int,
+    max_tokens: int,
+    factor: float,
+    min_prob: float,
+    reach: bool,
 ) -> tuple[float, int, int, int]:
-    """Find the best draft for what follows the newest sequence.
+    """Return the best draft for the continuation of the newest sequence.
 
-    The draft after the last m tokens has up to m * factor tokens, each the most frequent continuation, as long as
-    their joint probability is at least `min_prob`; its score is the sum of those probabilities. The best score wins,
-    and of equal ones the longest match.
+    The draft for a match of the last m tokens has up to m * factor tokens, each the most frequent continuation, while
+    their joint probability is at least `min_prob`. Its score is the sum of these probabilities. The draft with the
+    highest score wins, and among equals the one with the longest match.
 
     Parameters
     ----------
     text, known
-        The whole text, of which `known` tokens are known.
+        The whole text, and the number of tokens before the draft.
     longest
-        Longest match that counts.
-    most
-        Tokens drafted at most.
+        Maximum length of a match.
+    max_tokens
+        Maximum tokens of the draft.
     reach
-        Whether matches may begin before the newest sequence does.
+        Whether a match may start before the newest sequence.
 
     Returns
     -------
     tuple
-        Score, length of the match, tokens drafted, and how many of them are right.
+        Score, length of the match, tokens drafted, and how many of them are accepted.
     """
     depth = tree.state[DEPTH]
-    matches = min(tree.state[HERE], longest)
+    matches = min(tree.state[ACTIVE], longest)
     best_score, best_length, best_tokens, best_agreed = 0.0, 0, 0, 0
-    # A score is at most the length of its draft, which first grows with the match and then, where match and draft
-    # fill the depth, shrinks. From its peak on both ways, what cannot win is left out.
+    # A score is at most the length of its draft, which grows with the match until both fill the depth, then shrinks.
+    # Search from this peak in both directions, and stop when no draft can win.
     lower = matches
-    while lower > 1 and depth - lower < min(most, int(lower * factor + 1e-6)):
+    while lower > 1 and depth - lower < min(max_tokens, int(lower * factor + 1e-6)):
         lower -= 1
     upper = lower + 1
     while lower >= 1 or upper <= matches:
-        below = min(most, int(lower * factor + 1e-6), depth - lower) if lower >= 1 else -1
-        above = min(most, int(upper * factor + 1e-6), depth - upper) if upper <= matches else -1
+        below = min(max_tokens, int(lower * factor + 1e-6), depth - lower) if lower >= 1 else -1
+        above = min(max_tokens, int(upper * factor + 1e-6), depth - upper) if upper <= matches else -1
         if max(below, above) < best_score:
             break
         length = lower if below > above else upper
@@ -642,8 +647,8 @@ def _draft(
             lower -= 1
         else:
             upper += 1
-        cell = tree.here[length - 1]
-        limit = min(most, int(length * factor + 1e-6))
+        cell = tree.active[length - 1]
+        limit = min(max_tokens, int(length * factor + 1e-6))
         score, tokens, agreed = _follow(tree, cell, tree.cells[cell + AT], length, limit, min_prob, text, known)
         if score > best_score or (score == best_score and length > best_length and tokens > 0):
             best_score, best_length, best_tokens, best_agreed = score, length, tokens, agreed
@@ -652,14 +657,14 @@ def _draft(
             cell, offset = _locate(tree, text, known - length, known)
             if cell == NONE:
                 break
-            limit = min(most, int(length * factor + 1e-6))
+            limit = min(max_tokens, int(length * factor + 1e-6))
             score, tokens, agreed = _follow(tree, cell, offset, length, limit, min_prob, text, known)
             if score > best_score or (score == best_score and length > best_length and tokens > 0):
                 best_score, best_length, best_tokens, best_agreed = score, length, tokens, agreed
     return best_score, best_length, best_tokens, best_agreed
 
 
-def replay(  # noqa: PLR0917 -- what is compiled is called by position
+def replay(  # noqa: PLR0917 -- compiled functions take positional arguments
     local: Tree,
     shared: Tree,
     text: Sequence[int],
@@ -673,21 +678,21 @@ def replay(  # noqa: PLR0917 -- what is compiled is called by position
     emitted: Numbers,
     drafted: Numbers,
 ) -> int:
-    """Replay the tokens of a text from `since` on, which were not appended to the trees before.
+    """Replay the tokens of a text from `since`, which are not in the trees yet.
 
     Parameters
     ----------
     local, shared
-        The request's own tree, and that of the replica's answers (appended to only if `remember`).
+        The request's own tree, and the tree of earlier answers, to which the answer is appended if `remember` is set.
     text, prompt_tokens
-        Prompt and answer, and where the answer begins.
+        Prompt and answer, and the index at which the answer starts.
     emitted, drafted
-        Shape (answer tokens,): where the steps are written.
+        Output arrays for the steps, shape (answer tokens,).
 
     Returns
     -------
     int
-        Where it stopped because a tree has no more room; the length of the text when it is done.
+        Index at which a tree has no more room; the length of the text at the end.
     """
     depth, min_prob = local.state[DEPTH], _single(min_prob)
     for at in range(since, len(text)):
@@ -703,12 +708,15 @@ def replay(  # noqa: PLR0917 -- what is compiled is called by position
             continue
         known = at + 1
         longest = min(depth, known) - 1
-        most = min(num_speculative_tokens, max_model_len - known - 1)
-        own, _, tokens, agreed = _draft(local, text, known, longest, most, factor, min_prob, False)
-        # An answer's own tokens are in the shared tree up to its beginning; longer matches reach into the prompt.
-        others, _, more, right = _draft(shared, text, known, longest, most, factor, min_prob, position + 1 < longest)
-        if others > own:
-            tokens, agreed = more, right
+        max_tokens = min(num_speculative_tokens, max_model_len - known - 1)
+        local_score, _, tokens, agreed = _draft(local, text, known, longest, max_tokens, factor, min_prob, False)
+        # The shared tree holds this answer but not its prompt: only earlier answers match across the answer's start.
+        reach = position + 1 < longest
+        score, _, shared_tokens, shared_agreed = _draft(
+            shared, text, known, longest, max_tokens, factor, min_prob, reach
+        )
+        if score > local_score:
+            tokens, agreed = shared_tokens, shared_agreed
         emitted[position + 1] = 1 + min(agreed, len(text) - known - 1)
         drafted[position + 1] = tokens
     return len(text)

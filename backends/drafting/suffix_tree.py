@@ -1,4 +1,4 @@
-"""A suffix tree of bounded depth that counts: how often each run of tokens occurred, and what followed it."""
+"""Suffix tree of bounded depth that counts how often each run of tokens occurred."""
 
 from __future__ import annotations
 
@@ -17,29 +17,39 @@ Ints = npt.NDArray[np.int32]
 
 
 class SuffixTree:
-    """All runs of up to `depth` tokens in a number of sequences, with their counts.
+    """The counts of all runs of up to `depth` tokens in a number of sequences.
 
-    The counts, and the choice among equally frequent continuations, are those of arctic-inference 0.1.1
-    (`csrc/suffix_decoding/suffix_tree.cc`). Only the newest sequence grows. This is the room that the rules of
-    `suffix_kernel` work in; it grows as they need it.
+    Counts, and the order of equally frequent continuations, equal those of arctic-inference 0.1.1
+    (`csrc/suffix_decoding/suffix_tree.cc`). Only the newest sequence can grow. This class allocates the memory, and
+    enlarges it as needed; the functions of `suffix_kernel` work on it.
 
     Parameters
     ----------
+    depth
+        Maximum length of a run, in tokens.
     tokens
-        For how many there is room at first.
+        Initial capacity in tokens.
+
+    Examples
+    --------
+    >>> tree = SuffixTree(depth=4)
+    >>> tree.begin()
+    >>> for token in (1, 2, 3):
+    ...     tree.append(token)
+    >>> tree.forget_newest()
     """
 
     def __init__(self, depth: int, tokens: int = 64) -> None:
         self.depth = depth
-        places = 1 << (4 * tokens + 8 * depth).bit_length()
+        table_size = 1 << (4 * tokens + 8 * depth).bit_length()
         cells, slots = kernel.CELL * (tokens + 4 * depth), (kernel.LABEL + depth) * (tokens // 4 + 4 * depth)
         self.arrays = Tree(
             cells=array("i", bytes(4 * cells)),
             slots=array("i", bytes(4 * slots)),
-            keys=array("q", bytes(8 * places)),
-            cells_by_key=array("i", bytes(4 * places)),
+            keys=array("q", bytes(8 * table_size)),
+            cells_by_key=array("i", bytes(4 * table_size)),
             buffer=array("i", bytes(4 * (tokens + 4))),
-            here=array("i", bytes(4 * depth)),
+            active=array("i", bytes(4 * depth)),
             state=array("q", bytes(8 * kernel.STATE)),
         )
         root, state = self.arrays.cells, self.arrays.state
@@ -52,7 +62,7 @@ class SuffixTree:
 
     @property
     def held_bytes(self) -> int:
-        """Memory, with the room there is for more."""
+        """Allocated memory in bytes."""
         return sum(memoryview(cast("array[int]", each)).nbytes for each in self.arrays)
 
     def begin(self) -> None:
@@ -61,22 +71,22 @@ class SuffixTree:
         kernel.begin(self.arrays)
 
     def append(self, token: int) -> None:
-        """Let the newest sequence grow by a token."""
+        """Append a token to the newest sequence."""
         self.make_room()
         kernel.append(self.arrays, token)
 
     def forget_oldest(self, length: int) -> None:
-        """Forget the oldest sequence, which has `length` tokens; only before a new one begins."""
+        """Remove the oldest sequence, which has `length` tokens; only allowed before a new one begins."""
         chosen = rules()
         chosen.forget_oldest(chosen.view(self.arrays), length)
 
     def forget_newest(self) -> None:
-        """Forget the newest sequence."""
+        """Remove the newest sequence."""
         chosen = rules()
         chosen.forget_newest(chosen.view(self.arrays))
 
     def make_room(self) -> None:
-        """Make room for another token; nothing may view the arrays."""
+        """Make room for another token; no view of the arrays may exist."""
         state, chosen = self.arrays.state, rules()
         if 2 * state[kernel.OLDEST] > len(self.arrays.buffer):
             chosen.rebase(chosen.view(self.arrays))
@@ -87,10 +97,10 @@ class SuffixTree:
         ):
             if used + spare > len(sequence):
                 _double(sequence)
-        places = len(self.arrays.keys)
-        if 2 * (state[kernel.ENTRIES] + 2 * self.depth) > places:
+        table_size = len(self.arrays.keys)
+        if 2 * (state[kernel.ENTRIES] + 2 * self.depth) > table_size:
             larger = self.arrays._replace(
-                keys=array("q", bytes(16 * places)), cells_by_key=array("i", bytes(8 * places))
+                keys=array("q", bytes(16 * table_size)), cells_by_key=array("i", bytes(8 * table_size))
             )
             old, new = chosen.view(self.arrays), chosen.view(larger)
             chosen.rehash(old.keys, old.cells_by_key, new)
@@ -111,17 +121,17 @@ def replay(
     emitted: Ints,
     drafted: Ints,
 ) -> None:
-    """Replay a text on a request's own tree and on that of the answers, see `suffix_kernel.replay`."""
+    """Replay a text on a request's own tree and on the tree of earlier answers; see `suffix_kernel.replay`."""
     chosen, tokens = rules(), np.array(text, np.int32)
     limits: Any = (num_speculative_tokens, max_model_len, float(factor), float(min_prob), remember)
-    read: Any = tokens if chosen.compiled else text
-    at = 0
+    sequence: Any = tokens if chosen.compiled else text
+    index = 0
     while True:
         trees = chosen.view(local.arrays), chosen.view(shared.arrays)
-        at = chosen.replay(*trees, read, prompt_tokens, at, *limits, emitted, drafted)
-        if at == len(text):
+        index = chosen.replay(*trees, sequence, prompt_tokens, index, *limits, emitted, drafted)
+        if index == len(text):
             return
-        del trees  # an array that is viewed cannot grow
+        del trees  # an array with a view cannot grow
         local.make_room()
         shared.make_room()
 

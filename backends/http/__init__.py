@@ -1,1 +1,1 @@
-"""The HTTP/1.1 client through which requests reach replicas."""
+"""HTTP/1.1 client of the relay."""

@@ -1,8 +1,8 @@
-"""HTTP/1.1 to a backend, for the relay: a small client over `asyncio.Protocol` and httptools.
+"""The relay's HTTP/1.1 client: asyncio protocols and httptools.
 
-The relay is told of an answer by callbacks (`Receiver`), as its bytes come, with nothing copied or queued in
-between. Connections are kept alive and reused, newest first. A reused connection that the backend closed before
-a byte of the answer came is the keep-alive race: the request is sent once more on a fresh connection.
+An answer is passed to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. Connections are kept
+alive and reused, newest first. If the backend closes a reused connection before the first byte of an answer (the
+keep-alive race), the request is sent again on a new connection.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HeaderList = list[tuple[bytes, bytes]]
 
 
 class UpstreamError(Exception):
-    """The backend could not be reached, broke off, or did not speak HTTP.
+    """A request failed on the way to the backend or back.
 
     Parameters
     ----------
     kind
-        `connect`, `broken` (ended before the answer did), `garbage` (not HTTP/1.1) or `exhausted` (this process had no
-        file or port left for a connection, which is no fault of the backend's); a Prometheus label.
+        The label value in metrics: `connect` (no connection), `broken` (closed before the end of the answer), `garbage`
+        (not HTTP/1.1) or `exhausted` (this process has no file or port left, which is not the backend's failure).
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -39,31 +39,31 @@ class UpstreamError(Exception):
 
 
 class Receiver(Protocol):
-    """Who is told of an answer: `on_head` once, `on_data` as bytes come, then one of `on_end` and `on_error`.
+    """Callbacks for an answer: `on_head` once, `on_data` for each part of the body, then `on_end` or `on_error`.
 
-    After `Call.cancel` none of them is called any more.
+    None of them is called after `Call.cancel`.
     """
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        """Take the final status and headers; interim (1xx) answers are not told."""
+        """Handle the final status and headers; interim (1xx) answers are skipped."""
 
     def on_data(self, data: bytes) -> None:
-        """Take bytes of the body."""
+        """Handle the next bytes of the body."""
 
     def on_end(self) -> None:
-        """Know that the answer is complete."""
+        """Handle the end of a complete answer."""
 
     def on_error(self, error: UpstreamError) -> None:
-        """Know that no more will come, and why."""
+        """Handle the failure of the request or its answer."""
 
 
 class AnswerHead:
-    """The status and headers of an answer that came whole; the same object for all that are alike.
+    """The status and headers of a complete answer, shared by all answers with the same head.
 
     Attributes
     ----------
     headers
-        With the `content-length` of the answer that it was first seen on: another's is the length of its body.
+        The headers of the first such answer. Its `content-length` does not hold for the others.
     """
 
     __slots__ = ("headers", "status")
@@ -74,24 +74,33 @@ class AnswerHead:
 
 
 class WholeReceiver(Receiver, Protocol):
-    """Who would rather take an answer in one piece, where it comes in one."""
+    """A receiver that also takes a complete answer in one call, if it arrived in one piece."""
 
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        """Take an answer with status 200 and a length, all of it: in place of `on_head`, `on_data` and `on_end`."""
+        """Handle a complete answer of status 200; replaces `on_head`, `on_data` and `on_end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a backend listens.
+    """The address of a backend.
 
     Parameters
     ----------
     host, port
-        For TCP; the host without brackets if IPv6.
-    path
-        Of a Unix socket; host and port mean nothing then.
+        The TCP address; an IPv6 host has no brackets.
     authority
-        The value of the `Host` header.
+        Value of the `Host` header.
+    tls
+        True for HTTPS.
+    path
+        Path of a Unix socket, which replaces host and port; None for TCP.
+
+    Examples
+    --------
+    >>> Address.parse("http://[::1]:8000")
+    Address(host='::1', port=8000, authority=b'[::1]:8000', tls=False, path=None)
+    >>> Address.parse("unix:/run/engine.sock").path
+    '/run/engine.sock'
     """
 
     host: str
@@ -102,12 +111,12 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read `http://host[:port]`, `https://host[:port]` or `unix:/path/to.sock`.
+        """Parse `http://host[:port]`, `https://host[:port]` or `unix:/path/to.sock`.
 
         Raises
         ------
         ValueError
-            If it is none of these.
+            If the URL has another form.
         """
         if url.startswith("unix:"):
             path = url.removeprefix("unix:").removeprefix("//")
@@ -127,10 +136,9 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Connection:
-    """One connection to a backend, an `asyncio.Protocol`; carries one call at a time.
+    """One connection to a backend, which carries one call at a time.
 
-    It has the methods of one, which is all that an event loop asks for. It does not inherit from it, so that it can be
-    compiled.
+    It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
     """
 
     def __init__(self, client: UpstreamClient) -> None:
@@ -141,30 +149,31 @@ class Connection:
         self._headers: HeaderList = []
         self._status = 0
         self._until_close = False
-        self._told_head = False
-        self._first: bytes | None = None  # what the answer began with, while that is being parsed
+        self._head_passed = False  # the receiver has got the head
+        self._first: bytes | None = None  # the first bytes of an answer, while they are parsed
         self._fresh = True  # nothing of the answer has been parsed
         self.closed = False
 
-    # What asyncio tells.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, which tells the call's receiver."""
+        """Parse bytes of the answer, which calls the receiver."""
         call = self._call
-        if call is None:  # an idle connection has nothing to say
+        if call is None:  # data on an idle connection belongs to no request
             self.close()
             return
         call.answered = True
         if self._fresh and call.whole is not None:
-            known = self._client.known
-            if known is not None and (begins := known.body_begins(data)) >= 0 and len(data) - begins == known.length:
-                self._client.unknown = 0
+            pattern = self._client.pattern
+            start = -1 if pattern is None else pattern.body_begins(data)
+            if pattern is not None and start >= 0 and len(data) - start == pattern.length:
+                self._client.mismatches = 0
                 self._free(call)
-                call.whole.on_whole(self._client.known_head, data[begins:])
+                call.whole.on_whole(self._client.pattern_head, data[start:])
                 return
             self._first = data
         self._fresh = False
@@ -172,84 +181,84 @@ class Connection:
             self._parser.feed_data(data)
             self._first = None
         except httptools.HttpParserUpgrade:
-            self._fail("garbage", "switched protocols, which was not asked for")
+            self._fail("garbage", "switched protocols without being asked to")
         except httptools.HttpParserCallbackError:
-            raise  # a receiver of ours failed: not the backend's fault
+            raise  # the error is in a receiver, not in the backend
         except httptools.HttpParserError as error:
-            self._fail("garbage", f"did not answer in HTTP/1.1 ({error})")
+            self._fail("garbage", f"sent an invalid HTTP/1.1 answer ({error})")
 
     def eof_received(self) -> bool:
-        """Let the transport close itself; `connection_lost` follows."""
+        """Return False, so that the transport closes itself and calls `connection_lost`."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the call that was under way: well, if its answer lasts until the connection closes."""
+        """End the current call, successfully if the end of the connection ends its answer."""
         self.closed = True
         self._client.forget(self)
         if self._call is None:
             pass
-        elif self._until_close and exc is None and self._told_head:
+        elif self._until_close and exc is None and self._head_passed:
             self._complete()
         else:
-            self._fail("broken", f"closed the connection before its answer was complete{f' ({exc})' if exc else ''}")
-        self._parser = self._transport = None  # which refer to this: nobody should have to look for the three
+            self._fail("broken", f"closed the connection before the answer was complete{f' ({exc})' if exc else ''}")
+        self._parser = self._transport = None  # breaks a reference cycle, so that the garbage collector is not needed
 
     def pause_writing(self) -> None:
-        """Do nothing: a request is written whole, and its size was bounded when it was read."""
+        """Do nothing: a request is written at once, and its size was limited when it was read."""
 
     def resume_writing(self) -> None:
-        """Do nothing, as above."""
+        """Do nothing, as in `pause_writing`."""
 
-    # What httptools tells.
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
-        """Begin an answer, interim or final."""
+        """Reset the state for an answer, interim or final."""
         self._headers = []
-        self._told_head = False
+        self._head_passed = False
         self._until_close = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep one header."""
+        """Store one header."""
         name = name.lower()
         if name in _FRAMING:
             self._until_close = False
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Tell the receiver of a final answer's head."""
+        """Pass the head of a final answer to the receiver."""
         status = self._parser.get_status_code()
         self._status = status
         if status < 200 or self._call is None:
             return
         if status in _NO_BODY_STATUSES:
             self._until_close = False
-        self._told_head = True
+        self._head_passed = True
         self._call.receiver.on_head(status, self._headers)
         if self._call is not None and self._call.head_only:
-            self._complete(reusable=False)  # the parser would wait for a body that a HEAD never has
+            self._complete(reusable=False)  # the parser would wait for a body, which a HEAD request never gets
 
     def on_body(self, data: bytes) -> None:
-        """Hand bytes of the body on."""
+        """Pass bytes of the body to the receiver."""
         if self._call is not None:
             self._call.receiver.on_data(data)
 
     def on_message_complete(self) -> None:
-        """Free the connection and tell the receiver."""
+        """Release the connection and end the call."""
         if self._status < 200 or self._call is None:
             return
         reusable = self._parser.should_keep_alive() and not self._until_close
         if reusable and self._first is not None and self._status == 200:
-            self._client.learn(self._first, AnswerHead(200, self._headers))
+            self._client.remember_head(self._first, AnswerHead(200, self._headers))
         self._complete(reusable=reusable)
 
-    # What the client and its calls do.
+    # Called by the client and its calls.
 
     def carry(self, call: Call) -> None:
-        """Write a call's request; its receiver is told of the answer."""
+        """Send the request of a call, and pass its answer to its receiver."""
         assert self._transport is not None
         self._call = call
         self._until_close = False
-        self._told_head = False
+        self._head_passed = False
         self._fresh = True
         if len(call.body) < 65_536:
             request = call.head + call.body  # one segment, one system call
@@ -261,17 +270,17 @@ class Connection:
             self._transport.writelines((call.head, call.body))
 
     def pause_reading(self) -> None:
-        """Read nothing more from the backend until `resume_reading`."""
+        """Stop reading from the backend until `resume_reading`."""
         if self._transport is not None and not self.closed:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading from the backend."""
         if self._transport is not None and not self.closed:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close at once; a call on it hears nothing more."""
+        """Close immediately, without calling the receiver of the current call."""
         self._call = None
         self.closed = True
         self._client.forget(self)
@@ -279,11 +288,11 @@ class Connection:
             self._transport.abort()
 
     def is_usable(self) -> bool:
-        """Say whether an idle connection may carry another call."""
+        """Return whether an idle connection can carry another call."""
         return not self.closed and self._transport is not None and not self._transport.is_closing()
 
     def _free(self, call: Call) -> None:
-        """Let go of a call that was answered in one piece."""
+        """Release a call that was answered in one piece."""
         self._call = call.connection = None
         if call.paused and self._transport is not None:
             self._transport.resume_reading()
@@ -301,7 +310,7 @@ class Connection:
             self.close()
         call.receiver.on_end()
 
-    def _fail(self, kind: str, what: str) -> None:
+    def _fail(self, kind: str, message: str) -> None:
         call, self._call = self._call, None
         if not self.closed:
             self.close()
@@ -311,20 +320,20 @@ class Connection:
         if kind == "broken" and call.reused and not call.answered:
             self._client.send_again(call)
         else:
-            call.receiver.on_error(UpstreamError(kind, what))
+            call.receiver.on_error(UpstreamError(kind, message))
 
 
 class Call:
-    """One request on its way to a backend and its answer back.
+    """One request to a backend, and its answer.
 
     Attributes
     ----------
     answered
-        True once a byte of the answer has come.
+        True from the first byte of the answer.
     reused
-        True while it is on a connection that carried another call before.
+        True if its connection carried another call before.
     connecting
-        The task that opens a connection for it, while there is one.
+        The task that opens its connection; None once that is done.
     """
 
     __slots__ = (
@@ -355,7 +364,7 @@ class Call:
         self.connecting: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Give the call up: the connection closes, at which vLLM aborts the request; the receiver hears no more."""
+        """Close the connection, at which vLLM aborts the request; the receiver is not called any more."""
         if self.connecting is not None:
             self.connecting.cancel()
             self.connecting = None
@@ -364,31 +373,40 @@ class Call:
             connection.close()
 
     def pause(self) -> None:
-        """Stop reading the answer (the reader of it is slow)."""
+        """Stop reading the answer, as when the client reads slowly."""
         self.paused = True
         if self.connection is not None:
             self.connection.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading the answer."""
         self.paused = False
         if self.connection is not None:
             self.connection.resume_reading()
 
 
 class UpstreamClient:
-    """The connections to one backend.
+    """Client of one backend, with its pool of connections.
 
     Parameters
     ----------
     address
-        Where the backend listens.
+        Address of the backend.
     connect_timeout_s
-        Seconds that a connection may take to come about, name look-up and TLS included.
+        Seconds until connecting times out, including name resolution and the TLS handshake.
     max_idle
-        Idle connections kept at most.
+        Maximum number of idle connections.
+    tls
+        TLS context; None for the default one.
     writes
-        Whose turn's end requests wait for; None to write them at once.
+        Batch in which small requests are written; None writes them immediately.
+
+    Attributes
+    ----------
+    pattern, pattern_head
+        The remembered head of an answer, as bytes and parsed.
+    mismatches
+        Consecutive complete answers whose head did not match the pattern.
     """
 
     def __init__(
@@ -406,11 +424,10 @@ class UpstreamClient:
         self._max_idle = max_idle
         self._tls = tls or (ssl.create_default_context() if address.tls else None)
         self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
         self._closing = False
-        self.known: HeadPattern | None = None
-        self.known_head = AnswerHead(0, [])
-        self.unknown = 0  # heads in a row that were not known
+        self.pattern: HeadPattern | None = None
+        self.pattern_head = AnswerHead(0, [])
+        self.mismatches = 0
 
     def send(
         self,
@@ -421,16 +438,20 @@ class UpstreamClient:
         head_only: bool = False,
         whole: WholeReceiver | None = None,
     ) -> Call:
-        """Send a request and tell `receiver` of its answer.
+        """Send a request, and pass its answer to `receiver`.
 
         Parameters
         ----------
         head
-            Request line and headers with the blank line that ends them.
+            Request line and headers, with the blank line that ends them.
+        body
+            The body, or empty.
+        receiver
+            Callbacks for the answer.
         head_only
             True for a HEAD request, whose answer has no body whatever its headers say.
         whole
-            `receiver` again, if it takes answers in one piece.
+            The receiver again if it accepts complete answers, else None.
         """
         call = Call(head, body, receiver, head_only=head_only, whole=None if head_only else whole)
         while self._idle:
@@ -443,42 +464,36 @@ class UpstreamClient:
         return call
 
     def send_again(self, call: Call) -> None:
-        """Send a call on a fresh connection, after the keep-alive race took its first one."""
+        """Send a call on a new connection, after its first one was lost in the keep-alive race."""
         call.reused = False
         self._connect_for(call)
 
-    def learn(self, data: bytes, head: AnswerHead) -> None:
-        """Keep what an answer began with, to know the head of the next one again.
+    def remember_head(self, data: bytes, head: AnswerHead) -> None:
+        """Remember the head at the start of `data`, to recognise the same head in later answers.
 
-        Where all heads differ, as with an id of the request in them, one in 64 is kept, in case that changes.
+        If the heads keep differing, as with a request id in them, only every 64th is remembered.
         """
-        self.unknown += 1
-        if self.unknown > 64 and self.unknown % 64:
+        self.mismatches += 1
+        if self.mismatches > 64 and self.mismatches % 64:
             return
         if (pattern := pattern_of(data)) is not None:
-            self.known, self.known_head = pattern, head
+            self.pattern, self.pattern_head = pattern, head
 
     def keep(self, connection: Connection) -> None:
-        """Take back a connection that is free again."""
+        """Return a connection to the pool."""
         if self._closing or len(self._idle) >= self._max_idle:
             connection.close()
         else:
             self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """Drop a connection that has closed."""
-        self._open.discard(connection)
+        """Remove a closed connection from the pool."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close the idle connections now, and those in use as they become free."""
+        """Close the idle connections now, and the others when their calls end."""
         self._closing = True
-        for connection in list(self._idle):
-            connection.close()
-
-    def close_idle(self) -> None:
-        """Close what is idle, as when the backend was seen to die."""
         for connection in list(self._idle):
             connection.close()
 
@@ -502,15 +517,14 @@ class UpstreamClient:
                         server_hostname=address.host if self._tls else None,
                     )
         except TimeoutError:
-            error = UpstreamError("connect", f"did not take a connection within {self._connect_timeout_s:g} s")
+            error = UpstreamError("connect", f"accepted no connection within {self._connect_timeout_s:g} s")
         except (OSError, ssl.SSLError) as cause:
             if cause.errno in _EXHAUSTED:
-                error = UpstreamError("exhausted", f"could not be connected to: the gateway is full ({cause})")
+                error = UpstreamError("exhausted", f"could not be reached: the gateway is out of resources ({cause})")
             else:
                 error = UpstreamError("connect", f"refused the connection ({cause})")
         else:
             call.connecting = None
-            self._open.add(connection)
             self._put(call, connection)
             return
         call.connecting = None
@@ -524,7 +538,13 @@ class UpstreamClient:
 
 
 def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Write a request line and headers as HTTP/1.1 has them, with the blank line."""
+    r"""Return an HTTP/1.1 request line and headers, with the blank line that ends them.
+
+    Examples
+    --------
+    >>> request_head(b"GET", b"/health", [(b"host", b"a")])
+    b'GET /health HTTP/1.1\r\nhost: a\r\n\r\n'
+    """
     parts = [method, b" ", target, b" HTTP/1.1\r\n"]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")

@@ -1,7 +1,7 @@
-"""Knowing the head of an HTTP message again, without parsing it.
+"""Recognition of repeated HTTP message heads, which need not be parsed again.
 
-On one connection nearly every message has the same head, byte for byte, but for the number after `content-length`. What
-a parser once made of such a head holds for all that match it.
+Nearly all messages on a connection have the same head, except for the value of `content-length`. The result of parsing
+one such head is valid for all that match it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import re
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})(?=\r\n)", re.IGNORECASE)
-_MOST_BYTES = 4096  # a longer head is parsed each time: few have one, and it would be kept for each connection
+_MAX_BYTES = 4096  # longer heads are rare, and a pattern is kept for each connection
 
 
 class HeadPattern:
-    """A head as it came; in those that match it, only the length may differ.
+    r"""The bytes of a message head in which only the content length may differ; see `pattern_of`.
 
     Attributes
     ----------
     length
-        Bytes that the last head that matched announced.
+        Content length of the last head that matched, in bytes.
+
+    Examples
+    --------
+    >>> pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    >>> message = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+    >>> message[pattern.body_begins(message) :], pattern.length
+    (b'hello', 5)
     """
 
     __slots__ = ("_after", "_before", "length")
@@ -29,31 +36,31 @@ class HeadPattern:
         self.length = length
 
     def body_begins(self, data: bytes) -> int:
-        """Tell where the body begins if bytes begin with this head; -1 if with another, or with less than all of it."""
+        """Return the offset of the body if `data` starts with a complete head that matches, else -1."""
         if not data.startswith(self._before):
             return -1
-        begins = len(self._before)
-        ends = data.find(b"\r", begins, begins + 10)
-        if ends < 0:
+        start = len(self._before)
+        end = data.find(b"\r", start, start + 10)
+        if end < 0:
             return -1
-        digits = data[begins:ends]
-        if not digits.isdigit() or not data.startswith(self._after, ends):
+        digits = data[start:end]
+        if not digits.isdigit() or not data.startswith(self._after, end):
             return -1
         self.length = int(digits)
-        return ends + len(self._after)
+        return end + len(self._after)
 
 
 def pattern_of(data: bytes) -> HeadPattern | None:
-    """Return the pattern of the head that bytes begin with; None if they do not hold all of it, or no one length.
+    """Return the pattern of the head at the start of `data`; None if it is incomplete or has not exactly one length.
 
-    Only for heads that a parser has taken: it is the one to judge whether they are well formed.
+    Only for heads that a parser has accepted: their validity is not checked here.
     """
-    end = data.find(b"\r\n\r\n", 0, _MOST_BYTES)
+    end = data.find(b"\r\n\r\n", 0, _MAX_BYTES)
     if end < 0:
         return None
     head = data[: end + 4]
-    found = list(_LENGTH.finditer(head))
-    if len(found) != 1:
+    lengths = list(_LENGTH.finditer(head))
+    if len(lengths) != 1:
         return None
-    begins, ends = found[0].span(1)
-    return HeadPattern(head[:begins], head[ends:], int(head[begins:ends]))
+    start, stop = lengths[0].span(1)
+    return HeadPattern(head[:start], head[stop:], int(head[start:stop]))

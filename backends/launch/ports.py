@@ -1,4 +1,4 @@
-"""Ports for the engines that the gateway starts."""
+"""TCP ports for the engines that the gateway starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port on which nothing listens.
+    """Return a TCP port on which nothing listens, between 20000 and 32000.
 
-    It lies below the range from which the kernel gives ports to outgoing connections, since an engine may take a
-    minute to bind it and meanwhile such a connection could have it.
+    The range lies below the kernel's ephemeral ports: an engine may take a minute to bind its port, and an outgoing
+    connection must not take it meanwhile.
 
     Raises
     ------
     OSError
-        None was found.
+        If no free port was found.
     """
     for port in random.sample(range(20000, 32000), 500):
         if port_is_free(host, port):
@@ -25,13 +25,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Tell whether nothing is bound to the port; True for an address that is not of this machine.
+    """Return whether nothing is bound to the port; True for an address of another machine.
 
-    vLLM binds with SO_REUSEPORT: on a port in use it starts without a word and gets a part of the other's traffic.
+    vLLM binds with SO_REUSEPORT: on a port in use it starts without an error and gets part of the other's traffic.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections in TIME_WAIT do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores connections in TIME_WAIT
         try:
             probe.bind((host, port))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""One run of an engine, held by a guard process so that nothing of it outlives this one."""
+"""One run of an engine under a reaper process, so that none of its processes outlives the gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from backends.launch import reaper
 
-GUARD_END_S = 10.0  # how long a guard may take to kill and reap
+REAPER_END_S = 10.0
+"""Seconds that a reaper may take to kill and reap an engine."""
 
 
 class EngineProcess:
@@ -21,26 +22,28 @@ class EngineProcess:
 
     Parameters
     ----------
-    argv, env
-        The command, and what is added to the inherited environment.
+    argv
+        The command and its arguments.
+    env
+        Variables added to the inherited environment.
     log_path
-        Its standard output and error are appended here.
+        File to which its standard output and error are appended.
 
     Raises
     ------
     OSError
-        The log cannot be written or no process be started.
+        If the log cannot be written or no process can be started.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            held, self._control = os.pipe()
+            control, self._control = os.pipe()
             self._report, report = os.pipe()
             try:
-                self._guard = subprocess.Popen(  # noqa: S603 -- the operator's own command, from the pool file
+                self._reaper = subprocess.Popen(  # noqa: S603 -- the operator's own command, from the pool file
                     [sys.executable, "-I", "-S", reaper.__file__, str(report), *argv],
-                    stdin=held,
+                    stdin=control,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **env},
@@ -52,21 +55,21 @@ class EngineProcess:
                 os.close(self._report)
                 raise
             finally:
-                os.close(held)
+                os.close(control)
                 os.close(report)
 
     async def follow(self, on_start: Callable[[int], None]) -> int | None:
-        """Wait until nothing is left of the engine. To be called once.
+        """Wait until all processes of the engine have ended; may be called once.
 
         Parameters
         ----------
         on_start
-            Called with the id of the engine's first process when that runs.
+            Called with the process id of the engine when it runs.
 
         Returns
         -------
         int or None
-            Exit status of the first process, negative for a signal; None if its guard was killed, which kills it.
+            Exit status of the engine, negative for a signal; None if its reaper was killed, which kills the engine.
         """
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -79,14 +82,14 @@ class EngineProcess:
                 on_start(pid)
                 status = await reader.readline()
                 return int(status) if status else None
-            return await asyncio.to_thread(self._guard.wait)  # it could not start the engine, and says so in the log
+            return await asyncio.to_thread(self._reaper.wait)  # the engine could not be started; the log says why
         finally:
             transport.close()
             self.kill()
-            await asyncio.shield(asyncio.to_thread(self._end_guard, pid))
+            await asyncio.shield(asyncio.to_thread(self._end_reaper, pid))
 
     def terminate(self) -> None:
-        """Ask the engine to end (SIGTERM to its first process)."""
+        """Ask the engine to end, with SIGTERM to its first process."""
         if self._control >= 0:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, reaper.TERMINATE)
@@ -97,24 +100,30 @@ class EngineProcess:
             os.close(self._control)
             self._control = -1
 
-    def _end_guard(self, pid: int | None) -> None:
-        """Reap the guard; where it was killed or hangs, kill the engine's group in its stead."""
+    def _end_reaper(self, pid: int | None) -> None:
+        """Wait for the reaper to end; if it was killed or hangs, kill the engine's process group."""
         try:
-            died = self._guard.wait(GUARD_END_S) < 0
+            died = self._reaper.wait(REAPER_END_S) < 0
         except subprocess.TimeoutExpired:
             died = True
         if died:
             with contextlib.suppress(ProcessLookupError):
                 if pid is not None:
                     os.killpg(pid, signal.SIGKILL)
-            self._guard.kill()
-            self._guard.wait()
+            self._reaper.kill()
+            self._reaper.wait()
 
 
 def describe_exit(status: int | None) -> str:
-    """Say an exit status in words."""
+    """Return an exit status in words.
+
+    Examples
+    --------
+    >>> describe_exit(-9), describe_exit(3)
+    ('killed by SIGKILL', 'exit status 3')
+    """
     if status is None:
-        return "killed together with its guard"
+        return "killed together with its reaper"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}"

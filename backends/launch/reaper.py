@@ -1,14 +1,14 @@
-"""A small process between the gateway and one engine that sees to it that nothing of the engine outlives it.
+"""The reaper: a small process between the gateway and one engine, so that no process of the engine outlives it.
 
-For Linux. Run as a file, `python reaper.py REPORT_FD ARGV...`, with the standard library alone. It starts ARGV
-in a process group of its own and becomes the parent of every process that the engine leaves behind, whatever group or
-session that has moved to. Its standard input is the gateway's hold on it:
+For Linux. Run as a script, `python reaper.py REPORT_FD ARGV...`; it imports only the standard library. It starts ARGV
+in a new process group and, as a subreaper, becomes the parent of every process that the engine leaves behind, in
+whatever group or session. The gateway controls it through its standard input:
 
 - the byte ``t``: ask the engine to end (SIGTERM to its first process, which drains and ends its own children);
-- end of file, which is also what the death of the gateway brings, however sudden: kill all of it.
+- end of file, which the death of the gateway causes too: kill all processes of the engine.
 
-When the engine's first process ends, for whatever reason, the rest is killed too. To REPORT_FD it writes the engine's
-process id and, when nothing is left, the exit status (negative: the signal), a line each.
+When the engine's first process ends, the others are killed. The reaper writes two lines to REPORT_FD: the engine's
+process id and, when no process is left, the exit status (negative for a signal).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TERMINATE = b"t"
 NOT_STARTED = 127
-TRACKERS_S = 2.0
+TRACKER_GRACE_S = 2.0
 
 
 def prctl(option: int, value: int) -> None:
@@ -35,7 +35,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def start(argv: list[str]) -> int:
-    """Start the engine in a process group of its own and return its id; it dies with this process."""
+    """Start the engine in a new process group and return its process id; it dies with this process."""
     engine = subprocess.Popen(  # noqa: S603 -- the operator's own command, from the pool file
         argv,
         stdin=subprocess.DEVNULL,
@@ -43,37 +43,37 @@ def start(argv: list[str]) -> int:
         preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 -- there is one thread here
         restore_signals=True,
     )
-    engine.returncode = 0  # waited for below by os.waitid; Popen must not do it too
+    engine.returncode = 0  # Popen must not wait for it, since os.waitid does
     return engine.pid
 
 
 def ended(engine: int) -> int | None:
-    """Reap what has ended, the engine's first process excepted; return that one's status if it has ended.
+    """Reap ended processes; return the exit status of the engine's first process, None while it runs.
 
-    That one stays a zombie, so that its id cannot be given to another process meanwhile.
+    The first process itself stays a zombie, so that its id is not reused.
     """
-    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-        if found.si_pid == engine:
-            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        os.waitpid(found.si_pid, 0)
+    while (child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+        if child.si_pid == engine:
+            return child.si_status if child.si_code == os.CLD_EXITED else -child.si_status
+        os.waitpid(child.si_pid, 0)
     return None
 
 
 def children() -> list[int]:
-    """Return the ids of this process's children, adopted ones included."""
-    found: list[int] = []
+    """Return the process ids of this process's children, including adopted ones."""
+    pids: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stat:
-            parent = stat.read().rpartition(")")[2].split()[1]  # the name before ")" may hold spaces
+            parent = stat.read().rpartition(")")[2].split()[1]  # the name before ")" may contain spaces
             if int(parent) == os.getpid():
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def is_tracker(pid: int) -> bool:
-    """Tell whether it is one of Python's resource trackers.
+    """Return whether a process is one of Python's resource trackers.
 
-    Such a process ends by itself when those it works for are dead, and then removes the shared memory they left.
+    A tracker ends by itself when the processes that it serves are dead, and then removes their shared memory.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as command:
@@ -83,13 +83,13 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_all() -> None:
-    """Kill all descendants and wait until none is left; resource trackers are first given time to clean up."""
-    trackers_until_s = time.monotonic() + TRACKERS_S
-    while left := children():  # those of the killed come to this process, and are killed in their turn
-        for child in left:
-            if time.monotonic() > trackers_until_s or not is_tracker(child):
+    """Kill all descendants and wait until none is left; resource trackers first get time to clean up."""
+    grace_ends_s = time.monotonic() + TRACKER_GRACE_S
+    while pids := children():  # this process adopts the children of those it kills
+        for pid in pids:
+            if time.monotonic() > grace_ends_s or not is_tracker(pid):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
@@ -97,7 +97,7 @@ def kill_all() -> None:
 
 
 def watch(engine: int, wakeup: int) -> int:
-    """Wait until the engine ends or must end; return its exit status, negative for a signal."""
+    """Wait until the engine ends or is to be killed; return its exit status, negative for a signal."""
     control = sys.stdin.fileno()
     while True:
         readable, _, _ = select.select([control, wakeup], [], [])
@@ -112,13 +112,12 @@ def watch(engine: int, wakeup: int) -> int:
 
 
 def main() -> None:
-    """Start the engine, watch over it, leave nothing of it."""
+    """Run the engine, and kill its remaining processes when it ends."""
     report, argv = int(sys.argv[1]), sys.argv[2:]
-    os.set_inheritable(report, False)  # else the engine would hold it open
+    os.set_inheritable(report, False)  # or the engine would hold it open
+    # Only the gateway ends the reaper. SIG_IGN would be inherited by the engine, a handler is not.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            ignored, lambda *_: None
-        )  # the gateway says when to end; a handler is not inherited by the engine
+        signal.signal(ignored, lambda *_: None)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -128,7 +127,7 @@ def main() -> None:
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
         raise SystemExit(NOT_STARTED) from error
-    with contextlib.suppress(BrokenPipeError):  # the gateway is gone: its end of file is seen next
+    with contextlib.suppress(BrokenPipeError):  # the gateway is gone; watch sees the end of file
         os.write(report, b"%d\n" % engine)
     status = watch(engine, wakeup)
     kill_all()

@@ -1,4 +1,4 @@
-"""Starting, supervising and stopping the engines that the gateway runs itself."""
+"""Start, supervise and stop the engines that the gateway runs itself."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from backends.launch.vllm_command import vllm_serve_argv
 __all__ = ["LaunchError", "LaunchSpec", "LaunchState", "LaunchStatus", "Launcher", "free_port", "vllm_serve_argv"]
 
 FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 30.0
-WELL_AFTER_S = 60.0  # ready for so long, an engine has earned its first backoff again
-HEALTH_EVERY_S = 0.25
+MAX_BACKOFF_S = 30.0
+BACKOFF_RESET_S = 60.0  # an engine that was ready for so long starts again with the first backoff
+HEALTH_INTERVAL_S = 0.25
 HEALTH_TIMEOUT_S = 2.0
-UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and nothing runs there yet
+UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and has no requests to finish then
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 8192
 
 
 class LaunchError(Exception):
-    """An engine cannot be started or did not become ready; says which, why, and ends with what it last logged."""
+    """An engine could not be started or did not become ready; the message ends with the last lines of its log."""
 
 
 class LaunchState(StrEnum):
-    """Where an engine is between being started and being stopped."""
+    """Life cycle of a supervised engine."""
 
-    STARTING = "starting"  # runs, its health not yet seen
+    STARTING = "starting"  # running, but not yet healthy
     READY = "ready"
-    BACKOFF = "backoff"  # died; started again soon
+    BACKOFF = "backoff"  # ended; waiting to be started again
     STOPPED = "stopped"
 
 
@@ -50,19 +50,19 @@ class LaunchSpec:
     Parameters
     ----------
     name
-        For logs: `tiny/ngram`.
+        Name in logs, such as `tiny/ngram`.
     argv
-        The command, found on PATH if it has no slash.
+        The command and its arguments; a command without a slash is looked up on PATH.
     health_urls
-        All must answer 200 for the engine to be ready.
+        URLs that must all answer 200 for the engine to be ready.
     env
-        Added to the inherited environment.
+        Variables added to the inherited environment.
     log_path
-        Its standard output and error are appended here.
+        File to which its standard output and error are appended.
     startup_timeout_s
-        Not ready for so long, it is killed and started again.
+        Seconds to become ready; after that it is killed and started again.
     shutdown_timeout_s
-        From SIGTERM to SIGKILL.
+        Seconds from SIGTERM to SIGKILL.
     """
 
     name: str
@@ -76,18 +76,18 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchStatus:
-    """How an engine is.
+    """State of a supervised engine.
 
     Parameters
     ----------
     pid
-        Its first process; None while none runs.
+        Process id of its first process; None while it does not run.
     restarts
-        How often it was started again.
+        Number of restarts.
     last_exit
-        How it last ended, for a person; None if it never did.
+        How it last ended, in words; None if it never ended.
     since_s
-        Seconds that it has been in `state`.
+        Seconds since it entered `state`.
     """
 
     name: str
@@ -118,10 +118,10 @@ class _Engine:
         since_s = time.monotonic() - self._since_s
         return LaunchStatus(self.spec.name, self._pid, self._state, self._restarts, self._last_exit, since_s)
 
-    def account(self) -> str:
-        """Tell how it is and what it last logged."""
-        lines = [f"{self.spec.name}: {self._state}", *([self._last_exit] if self._last_exit else [])]
-        return "\n  ".join([", ".join(lines), f"{self.spec.log_path}:", *_last_lines(self.spec.log_path)])
+    def describe(self) -> str:
+        """Return its state and the last lines of its log."""
+        state = [f"{self.spec.name}: {self._state}", *([self._last_exit] if self._last_exit else [])]
+        return "\n  ".join([", ".join(state), f"{self.spec.log_path}:", *_last_lines(self.spec.log_path)])
 
     def start(self) -> None:
         if self._task is None:
@@ -144,15 +144,15 @@ class _Engine:
         self._task = None
 
     async def _supervise(self) -> None:
-        deaths = 0
+        failures = 0
         try:
             while not self._stopping.is_set():
                 self._last_exit, ready_for_s = await self._run()
                 if self._stopping.is_set():
                     break
-                deaths = 1 if ready_for_s >= WELL_AFTER_S else deaths + 1
-                pause_s = min(FIRST_BACKOFF_S * 2 ** (deaths - 1), LONGEST_BACKOFF_S)
-                self._enter(LaunchState.BACKOFF, f"{self._last_exit}; tried again in {pause_s:g} s")
+                failures = 1 if ready_for_s >= BACKOFF_RESET_S else failures + 1
+                pause_s = min(FIRST_BACKOFF_S * 2 ** (failures - 1), MAX_BACKOFF_S)
+                self._enter(LaunchState.BACKOFF, f"{self._last_exit}; restarting in {pause_s:g} s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause_s)
                     break
@@ -161,7 +161,7 @@ class _Engine:
             self._enter(LaunchState.STOPPED, "stopped")
 
     async def _run(self) -> tuple[str, float]:
-        """Run it once to its end; return how it ended and for how many seconds it was ready."""
+        """Run the engine once; return how it ended and the seconds that it was ready."""
         for address in map(urlsplit, self.spec.health_urls):
             if address.hostname and address.port and not port_is_free(address.hostname, address.port):
                 return f"port {address.port} is in use by another process", 0.0
@@ -170,7 +170,7 @@ class _Engine:
             self._process = EngineProcess(self.spec.argv, self.spec.env, self.spec.log_path)
         except OSError as error:
             return str(error), 0.0
-        end = asyncio.create_task(self._process.follow(self._have_pid))
+        end = asyncio.create_task(self._process.follow(self._on_start))
         health = asyncio.create_task(_until_healthy(self.spec.health_urls))
         try:
             await asyncio.wait({end, health}, timeout=self.spec.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ class _Engine:
             if not health.done():
                 self._process.kill()
                 await end
-                return f"not ready after {self.spec.startup_timeout_s:g} s, and killed", 0.0
+                return f"killed because it was not ready after {self.spec.startup_timeout_s:g} s", 0.0
             await health
             self._enter(LaunchState.READY, f"ready after {time.monotonic() - self._since_s:.1f} s")
             ready_at_s = self._since_s
@@ -191,9 +191,9 @@ class _Engine:
             await asyncio.wait({end, health})
             self._process = self._pid = None
 
-    def _have_pid(self, pid: int) -> None:
+    def _on_start(self, pid: int) -> None:
         self._pid = pid
-        self._on_event(self.spec.name, f"started as process {pid}; it logs to {self.spec.log_path}")
+        self._on_event(self.spec.name, f"started as process {pid}, logging to {self.spec.log_path}")
 
     def _enter(self, state: LaunchState, text: str) -> None:
         self._state, self._since_s = state, time.monotonic()
@@ -205,8 +205,8 @@ class _Engine:
 async def _until_healthy(urls: Sequence[str]) -> None:
     async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
         for url in urls:
-            while not await _answers_200(client, url):  # noqa: ASYNC110 -- another process's health has no event
-                await asyncio.sleep(HEALTH_EVERY_S)
+            while not await _answers_200(client, url):  # noqa: ASYNC110 -- there is no event for another process's health
+                await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 async def _answers_200(client: httpx.AsyncClient, url: str) -> bool:
@@ -217,7 +217,7 @@ async def _answers_200(client: httpx.AsyncClient, url: str) -> bool:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of a log that may be long."""
+    """Return the last lines of a log without reading all of it."""
     if not path.exists():
         return []
     with path.open("rb") as log:
@@ -228,20 +228,20 @@ def _last_lines(path: Path) -> list[str]:
 def _check_command(spec: LaunchSpec) -> None:
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
-        raise LaunchError(f"{spec.name}: there is no command {command!r} here")
+        raise LaunchError(f"{spec.name}: command not found: {command!r}")
 
 
 class Launcher:
-    """Runs engines: starts them, starts again what dies, and leaves nothing running.
+    """Supervisor of engines: starts them, restarts those that end, and stops them.
 
-    Every engine and all that it starts is also ended when this process is killed.
+    Engines and all their descendants also end when this process is killed.
 
     Parameters
     ----------
     specs
-        What to run.
+        The engines to run.
     on_event
-        Called with an engine's name and a line about what happened to it.
+        Called with an engine's name and a line of text for each change of its state.
     """
 
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
@@ -253,7 +253,7 @@ class Launcher:
         Raises
         ------
         LaunchError
-            A command does not exist; then nothing is started.
+            If a command does not exist; no engine is started then.
         """
         for engine in self._engines:
             _check_command(engine.spec)
@@ -266,30 +266,30 @@ class Launcher:
         Parameters
         ----------
         timeout_s
-            None waits as long as the slowest engine may take to start.
+            Seconds to wait; None for the longest `startup_timeout_s` of the engines.
 
         Raises
         ------
         LaunchError
-            Who is not ready by then, and the end of its log.
+            If an engine is not ready by then.
         """
         longest_s = max((engine.spec.startup_timeout_s for engine in self._engines), default=0.0)
         limit_s = longest_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                while late := self._not_ready():
-                    await late[0].ready.wait()
+                while unready := self._unready():
+                    await unready[0].ready.wait()
         except TimeoutError:
-            accounts = "\n".join(engine.account() for engine in self._not_ready())
-            raise LaunchError(f"not ready after {limit_s:g} s:\n{accounts}") from None
+            engines = "\n".join(engine.describe() for engine in self._unready())
+            raise LaunchError(f"not ready after {limit_s:g} s:\n{engines}") from None
 
     async def stop(self) -> None:
-        """End all engines: SIGTERM, after `shutdown_timeout_s` SIGKILL for what is left. May be called again."""
+        """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
         await asyncio.gather(*(engine.stop() for engine in self._engines))
 
     def status(self) -> list[LaunchStatus]:
-        """Return how each engine is, in the order of the specs."""
+        """Return the state of each engine, in the order of the specs."""
         return [engine.status() for engine in self._engines]
 
-    def _not_ready(self) -> list[_Engine]:
+    def _unready(self) -> list[_Engine]:
         return [engine for engine in self._engines if not engine.ready.is_set()]

@@ -20,33 +20,49 @@ def vllm_serve_argv(
     speculative_config: Mapping[str, Any],
     flags: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the command line that serves `model` with `method`, measured the way the gateway wants it.
+    """Return the command line that serves `model` with `method` and reports what the gateway measures.
 
     Parameters
     ----------
     command
-        Usually `("vllm", "serve")`.
+        The command, usually `("vllm", "serve")`.
     model
-        A folder or a name that vLLM knows.
+        Path or name of the model for vLLM.
     served_names
-        The names clients ask for.
+        Model names that clients request.
+    host, port
+        Address to listen on.
     speculative_config
-        What vLLM's `--speculative-config` takes; its `method` is added.
+        Value of vLLM's `--speculative-config`, to which `method` is added.
     flags
-        The operator's own; they replace those that are added here.
+        The operator's flags, which replace those that are added here.
+
+    Examples
+    --------
+    >>> argv = vllm_serve_argv(
+    ...     command=("vllm", "serve"),
+    ...     model="org/model",
+    ...     served_names=("llama",),
+    ...     host="127.0.0.1",
+    ...     port=8001,
+    ...     method=Method.NGRAM,
+    ...     speculative_config={"num_speculative_tokens": 5},
+    ... )
+    >>> argv[argv.index("--speculative-config") + 1]
+    '{"method": "ngram", "num_speculative_tokens": 5}'
     """
-    ours: dict[str, tuple[str, ...]] = {
+    defaults: dict[str, tuple[str, ...]] = {
         "--served-model-name": tuple(served_names),
         "--host": (host,),
         "--port": (str(port),),
-        "--shutdown-timeout": ("20",),  # with the default of 0 SIGTERM cuts streams and leaves their clients hanging
+        "--shutdown-timeout": ("20",),  # with 0, the default, SIGTERM cuts streams and their clients hang
         "--enable-request-id-headers": (),
         "--enable-per-request-metrics": (),
     }
     if method is not Method.BASELINE:
-        ours["--speculative-config"] = (json.dumps({"method": method.value, **speculative_config}),)
-        ours["--per-request-spec-decode-metrics"] = ("summary",)  # a baseline server given this does not start
+        defaults["--speculative-config"] = (json.dumps({"method": method.value, **speculative_config}),)
+        defaults["--per-request-spec-decode-metrics"] = ("summary",)  # a baseline does not start with this flag
     aliases = {"-sc": "--speculative-config"}
-    given = {aliases.get(name, name) for name in (flag.partition("=")[0].replace("_", "-") for flag in flags)}
-    added = [part for name, values in ours.items() if name not in given for part in (name, *values)]
+    own_names = {aliases.get(name, name) for name in (flag.partition("=")[0].replace("_", "-") for flag in flags)}
+    added = [part for name, values in defaults.items() if name not in own_names for part in (name, *values)]
     return (*command, model, *added, *flags)

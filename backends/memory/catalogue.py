@@ -1,4 +1,4 @@
-"""GPUs, target models and drafts by name, with the shapes that their memory follows from."""
+"""Catalogue of GPUs, target models and drafts, with the shapes that determine their memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from backends.speculation import Method
 from backends.validation import did_you_mean
 
 WITHOUT_DRAFT = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
-"""Methods that keep nothing on the GPU but the target."""
+"""Methods that keep no weights on the GPU besides the target's."""
 
-_EAGLE3_VOCABULARY = 32_000  # of the draft's own, smaller output layer, as published heads have it
+_EAGLE3_VOCABULARY = 32_000  # published EAGLE-3 heads have a smaller output layer of their own
 
 
 class _Entry(BaseModel):
@@ -25,24 +25,39 @@ class _Entry(BaseModel):
 
 
 class Gpu(_Entry):
-    """A GPU; `memory_mib` is all of its memory, as the driver reports it."""
+    """A GPU.
+
+    Parameters
+    ----------
+    title
+        Name in texts.
+    memory_mib
+        Total memory in MiB, as the driver reports it.
+
+    Examples
+    --------
+    >>> gpu("h100").title, round(gpu("h100").memory_gib, 1)
+    ('H100 80GB HBM3', 79.6)
+    """
 
     title: str
     memory_mib: int = Field(gt=0)
 
     @property
     def memory_gib(self) -> float:
-        """All of its memory in GiB."""
+        """Total memory in GiB."""
         return self.memory_mib / 1024
 
 
 class Shape(_Entry):
-    """What a model's memory follows from.
+    """The dimensions that determine a model's memory.
 
     Parameters
     ----------
+    parameters
+        Number of parameters.
     layers, kv_heads, head_dim
-        Of its attention; heads that keep no keys and values have 0 layers.
+        Number of attention layers, KV heads per layer, and their size. Draft heads without attention have 0 layers.
     """
 
     parameters: int = Field(gt=0)
@@ -52,7 +67,7 @@ class Shape(_Entry):
 
 
 class Target(Shape):
-    """A target model; `names` are those it is published under, the first one the usual."""
+    """A target model; `names` are the names under which it is published, the usual one first."""
 
     names: tuple[str, ...] = Field(min_length=1)
     hidden_size: int = Field(gt=0)
@@ -62,15 +77,15 @@ class Target(Shape):
 
 
 class Draft(Shape):
-    """A draft model or head, for the targets `of`."""
+    """A draft model or head; `targets` are the short names of the targets that it drafts for."""
 
     names: tuple[str, ...] = Field(min_length=1)
     method: Method
-    of: tuple[str, ...] = Field(min_length=1)
+    targets: tuple[str, ...] = Field(min_length=1)
 
 
 class Catalogue(BaseModel):
-    """All that is known by name."""
+    """GPUs, targets and drafts by short name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,26 +96,26 @@ class Catalogue(BaseModel):
     @model_validator(mode="after")
     def _drafts_have_targets(self) -> Catalogue:
         for name, draft in self.drafts.items():
-            for target in draft.of:
+            for target in draft.targets:
                 if target not in self.targets:
-                    raise ValueError(f"{name} is a draft of {target}, which is not here")
+                    raise ValueError(f"{name} drafts for {target}, which is not in the catalogue")
         return self
 
 
 @cache
 def catalogue() -> Catalogue:
-    """Load the catalogue that comes with the package."""
+    """Load the catalogue of the package."""
     file = resources.files("backends.memory").joinpath("catalogue.yaml")
     return Catalogue.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name.
+    """Return a GPU by its name, in any case.
 
     Raises
     ------
     ValueError
-        If it is not known; the message names those that are.
+        If the name is unknown; the message suggests others.
     """
     known = catalogue().gpus
     if name.lower() not in known:
@@ -109,36 +124,49 @@ def gpu(name: str) -> Gpu:
 
 
 def target(name: str) -> Target | None:
-    """Return a target by its short name or by one it is published under, whatever its case; None if it is not known."""
-    wanted = name.lower()
+    """Return a target by its short or a published name, in any case; None if it is unknown.
+
+    Examples
+    --------
+    >>> target("meta-llama/Llama-3.1-8B-Instruct") is target("llama-3.1-8b")
+    True
+    """
+    lowered = name.lower()
     for short, entry in catalogue().targets.items():
-        if wanted == short or wanted in {one.lower() for one in entry.names}:
+        if lowered == short or lowered in {published.lower() for published in entry.names}:
             return entry
     return None
 
 
 def draft(of: Target, method: Method, num_speculative_tokens: int = 1) -> Draft | None:
-    """Return what `method` would use for a target: a published draft, else one as the method's layers have it.
+    """Return a target's draft for `method`: a published one, else one with the layers of the method's paper.
 
-    None for methods that have no draft, and for those whose size does not follow from the target's: a draft model, an
-    MLP speculator, DFlash, DSpark, a class of one's own.
+    None for methods without a draft, and for those whose draft's size does not follow from the target's: draft model,
+    MLP speculator, DFlash, DSpark and custom class.
+
+    Examples
+    --------
+    >>> draft(target("llama-3.1-8b"), Method.EAGLE3).names
+    ('yuhuili/EAGLE3-LLaMA3.1-Instruct-8B',)
     """
     if method in WITHOUT_DRAFT:
         return None
     short = next((name for name, entry in catalogue().targets.items() if entry == of), "target")
     for entry in catalogue().drafts.values():
-        if entry.method is method and short in entry.of:
+        if entry.method is method and short in entry.targets:
             return entry
     return _from_layers(of, short, method, num_speculative_tokens)
 
 
 def _from_layers(of: Target, short: str, method: Method, num_speculative_tokens: int) -> Draft | None:
-    """Count the parameters of a head made for a target.
+    """Return a draft head for a target, with the number of parameters that follows from the layers of `method`.
 
-    EAGLE (arXiv 2401.15077): one decoder layer, and a projection from two hidden sizes to one; MTP (DeepSeek-V3, arXiv
-    2412.19437) the same; both use the target's embedding and output layer. EAGLE-3 (arXiv 2503.01840): its projection
-    is from three, its attention reads two, and it has an output layer of its own. Medusa (arXiv 2401.10774): for each
-    position a residual block and an output layer.
+    Notes
+    -----
+    EAGLE (arXiv 2401.15077) has one decoder layer and a projection from two hidden sizes to one; MTP (DeepSeek-V3,
+    arXiv 2412.19437) has the same. Both share the target's embedding and output layer. EAGLE-3 (arXiv 2503.01840)
+    projects from three hidden sizes, its attention reads two, and it has its own output layer. Medusa (arXiv
+    2401.10774) has a residual block and an output layer for each position.
     """
     hidden, kv = of.hidden_size, of.kv_heads * of.head_dim
     query = of.attention_heads * of.head_dim
@@ -147,8 +175,8 @@ def _from_layers(of: Target, short: str, method: Method, num_speculative_tokens:
     if method in (Method.EAGLE, Method.MTP):
         parameters = 2 * hidden**2 + attention + mlp
     elif method is Method.EAGLE3:
-        reads_two = hidden * query + 2 * hidden * kv
-        parameters = 3 * hidden**2 + attention + reads_two + mlp + _EAGLE3_VOCABULARY * hidden
+        second_input = hidden * query + 2 * hidden * kv
+        parameters = 3 * hidden**2 + attention + second_input + mlp + _EAGLE3_VOCABULARY * hidden
     elif method is Method.MEDUSA:
         parameters = num_speculative_tokens * (hidden**2 + hidden + hidden * of.vocabulary)
         layers = 0
@@ -157,7 +185,7 @@ def _from_layers(of: Target, short: str, method: Method, num_speculative_tokens:
     return Draft(
         names=(f"{short}-{method}",),
         method=method,
-        of=(short,),
+        targets=(short,),
         parameters=parameters,
         layers=layers,
         kv_heads=of.kv_heads if layers else 0,

@@ -1,7 +1,8 @@
-"""Weights and KV cache of a replica that speculates: what they take, what they leave, and whether that is enough.
+"""GPU memory of a replica: weights and KV cache of target and draft, and whether they fit.
 
-Weights in GiB are parameters * bytes / 2^30, a token's KV in KiB is layers * 2 * kv_heads * head_dim * bytes / 1024, of
-target and draft together: the arithmetic of "Speculative Decoding: Performance or Illusion?", arXiv 2601.11580.
+Weights in GiB are parameters * bytes / 2^30; the KV cache of a token in KiB is
+layers * 2 * kv_heads * head_dim * bytes / 1024. Both are summed over target and draft, as in "Speculative Decoding:
+Performance or Illusion?", arXiv 2601.11580.
 """
 
 from __future__ import annotations
@@ -15,32 +16,38 @@ GIB = 2**30
 KIB_PER_GIB = 2**20
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of a parameter or a KV entry. The scales of int4, and layers it leaves alone, come on top."""
+"""Bytes of a parameter or a KV entry; for int4 without the scales and the unquantized layers."""
 
 UTILIZATION = 0.9
-"""vLLM's `--gpu-memory-utilization`: what the calibrations were measured with; the default of vLLM 0.32 is 0.92."""
+"""vLLM's `--gpu-memory-utilization` of the calibrations; the default of vLLM 0.32 is 0.92."""
 
 RESERVED_GIB = 3.0
-"""Activations and CUDA graphs on each GPU: our estimate, as in the calibrations of the simulator."""
+"""GiB of activations and CUDA graphs on each GPU: our estimate, also used by the calibrations."""
 
-MOST_DRAFT_SHARE = 0.15
-"""Share of the memory under which a draft's weights should stay: a configuration and decision guide of July 2026."""
+MAX_DRAFT_SHARE = 0.15
+"""Largest share of the memory for a draft's weights, from a configuration and decision guide of July 2026."""
 
-_BLOCK_TOKENS = 16  # vLLM's
+_BLOCK_TOKENS = 16  # vLLM's default block size
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a replica keeps in memory, over all its GPUs together.
+    """Memory of a replica over all its GPUs.
 
     Parameters
     ----------
     target_gib, draft_gib
-        Weights; a replica without a draft has 0 of it.
+        Weights of target and draft; 0 without a draft.
     target_kv_kib, draft_kv_kib
         KV cache of one token.
     target_kv_heads, draft_kv_heads
-        Over more GPUs than it has KV heads, a model's KV cache is kept more than once.
+        KV heads; with more GPUs than heads, the KV cache is replicated.
+
+    Examples
+    --------
+    >>> footprint = Footprint(target_gib=15.0, target_kv_kib=128.0, draft_gib=0.5, draft_kv_kib=4.0)
+    >>> footprint.weights_gib, footprint.kv_kib_per_token
+    (15.5, 132.0)
     """
 
     target_gib: float
@@ -57,7 +64,7 @@ class Footprint:
 
     @property
     def kv_kib_per_token(self) -> float:
-        """KV cache of one token, of target and draft."""
+        """KV cache of one token in target and draft."""
         return self.target_kv_kib + self.draft_kv_kib
 
 
@@ -68,11 +75,18 @@ class Machine:
     Parameters
     ----------
     tensor_parallel
-        How many there are; target and draft are split over them.
+        Number of GPUs over which target and draft are split.
     utilization
-        Share of each that vLLM may use.
+        Share of a GPU's memory that vLLM may use.
     reserved_gib
-        Of each, for what is neither weights nor KV cache.
+        GiB of each GPU for activations and CUDA graphs.
+
+    Examples
+    --------
+    >>> from backends.memory.catalogue import gpu
+    >>> machine = Machine(gpu("h100"), tensor_parallel=4)
+    >>> machine.title, round(machine.usable_gib, 1)
+    ('4x H100 80GB HBM3', 68.7)
     """
 
     gpu: Gpu
@@ -82,13 +96,13 @@ class Machine:
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:
-            raise ValueError("a replica has at least one GPU")
+            raise ValueError("a replica needs at least one GPU")
         if not 0 < self.utilization <= 1 or self.reserved_gib < 0:
-            raise ValueError("the utilization is above 0 and at most 1, and what is reserved is not negative")
+            raise ValueError("utilization must be above 0 and at most 1, and reserved_gib not negative")
 
     @property
     def title(self) -> str:
-        """The GPUs in words, as `4x H100 80GB HBM3`."""
+        """Number and name of the GPUs, such as `4x H100 80GB HBM3`."""
         return f"{self.tensor_parallel}x {self.gpu.title}"
 
     @property
@@ -99,22 +113,22 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a replica fits.
+    """Whether a replica fits on a machine.
 
     Parameters
     ----------
     fits
-        Whether it should be run so.
+        True if it fits and its draft is not too large.
     reason
-        Why, or why not, in words.
+        Why it fits or not, in words.
     kv_gib
-        Room for the KV cache over all GPUs; negative by what is missing.
+        GiB for the KV cache over all GPUs; negative if the weights do not fit.
     tokens
-        Tokens of context that may be under way at once, in whole blocks; 0 where the weights do not fit.
+        Tokens that the KV cache holds, in whole blocks; 0 if the weights do not fit.
     draft_share
-        The draft's weights over the memory of the GPUs.
+        The draft's weights as a share of the memory of the GPUs.
     tokens_lost
-        Share of those tokens that the draft costs, 0 to 1: its weights, and its own KV cache beside the target's.
+        Share of the tokens, 0 to 1, that the draft costs through its weights and its own KV cache.
     """
 
     fits: bool
@@ -128,107 +142,121 @@ class Fit:
 def footprint(
     target: Shape, draft: Shape | None = None, *, dtype: str = "bf16", draft_dtype: str = "", kv_dtype: str = "bf16"
 ) -> Footprint:
-    """Work out what a replica keeps in memory.
+    """Return the memory of a replica.
 
     Parameters
     ----------
     draft
-        The draft model or head; None for methods that have none.
+        The draft model or head; None without one.
     dtype, draft_dtype, kv_dtype
-        Keys of `BYTES`; the draft's is the target's where it is empty.
+        Keys of `BYTES`; an empty `draft_dtype` means `dtype`.
 
     Raises
     ------
     ValueError
-        If a dtype is none of those.
+        If a dtype is unknown.
+
+    Examples
+    --------
+    >>> from backends.memory.catalogue import target
+    >>> memory = footprint(target("llama-3.1-8b"))
+    >>> round(memory.weights_gib, 2), memory.kv_kib_per_token
+    (14.96, 128.0)
     """
-    of_draft = _bytes(draft_dtype or dtype)
-    of_kv = _bytes(kv_dtype)
+    draft_bytes = _bytes(draft_dtype or dtype)
+    kv_bytes = _bytes(kv_dtype)
     return Footprint(
         target_gib=weights_gib(target, _bytes(dtype)),
-        target_kv_kib=kv_kib_per_token(target, of_kv),
-        draft_gib=weights_gib(draft, of_draft) if draft else 0.0,
-        draft_kv_kib=kv_kib_per_token(draft, of_kv) if draft else 0.0,
+        target_kv_kib=kv_kib_per_token(target, kv_bytes),
+        draft_gib=weights_gib(draft, draft_bytes) if draft else 0.0,
+        draft_kv_kib=kv_kib_per_token(draft, kv_bytes) if draft else 0.0,
         target_kv_heads=max(1, target.kv_heads),
         draft_kv_heads=max(1, draft.kv_heads) if draft else 1,
     )
 
 
 def weights_gib(shape: Shape, bytes_per_parameter: float = 2.0) -> float:
-    """Return the GiB of a model's weights."""
+    """Return the size of a model's weights in GiB."""
     return shape.parameters * bytes_per_parameter / GIB
 
 
 def kv_kib_per_token(shape: Shape, bytes_per_entry: float = 2.0) -> float:
-    """Return the KiB that a model's keys and values of one token take; 0 for heads without attention."""
+    """Return the size of a model's KV cache per token in KiB; 0 for heads without attention."""
     return shape.layers * 2 * shape.kv_heads * shape.head_dim * bytes_per_entry / 1024
 
 
-def kv_room(held: Footprint, machine: Machine) -> tuple[float, int]:
-    """Return the GiB left for the KV cache over all GPUs, and how many tokens it holds."""
+def kv_room(memory: Footprint, machine: Machine) -> tuple[float, int]:
+    """Return the GiB for the KV cache over all GPUs, and the tokens that it holds."""
     parallel = machine.tensor_parallel
-    room_gib = machine.usable_gib - held.weights_gib / parallel
-    kib = held.target_kv_kib / min(parallel, held.target_kv_heads)
-    kib += held.draft_kv_kib / min(parallel, held.draft_kv_heads)
+    room_gib = machine.usable_gib - memory.weights_gib / parallel
+    kib = memory.target_kv_kib / min(parallel, memory.target_kv_heads)
+    kib += memory.draft_kv_kib / min(parallel, memory.draft_kv_heads)
     blocks = int(max(0.0, room_gib) * KIB_PER_GIB / kib) // _BLOCK_TOKENS
     return room_gib * parallel, blocks * _BLOCK_TOKENS
 
 
 def fit(
-    held: Footprint, machine: Machine, *, max_model_len: int = 1, most_draft_share: float = MOST_DRAFT_SHARE
+    memory: Footprint, machine: Machine, *, max_model_len: int = 1, max_draft_share: float = MAX_DRAFT_SHARE
 ) -> Fit:
-    """Judge whether a replica fits: its weights, one request of the longest context, and its draft within its share.
+    """Return whether a replica's weights and a request of the longest context fit, with a draft of acceptable size.
 
     Parameters
     ----------
     max_model_len
-        Tokens of the longest request; vLLM does not start where the KV cache holds fewer.
-    most_draft_share
-        Share of the memory that the draft's weights may take.
+        Tokens of the longest request; vLLM does not start if the KV cache holds fewer.
+    max_draft_share
+        Largest share of the memory for the draft's weights.
+
+    Examples
+    --------
+    >>> from backends.memory.catalogue import gpu, target
+    >>> fit(footprint(target("llama-3-70b")), Machine(gpu("h100"))).reason
+    '131.42 GiB of weights do not fit on 1x H100 80GB HBM3: 62.7 GiB short; 2 of them would be enough'
     """
-    room_gib, tokens = kv_room(held, machine)
-    without, plain_tokens = kv_room(Footprint(held.target_gib, held.target_kv_kib, 0, 0, held.target_kv_heads), machine)
-    share = held.draft_gib / (machine.gpu.memory_gib * machine.tensor_parallel)
-    lost = 1 - tokens / plain_tokens if plain_tokens else 0.0
+    room_gib, tokens = kv_room(memory, machine)
+    target_alone = Footprint(memory.target_gib, memory.target_kv_kib, target_kv_heads=memory.target_kv_heads)
+    target_room_gib, target_tokens = kv_room(target_alone, machine)
+    share = memory.draft_gib / (machine.gpu.memory_gib * machine.tensor_parallel)
+    lost = 1 - tokens / target_tokens if target_tokens else 0.0
     fits, reason = False, ""
     if room_gib <= 0:
-        reason = f"{_weights(held)} do not fit on {machine.title}: {-room_gib:.1f} GiB short"
-        if without > 0:
-            reason += ", though the target alone would fit"
-        elif needed := _gpus_needed(held, machine):
-            reason += f"; {needed} of them would do"
+        reason = f"{_weights(memory)} do not fit on {machine.title}: {-room_gib:.1f} GiB short"
+        if target_room_gib > 0:
+            reason += "; the target alone would fit"
+        elif needed := _gpus_needed(memory, machine):
+            reason += f"; {needed} of them would be enough"
     elif tokens < max_model_len:
         reason = (
-            f"the {room_gib:.1f} GiB that {_weights(held)} leave on {machine.title} hold {tokens:,} tokens, less than "
-            f"one request of {max_model_len:,}; --max-model-len {tokens} would start"
+            f"{_weights(memory)} leave {room_gib:.1f} GiB on {machine.title}; that holds {tokens:,} tokens, less than "
+            f"one request of {max_model_len:,}; it would start with --max-model-len {tokens}"
         )
-    elif share > most_draft_share:
+    elif share > max_draft_share:
         reason = (
-            f"the draft's {held.draft_gib:.2f} GiB are {share:.0%} of {machine.title}; over {most_draft_share:.0%} a "
-            "draft costs more context than it is worth"
+            f"the draft's {memory.draft_gib:.2f} GiB are {share:.0%} of {machine.title}; above {max_draft_share:.0%} a "
+            "draft costs more context than it gains"
         )
     else:
         fits = True
-        reason = f"{_weights(held)}; {room_gib:.1f} GiB for {tokens:,} tokens of context on {machine.title}"
-        if held.draft_gib or held.draft_kv_kib:
+        reason = f"{_weights(memory)}; {room_gib:.1f} GiB for {tokens:,} tokens of context on {machine.title}"
+        if memory.draft_gib or memory.draft_kv_kib:
             reason += f", {lost:.0%} fewer than without the draft"
     return Fit(fits, reason, room_gib, tokens, share, lost)
 
 
-def _weights(held: Footprint) -> str:
-    text = f"{held.weights_gib:.2f} GiB of weights"
-    return text + (f" ({held.draft_gib:.2f} of the draft)" if held.draft_gib else "")
+def _weights(memory: Footprint) -> str:
+    text = f"{memory.weights_gib:.2f} GiB of weights"
+    return text + (f" ({memory.draft_gib:.2f} of the draft)" if memory.draft_gib else "")
 
 
-def _gpus_needed(held: Footprint, machine: Machine) -> int:
-    """Return the smallest power of two of GPUs that holds the weights; 0 if none up to 64 does."""
+def _gpus_needed(memory: Footprint, machine: Machine) -> int:
+    """Return the number of GPUs, a power of two, that hold the weights; 0 if more than 64 are needed."""
     if machine.usable_gib <= 0:
         return 0
-    needed = 2 ** math.ceil(math.log2(held.weights_gib / machine.usable_gib + 1e-9))
+    needed = 2 ** math.ceil(math.log2(memory.weights_gib / machine.usable_gib + 1e-9))
     return needed if needed <= 64 else 0
 
 
 def _bytes(dtype: str) -> float:
     if dtype not in BYTES:
-        raise ValueError(f"no such dtype: {dtype!r}; known are {', '.join(BYTES)}")
+        raise ValueError(f"no such dtype: {dtype!r}; known: {', '.join(BYTES)}")
     return BYTES[dtype]

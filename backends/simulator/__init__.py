@@ -1,1 +1,1 @@
-"""A vLLM that needs no GPU: one engine for HTTP in real time and for replay in virtual time."""
+"""A simulator of vLLM that needs no GPU: one engine, behind HTTP in real time or replaying traces in virtual time."""

@@ -1,9 +1,9 @@
-"""`python -m backends.simulator [FILE]`: host the replicas that a JSON document describes, in one process.
+"""`python -m backends.simulator [FILE]`: host the replicas described by a JSON document, in one process.
 
-The document is read from FILE, or from stdin without one.
+The document is read from FILE, or from stdin if there is no FILE.
 
-When all of them listen, one line of JSON on stdout says where: `{"ready": [{"name": ..., "url": ...}]}`. A wrong
-document: exit 2, what is wrong on stderr. A port that is taken: exit 1. SIGTERM or SIGINT: exit 0.
+Once all replicas listen, one line of JSON on stdout gives their addresses: `{"ready": [{"name": ..., "url": ...}]}`.
+Exit status: 2 if the document is invalid (the errors are on stderr), 1 if a port is taken, 0 after SIGTERM or SIGINT.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from backends.simulator.server.settings import SimulatorSettings
 from backends.simulator.text import model as text
 from backends.speculation import Method
 
-_GARBAGE_THRESHOLD = 20_000  # objects; hardly any are garbage that counting references does not find
-_SWITCH_INTERVAL_S = 0.0005  # the loop's thread must not wait long for those that read prompts
+_GARBAGE_THRESHOLD = 20_000  # objects; reference counting frees nearly all garbage, so collections can be rare
+_SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from the threads that compose answers
 
 
 async def serve(settings: SimulatorSettings) -> None:
@@ -36,7 +36,7 @@ async def serve(settings: SimulatorSettings) -> None:
     Raises
     ------
     OSError
-        If a replica cannot listen where it is told to; nothing is left running then.
+        If a replica cannot listen on its address; the other replicas are stopped.
     """
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -45,8 +45,8 @@ async def serve(settings: SimulatorSettings) -> None:
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
     shared = ThreadPoolExecutor(1, "requests")
     executors = [
-        # Until its rules are compiled, suffix decoding takes tens of milliseconds a request: those of other replicas
-        # are not to queue behind it.
+        # Until its rules are compiled, suffix decoding takes tens of milliseconds per request; requests of other
+        # replicas must not queue behind it.
         ThreadPoolExecutor(1, each.name) if each.method is Method.SUFFIX else shared
         for each in settings.replicas
     ]
@@ -61,7 +61,7 @@ async def serve(settings: SimulatorSettings) -> None:
         ready = [{"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas]
         sys.stdout.write(json.dumps({"ready": ready}) + "\n")
         sys.stdout.flush()
-        # What is there now stays: not to be gone through each time garbage is looked for, which holds up the streams.
+        # Exclude the long-lived objects from garbage collection, whose pauses would delay the streams.
         gc.freeze()
         gc.set_threshold(_GARBAGE_THRESHOLD)
         await stopping.wait()
@@ -76,12 +76,12 @@ async def serve(settings: SimulatorSettings) -> None:
 
 
 async def _compile_suffix() -> None:
-    """Change to the compiled rules of suffix decoding as soon as they are there.
+    """Switch to the compiled rules of suffix decoding as soon as they are available.
 
-    Compiling them, once for an installation, is left to another process: here it would hold up the streams.
+    They are compiled once per installation, in another process: compiling here would delay the streams.
     """
     if not suffix_jit.can_compile():
-        sys.stderr.write("simulator: without numba suffix drafting is slow: pip install 'speculation-gateway[lab]'\n")
+        sys.stderr.write("simulator: suffix drafting is slow without numba: pip install 'speculation-gateway[lab]'\n")
         return
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", suffix_jit.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
@@ -93,7 +93,7 @@ async def _compile_suffix() -> None:
         await process.wait()
         raise
     if failed:
-        sys.stderr.write("simulator: suffix decoding could not be compiled and stays slow\n")
+        sys.stderr.write("simulator: could not compile suffix drafting; it stays slow\n")
     else:
         threading.Thread(target=suffix_jit.load, name="compiled", daemon=True).start()
 

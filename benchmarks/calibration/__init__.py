@@ -1,1 +1,1 @@
-"""The simulator held against what real engines were measured to do: `python -m benchmarks.calibration FACTS DATA`."""
+"""Comparison of the simulator with published and recorded figures: `python -m benchmarks.calibration FACTS DATA`."""

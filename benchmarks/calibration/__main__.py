@@ -1,4 +1,7 @@
-"""Compare, or fit a setup's step times: `python -m benchmarks.calibration FACTS DATA [--write DOCS] [--fit NAME]`."""
+"""Compare the simulator with measurements, or fit step times.
+
+`python -m benchmarks.calibration FACTS DATA [--write DOCS] [--fit NAME]`.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ _PLOT = "calibration.png"
 
 
 def main() -> None:
-    """Read the arguments, and print or write the report."""
+    """Print or write the report, or print fitted step times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("facts", type=Path, help="directory of the published figures")
     parser.add_argument("data", type=Path, help="directory of the measured data")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="write calibration.md and its plot there")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="write every row as CSV")
-    parser.add_argument("--fit", metavar="NAME", help="print the step times that the fitting part gives a setup")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help="directory to write calibration.md and its plot to")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="file to write every row to, as CSV")
+    parser.add_argument("--fit", metavar="NAME", help="print the step times of a setup, fitted on the fitting part")
     arguments = parser.parse_args()
     collected = collect(arguments.facts, arguments.data)
     texts = Texts(arguments.data)
@@ -35,7 +38,7 @@ def main() -> None:
     if arguments.rows:
         arguments.rows.write_text(as_csv(report), encoding="utf-8")
     if arguments.write:
-        from benchmarks.calibration.plot import plot  # needs matplotlib, which the rest does not
+        from benchmarks.calibration.plot import plot  # the only module that needs matplotlib
 
         page = document(report, collected.figures, collected.left_out, _CLOSING.read_text(encoding="utf-8"), _PLOT)
         (arguments.write / "calibration.md").write_text(page, encoding="utf-8")

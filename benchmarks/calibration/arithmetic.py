@@ -1,4 +1,4 @@
-"""Errors of simulated figures, by row and over all of them."""
+"""Errors of simulated figures, by row and in total."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured quantity of one run beside the simulated one.
+    """One measured quantity of one run, and its simulated value.
 
     Parameters
     ----------
     label
-        The method, with k.
+        Method, with k.
     given
         Whether acceptance was taken from the run itself.
     """
@@ -40,17 +40,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How well speedups over the baseline are met.
+    """Accuracy of the simulated speedups over the baseline.
 
     Parameters
     ----------
     rows, median_error, within_20
-        Speedups; the median of their absolute errors; the share within 20%.
+        Number of speedups; median of their absolute errors; share within 20%.
     groups
-        Those in which two or more runs (the baseline is one) were compared.
+        Number of groups in which at least two runs (including the baseline) were compared.
     winners, nearly, methods
-        Of them, those in which the run simulated to be fastest is the fastest one; is as fast within `tie`; is of the
-        same method, whatever its k.
+        Number of groups in which the run that is fastest in the simulation is the fastest as measured; is as fast
+        within `tie`; has the same method as the fastest, with any k.
     """
 
     rows: int
@@ -63,24 +63,24 @@ class Summary:
 
 
 def rows_of(cases: Sequence[Case], simulated: Mapping[int, dict[str, float] | None], part: Part) -> list[Row]:
-    """Return the rows of one group: what was measured of each case, and its speedup over the baseline.
+    """Return the rows of one group: the measured quantities of each case, and its speedup over the baseline.
 
     Parameters
     ----------
     cases
-        Of one group, the baseline among them where the source has one.
+        Cases of one group, including the baseline if the source has one.
     simulated
-        Quantities as simulated by the case's `id`, None where it cannot be played.
+        Simulated quantities by the case's `id`; None if the case cannot be played.
 
     Raises
     ------
     ValueError
-        If the cases are not of one group, or more than one is its baseline.
+        If the cases are of several groups, or more than one is a baseline.
     """
     group = cases[0].group
     baselines = [case for case in cases if case.is_baseline]
     if any(case.group != group for case in cases) or len(baselines) > 1:
-        raise ValueError(f"{group}: one group with one baseline is wanted")
+        raise ValueError(f"{group}: expected one group with at most one baseline")
     rows: list[Row] = []
     plain = simulated[id(baselines[0])] if baselines else None
     for case in cases:
@@ -112,8 +112,8 @@ def summarize(rows: Iterable[Row], tie: float = 0.05) -> Summary:
     Parameters
     ----------
     tie
-        Relative difference of measured speedups that says nothing: ratios between runs of different sweeps are good
-        to about 5%, say those who repeated theirs (Apertus).
+        Relative difference of measured speedups that counts as a tie. Ratios between runs of different sweeps are
+        accurate to about 5%, according to the source that repeated its runs (Apertus).
     """
     speedups = sorted((row for row in rows if row.quantity == "speedup"), key=lambda row: row.group)
     errors = [abs(row.error) for row in speedups]
@@ -124,15 +124,15 @@ def summarize(rows: Iterable[Row], tie: float = 0.05) -> Summary:
         median_error=median(errors) if errors else float("nan"),
         within_20=sum(error <= 0.2 for error in errors) / len(errors) if errors else float("nan"),
         groups=len(groups),
-        winners=sum(made.lost == 0 for made in choices),
-        nearly=sum(made.lost <= tie for made in choices),
-        methods=sum(method_of(made.chosen) == method_of(made.best) for made in choices),
+        winners=sum(each.lost == 0 for each in choices),
+        nearly=sum(each.lost <= tie for each in choices),
+        methods=sum(method_of(each.chosen) == method_of(each.best) for each in choices),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the simulation would make one choose, the best there was, and the share of its speed that this loses."""
+    """The run chosen by the simulation, the best run, and the share of its speed that the choice loses."""
 
     chosen: str
     best: str
@@ -140,7 +140,7 @@ class Choice:
 
 
 def choice(speedups: Sequence[Row]) -> Choice:
-    """Return what the simulated speedups of a group would make one choose; the baseline is a choice too."""
+    """Return the choice according to the simulated speedups of a group; the baseline can be chosen too."""
     measured = {row.label: row.measured for row in speedups} | {BASELINE: 1.0}
     simulated = {row.label: row.simulated for row in speedups} | {BASELINE: 1.0}
     chosen = max(simulated, key=lambda label: simulated[label])
@@ -149,5 +149,5 @@ def choice(speedups: Sequence[Row]) -> Choice:
 
 
 def method_of(label: str) -> str:
-    """Return the method that a run's label names."""
+    """Return the method in a run's label."""
     return label.partition(" ")[0]

@@ -1,4 +1,4 @@
-"""What was measured, and how it is set up again: cases, the groups they are compared in, and the parts of the data."""
+"""Measured cases and how to reproduce them, the groups in which they are compared, and the parts of the data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Part = Literal["fit", "report"]
 
 
 class Group(NamedTuple):
-    """Runs that differ in the method alone. One of them, the baseline, is what the others are compared with."""
+    """Runs that differ only in the method; the others are compared with the baseline among them."""
 
     setup: str
-    """The calibration, or `sglang/MODEL`; see `setups`."""
+    """Calibration, or `sglang/MODEL`; see `setups`."""
     source: str
     workload: str
     load: str
@@ -24,7 +24,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Clients that each send their next request when the last has ended."""
+    """A closed loop: clients that send their next request when the last has ended."""
 
     concurrency: int
     requests: int
@@ -40,18 +40,18 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is asked and answered.
+    """The prompts and answers of a case.
 
     Parameters
     ----------
     kind
         Kind of text, one of `backends.calibration.calibration.Kind`.
     prompt_tokens, output_tokens
-        Mean lengths, for scripts without a text; the spread around them is the log's standard deviation.
+        Mean lengths, for scripts without a text; `spread` is the standard deviation of their logarithms.
     texts
-        Name of a collection of real texts (see `texts`), for the methods that draft from the text.
+        Name of a collection of real texts (see `texts`), for methods that draft from the text.
     shared
-        Share of the prompt that all requests have in common.
+        Share of the prompt that is common to all requests.
     """
 
     kind: str
@@ -71,9 +71,9 @@ class Given:
     share
         Share of a request's steps that verify a draft.
     survival
-        Of those, the share in which the draft's token 1, 2, ... was accepted; falling.
+        Share of these steps that accepted the draft's token 1, 2, ...; non-increasing.
     drafted
-        Mean tokens of a draft.
+        Mean number of tokens in a draft.
     """
 
     share: float
@@ -82,7 +82,7 @@ class Given:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step emits."""
+        """Mean tokens emitted per step."""
         return 1 + self.share * sum(self.survival)
 
 
@@ -93,15 +93,15 @@ class Case:
     Parameters
     ----------
     label
-        The method as the source names it, with k.
+        Method as the source names it, with k.
     measured
-        By quantity; see `play.Figures` for their names. `speedup` where the source gives no more.
+        Values by quantity; see `play.Played` for the names. `speedup` if the source gives no more.
     speed
-        The quantity that speedups are computed from.
+        Quantity from which speedups are computed.
     inverse
-        Whether less of it is faster.
+        Whether a lower value of it is faster.
     given
-        Acceptance as measured; None where none was published.
+        Measured acceptance; None if it was not published.
     """
 
     group: Group
@@ -119,13 +119,13 @@ class Case:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others of its group are compared with it."""
+        """Whether the other runs of its group are compared with it."""
         return self.method is Method.BASELINE
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Something measured that takes no run to compute: the calibration says it, or a formula does."""
+    """A measured figure that needs no run: it follows from the calibration or from a formula."""
 
     source: str
     what: str
@@ -136,7 +136,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Rows that are not set up, and why."""
+    """Rows that are not reproduced, and the reason."""
 
     source: str
     what: str
@@ -146,7 +146,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Collected:
-    """All that a source holds."""
+    """The contents of a source."""
 
     cases: list[Case] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -160,18 +160,18 @@ class Collected:
 
 
 def parts(groups: Iterable[Group]) -> dict[Group, Part]:
-    """Return which part each group belongs to.
+    """Return the part that each group belongs to.
 
-    The groups of a setup go alternately to the part that parameters may be fitted on and to the part that is only
-    reported. They are ordered by source, workload and load (numbers by value), those whose load is not stated last:
-    little can be fitted on them. So each setup has something to be fitted on; one with a single group has nothing to
-    report.
+    The groups of a setup alternate between the part on which parameters may be fitted and the part that is only
+    reported. They are ordered by source, workload and load (numbers by value); those without a stated load come last,
+    because little can be fitted on them. Each setup thus has something to be fitted on; a setup with a single group has
+    nothing to report.
     """
-    found: dict[Group, Part] = {}
+    part_of: dict[Group, Part] = {}
     for _, of_setup in groupby(sorted(set(groups), key=_order), key=lambda group: group.setup):
         for index, group in enumerate(of_setup):
-            found[group] = "report" if index % 2 else "fit"
-    return found
+            part_of[group] = "report" if index % 2 else "fit"
+    return part_of
 
 
 def _order(group: Group) -> tuple[str, str, bool, str, float, str]:
@@ -181,12 +181,12 @@ def _order(group: Group) -> tuple[str, str, bool, str, float, str]:
 
 
 def geometric_survival(accepted: float, k: int) -> tuple[float, ...]:
-    """Return survival a, a^2, ..., a^k that sums to `accepted`: one rate for every position, found by bisection.
+    """Return the survival a, a^2, ..., a^k that sums to `accepted`; the rate a is found by bisection.
 
     Raises
     ------
     ValueError
-        If more are accepted than drafted.
+        If `accepted` is negative or greater than `k`.
     """
     if not 0 <= accepted <= k:
         raise ValueError(f"{accepted:.3f} accepted of {k} drafted")

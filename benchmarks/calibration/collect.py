@@ -1,4 +1,4 @@
-"""All sources together."""
+"""Reading of all sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.calibration.cases import Collected
 
 
 def collect(facts_folder: Path, data: Path) -> Collected:
-    """Read the published figures and the measured data.
+    """Return the published figures and the measured data.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from benchmarks.calibration.cases import Case, Closed, Collected, Figure, Given,
 from benchmarks.calibration.cases import geometric_survival as geometric
 
 LAB, GUIDE, BLOG, ILLUSION = "vllm-0.19-lab", "vllm-0.12-guide", "vllm-blog-2024", "sd-illusion"
-DEFAULT_TEMPERATURE = 0.6  # of Llama-3.1's generation_config, which vLLM serves with unless told otherwise
+DEFAULT_TEMPERATURE = 0.6  # in Llama-3.1's generation_config, vLLM's default
 
 SETUPS = {
     (LAB, "1xH200", "llama-3.1-8b-instruct"): "llama-3.1-8b-h200-lab019",
@@ -26,8 +26,8 @@ SETUPS = {
 }
 
 RANDOM_BATCH = 8
-"""Requests at a time in the lab's offline runs, which do not say: 8 is what 1,086 tokens/s are on the H100 at its own
-6.7 ms a step."""
+"""Concurrent requests in the lab's offline runs, which is not published: 8 gives 1,086 tokens/s on the H100 with its
+own 6.7 ms per step."""
 
 RANDOM_TOKENS_PER_STEP = {
     ("8b", Method.DRAFT_MODEL): 1.68,
@@ -35,22 +35,22 @@ RANDOM_TOKENS_PER_STEP = {
     ("70b", Method.DRAFT_MODEL): 1.80,
     ("70b", Method.NGRAM): 1.19,
 }
-"""Acceptance on random prompts was not published: one number for each target and method, such that the fitting part's
-rows (H200) come out; those on H100 are reported with it."""
+"""Acceptance on random prompts, which was not published: one number per target and method, chosen to match the fitting
+part's rows (H200); the rows on H100 are reported with it."""
 
 ACCEPTED_PER_DRAFT = 2.4
-"""Of a prompt lookup that finds something, k=5: 48.62% of its drafts (the lab, ShareGPT). It turns tokens per step
-into the share of steps that draft, where only the former was published."""
+"""Accepted tokens per successful prompt lookup, k=5: 48.62% of its drafts (the lab, ShareGPT). It converts tokens per
+step into the share of steps that draft, where only the former was published."""
 
 SWE = Work("code", prompt_tokens=1500, output_tokens=300, texts="instructcoder")
-"""SWE-bench-lite: lengths not published, and no texts of it at hand; our estimate, and another code-editing set."""
+"""SWE-bench-lite: neither lengths nor texts are available; estimated lengths, and another code-editing set."""
 
 EAGLE_BY_BATCH = {1: 1.73, 128: 1.21}
 """arXiv 2601.11580: EAGLE's speedup on Llama-3.1-8B, H100, by batch size."""
 
 
 def read(facts: Path) -> Collected:
-    """Read the directory of published figures."""
+    """Return the contents of the directory of published figures."""
     collected = Collected()
     for source in (online, _offline, _generated_length, _by_batch, _temperature, _memory):
         collected += source(facts)
@@ -58,13 +58,13 @@ def read(facts: Path) -> Collected:
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table by the names of its columns."""
+    """Yield the rows of a table by column name."""
     with path.open(encoding="utf-8", newline="") as table:
         yield from csv.DictReader(table)
 
 
 def method_of(name: str) -> Method:
-    """Return the method that a source calls `name`, perhaps with a draft or a setting in brackets."""
+    """Return the method that a source calls `name`, possibly followed by a draft or a setting in parentheses."""
     return Method(name.partition("(")[0])
 
 
@@ -78,19 +78,19 @@ def config_of(method: Method, k: int, lookup: tuple[int, int] = (2, 4)) -> dict[
 
 
 def drafting_given(method: Method, k: int, tokens_per_step: float) -> Given:
-    """Return the acceptance that emits `tokens_per_step`, where nothing more is known of it."""
+    """Return the acceptance that emits `tokens_per_step`, where nothing else is known about it."""
     accepted = max(0.0, tokens_per_step - 1)
     if method is Method.NGRAM:
         per_draft = min(ACCEPTED_PER_DRAFT, 0.8 * k)
         return Given(min(1.0, accepted / per_draft), geometric(max(per_draft, accepted), k), k)
-    if method is Method.SUFFIX:  # drafts nearly always; 83 to 99% of the steps in the metrics of vLLM 0.12
+    if method is Method.SUFFIX:  # drafts in 83% to 99% of the steps in the metrics of vLLM 0.12
         share = 0.9
         return Given(share, geometric(accepted / share, 12), 2 * accepted / share)
     return Given(1.0, geometric(accepted, k), k)
 
 
 def online(facts: Path) -> Collected:
-    """Read serving_online.csv: Poisson arrivals, median times."""
+    """Return the cases of serving_online.csv: Poisson arrivals, median times."""
     collected = Collected()
     for row in rows(facts / "serving_online.csv"):
         method, k = method_of(row["method"]), int(row["k"])
@@ -124,8 +124,8 @@ def online(facts: Path) -> Collected:
 
 
 _WHY_NOT_P99 = (
-    "of the four rows that have them: the 99th percentiles are of warm-up and bursts that are not described, tokens/s "
-    "at a fixed rate is the rate times the answers' length, which is an input here"
+    "four rows have these columns: the 99th percentiles come from warm-up and bursts that are not described; tokens/s "
+    "at a fixed rate is the rate times the answer length, which is an input here"
 )
 
 
@@ -167,11 +167,9 @@ def _offline(facts: Path) -> Collected:
                 given=given,
             )
         )
-    reason = (
-        "of the runs on random prompts: how many ran at a time is not stated, so that only their ratios are compared"
-    )
+    reason = "runs on random prompts: the concurrency is not stated, so only ratios are compared"
     collected.left_out.append(LeftOut("throughput_offline.csv", "column output_tok_s", 12, reason))
-    reason = "vLLM 0.6 (another engine); neither k nor the drafts' acceptance nor the high rate is stated"
+    reason = "vLLM 0.6 (a different engine); k, acceptance and the high rate are not stated"
     collected.left_out.append(LeftOut("throughput_offline.csv", BLOG, blog, reason))
     return collected
 
@@ -185,7 +183,7 @@ def _generated_length(facts: Path) -> Collected:
         method = Method(row["method"])
         thinking = row["dataset"] not in kinds
         if thinking and method is Method.NGRAM:
-            reason = "no answers of a reasoning model to look n-grams up in"
+            reason = "no answers of a reasoning model were available for n-gram lookup"
             collected.left_out.append(LeftOut("generated_length_by_dataset.csv", f"{row['dataset']} ngram", 1, reason))
             continue
         work = Work("reasoning", 200, 4000) if thinking else Work(kinds[row["dataset"]], texts=row["dataset"])
@@ -253,6 +251,8 @@ def _memory(facts: Path) -> Collected:
             Figure("memory.csv", what, "KV, KiB a token", float(row["kv_kib_per_token"]), per_token),
         ]
     shapes = sum(1 for _ in rows(facts / "model_specs.csv"))
-    reason = "shapes, from which memory.csv follows (2 bytes a parameter; layers x 2 x heads x dimension x 2 bytes)"
+    reason = (
+        "model shapes, from which memory.csv follows (2 bytes a parameter; layers x 2 x heads x dimension x 2 bytes)"
+    )
     collected.left_out.append(LeftOut("model_specs.csv", "all", shapes, reason))
     return collected

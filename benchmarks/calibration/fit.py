@@ -1,7 +1,7 @@
-"""Fit a setup's step times to the fitting part of what was measured; what is printed is looked at and kept by hand.
+"""Fit of a setup's step times to the fitting part of the measurements; the printed result is reviewed and kept by hand.
 
-In a closed loop the order of steps does not depend on how long they take, so a run's time is linear in the parameters
-of `StepTime` and `Drafting`: one run gives the sums they are multiplied by, and Gauss-Newton does the rest.
+In a closed loop the order of steps does not depend on their durations, so a run's time is linear in the parameters of
+`StepTime` and `Drafting`: one run gives their coefficients, and Gauss-Newton iterations do the rest.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ DRAFT = ("base_s", "per_pass_s", "per_request_s")
 """Parameters in the order of `play.FEATURES`."""
 
 Name = tuple[Method | None, str]
-"""A parameter: of a method's drafting, or (None) of the target's step."""
+"""A parameter: of a method's drafting, or with None of the target's step."""
 
 OUTER, INNER = 3, 60
-HUBER = 0.10  # relative error beyond which a row counts by its distance, not by its square
-PRIOR = 0.05  # weight of staying near the values begun with, in rows
+HUBER = 0.10  # relative error beyond which a row counts linearly instead of quadratically
+PRIOR = 0.05  # weight of staying near the initial values, in rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A time that follows from the parameters: constant + sums @ values."""
+    """A time as a function of the parameters: constant + sums @ values."""
 
     constant: float
     sums: Floats
@@ -44,7 +44,7 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """log(time / over) is what was measured; `over` is another time, for speedups."""
+    """A measured log(time / over); `over` is another time, for speedups."""
 
     time: _Timed
     over: _Timed | None
@@ -65,16 +65,16 @@ def fit(
     free: Sequence[Name],
     play: Callable[[Case, Calibration], Played],
 ) -> Calibration:
-    """Return the calibration with the `free` parameters fitted to what was measured of `cases`.
+    """Return the calibration with the `free` parameters fitted to the measurements of `cases`.
 
     Parameters
     ----------
     cases
-        Of the fitting part, baselines among them.
+        Cases of the fitting part, including baselines.
     free
-        What may change; none of it may be 0 to begin with.
+        Parameters to fit; their initial values must be positive.
     play
-        Plays a case.
+        Function that plays a case.
     """
     for _ in range(OUTER):
         played = {id(case): play(case, calibration) for case in cases}
@@ -103,26 +103,26 @@ def _observations(
     calibration: Calibration, cases: Sequence[Case], free: Sequence[Name], played: dict[int, Played]
 ) -> list[_Observation]:
     plain = {case.group: case for case in cases if case.is_baseline}
-    found = []
+    observations = []
     for case in cases:
-        whole, decode = (_timed(calibration, case, free, played[id(case)], decoding=flag) for flag in (False, True))
+        total, decode = (_timed(calibration, case, free, played[id(case)], decoding=flag) for flag in (False, True))
         figures = played[id(case)].figures
         for quantity, measured in case.measured.items():
             if quantity == "output_tok_s":
-                # tokens / time: what was simulated tells how many tokens there are.
-                tokens = figures[quantity] * whole.seconds(_values(calibration, free))
-                found.append(_Observation(whole, None, float(np.log(tokens / measured))))
+                # Tokens / time: the simulation gives the number of tokens.
+                tokens = figures[quantity] * total.seconds(_values(calibration, free))
+                observations.append(_Observation(total, None, float(np.log(tokens / measured))))
             elif quantity in ("tok_s_per_request", "step_ms", "itl_median_ms", "tpot_median_ms"):
                 ratio = (
                     figures[quantity] / measured if quantity == "tok_s_per_request" else measured / figures[quantity]
                 )
                 seconds = decode.seconds(_values(calibration, free))
-                found.append(_Observation(decode, None, float(np.log(seconds * ratio))))
+                observations.append(_Observation(decode, None, float(np.log(seconds * ratio))))
             elif quantity == "speedup":
                 base = plain[case.group]
                 other = _timed(calibration, base, free, played[id(base)], decoding=False)
-                found.append(_Observation(whole, other, float(-np.log(measured))))
-    return found
+                observations.append(_Observation(total, other, float(-np.log(measured))))
+    return observations
 
 
 def _timed(calibration: Calibration, case: Case, free: Sequence[Name], played: Played, *, decoding: bool) -> _Timed:
@@ -161,7 +161,7 @@ def _changed(calibration: Calibration, values: dict[Name, float]) -> Calibration
 
 
 def as_yaml(calibration: Calibration, free: Sequence[Name]) -> str:
-    """Return the fitted parameters as they are written in a calibration."""
+    """Return the fitted parameters in the format of a calibration file."""
     lines = []
     for group in dict.fromkeys(method for method, _ in free):
         lines.append(f"{group or 'step'}:")

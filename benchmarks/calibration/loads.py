@@ -1,7 +1,7 @@
-"""What a calibration makes of each method under load: `python -m benchmarks.calibration.loads DATA [CALIBRATION]`.
+"""Print a calibration's speed under load by method: `python -m benchmarks.calibration.loads DATA [CALIBRATION]`.
 
-Prompts and answers of SpecDecode-Bench, greedy, in a closed loop of four rounds; the chat's answers are cut at the
-length that serving benchmarks have, since single ones of thousands of tokens would leave the engine empty at the end.
+Prompts and answers of SpecDecode-Bench, greedy, in a closed loop of four rounds. The chat answers are cut at the length
+that serving benchmarks use, because single answers of thousands of tokens would leave the engine empty at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Play a case in virtual time and read off it what was measured, and what its time is made of."""
+"""Simulation of a case in virtual time: the quantities that were measured, and the components of its time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.calibration.cases import Case, Closed
 Floats = npt.NDArray[np.float64]
 
 FEATURES = ("base", "below", "above", "context", "speculation", "draft_base", "draft_pass", "draft_request")
-"""What the parameters of a step's time are multiplied by; see `features`."""
+"""Coefficients of the parameters of a step's time; see `features`."""
 
 
-class WatchedEngine(Engine):
-    """An engine that keeps the steps it has made."""
+class RecordingEngine(Engine):
+    """An engine that records its steps."""
 
     def __init__(self, parameters: EngineParameters) -> None:
         super().__init__(parameters)
         self.steps: list[Step] = []
 
     def step(self, now_s: float) -> Step | None:
-        """Run one iteration and keep it."""
+        """Run one iteration and record it."""
         step = super().step(now_s)
         if step is not None:
             self.steps.append(step)
@@ -37,21 +37,21 @@ class WatchedEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a case.
+    """The result of a simulated case.
 
     Parameters
     ----------
     figures
-        By quantity: `output_tok_s` over the whole run, `tok_s_per_request` while decoding, `ttft_median_ms`,
+        Values by quantity: `output_tok_s` over the whole run, `tok_s_per_request` while decoding, `ttft_median_ms`,
         `itl_median_ms` (between a request's chunks), `tpot_mean_ms`, `step_ms` (mean time between chunks),
-        `tokens_per_step`; `emitted_at_positions`, the mean over requests of what steps emit that start at each of
-        their positions (not those alone that are taken: a long copy counts many times).
+        `tokens_per_step`; `emitted_at_positions`, the mean over requests of the tokens emitted by a step starting at
+        each output position (not only at those where a step does start, so that a long copy counts many times).
     features
-        Shape (8,): the run's total of each of `FEATURES`.
+        Totals of `FEATURES` over the run, shape (8,).
     decode_features
-        Shape (8,): the same, each step counted once for every request that gets a later chunk from it.
+        The same, with each step counted once per request that gets a later chunk from it, shape (8,).
     busy_s, decode_s
-        The seconds that go with them.
+        The corresponding seconds.
     """
 
     figures: dict[str, float]
@@ -62,9 +62,9 @@ class Played:
 
 
 def play(case: Case, calibration: Calibration, requests: list[Script]) -> Played:
-    """Play a case with the step times of a calibration."""
+    """Return the result of a case with the step times of a calibration."""
     parameters = EngineParameters.of(calibration, case.method, dict(case.config), **case.limits)
-    engine = WatchedEngine(parameters)
+    engine = RecordingEngine(parameters)
     if isinstance(case.load, Closed):
         timeline = run_closed_loop(engine, requests, case.load.concurrency)
     else:
@@ -84,23 +84,23 @@ def play(case: Case, calibration: Calibration, requests: list[Script]) -> Played
 
 
 def features(step: Step, parameters: EngineParameters) -> list[float]:
-    """Return what the parameters of `StepTime` and `Drafting` are multiplied by in a step, in the order of `FEATURES`.
+    """Return the coefficients of the parameters of `StepTime` and `Drafting` in a step, in the order of `FEATURES`.
 
-    Left out are what is not fitted: the overhead (as `base`), `verify_share`, the draft's context.
+    Parameters that are not fitted are left out: the overhead (part of `base`), `verify_share`, the draft's context.
     """
     below = min(step.batch_tokens, parameters.step.knee_tokens)
     drafts = float(parameters.k > 0 and bool(step.drafted.any()))
-    speaking = len(step.request_ids) if step.k else 0
-    passes = (1 if parameters.drafting.parallel else step.k) * (speaking > 0)
+    emitting = len(step.request_ids) if step.k else 0
+    passes = (1 if parameters.drafting.parallel else step.k) * (emitting > 0)
     return [
         1.0,
         below,
         step.batch_tokens - below,
         step.context_tokens,
-        max(drafts, float(speaking > 0)),
-        float(speaking > 0),
+        max(drafts, float(emitting > 0)),
+        float(emitting > 0),
         passes,
-        passes * speaking,
+        passes * emitting,
     ]
 
 

@@ -1,4 +1,4 @@
-"""The plot: simulated speedup over measured, and how far off it is."""
+"""The plot: simulated against measured speedup, and the distribution of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.calibration.arithmetic import Row
 
-# Colours that differ for colour-blind readers too (Okabe and Ito), and marks that differ without them.
+# Colours that colour-blind readers can tell apart (Okabe and Ito), and different marks.
 _STYLE = {
     "apertus": ("#0072B2", "o", "Apertus (GH200)"),
     "vllm012": ("#D55E00", "s", "vLLM 0.12 metrics"),
@@ -26,7 +26,7 @@ _TICKS = (0.2, 0.5, 1, 2, 4)
 
 
 def plot(rows: Sequence[Row], blind: Sequence[Row], path: Path) -> None:
-    """Write the plot of all speedups; the format follows from the file's name."""
+    """Write the plot of all speedups, in the format given by the file name."""
     mpl.rcParams.update({"svg.hashsalt": "calibration", "font.size": 9})
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
     chosen = [row for row in rows if row.quantity == "speedup"]

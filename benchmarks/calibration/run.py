@@ -1,4 +1,4 @@
-"""Play all cases and compare them with what was measured."""
+"""Simulation of all cases, and comparison with the measurements."""
 
 from __future__ import annotations
 
@@ -60,32 +60,33 @@ FREE: dict[str, list[Name]] = {
     "llama-3.1-8b-h100-lab019": [*_LAB019, (Method.EAGLE, "per_pass_s"), (Method.DRAFT_MODEL, "per_pass_s")],
     "llama-3.1-70b-4xh100": [*_LAB019, (Method.DRAFT_MODEL, "per_pass_s")],
 }
-"""What may be fitted of each setup."""
+"""Parameters of each setup that may be fitted."""
 
 SGLANG: list[Name] = [(None, "base_s"), (Method.EAGLE3, "base_s"), (Method.EAGLE3, "per_pass_s")]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All rows, with acceptance as measured in the run where it was, and with the calibration's or the text's own."""
+    """All rows, with the run's own acceptance where it was measured, and blind to it."""
 
     rows: list[Row]
     blind: list[Row]
 
 
 def compare(cases: Sequence[Case], texts: Texts) -> Report:
-    """Play every case twice, if it can be: with its own acceptance and blind to it."""
+    """Simulate every possible case twice: with its own acceptance and blind to it."""
     part = parts(case.group for case in cases)
     ordered = sorted(cases, key=lambda case: (case.group, not case.is_baseline))
     report = Report([], [])
     for group, members in groupby(ordered, key=lambda case: case.group):
-        together = list(members)
-        seen = {id(case): _figures(case, texts, blind=False) for case in together}
-        unseen = {
-            id(case): seen[id(case)] if case.given is None else _figures(case, texts, blind=True) for case in together
+        cases_of_group = list(members)
+        informed = {id(case): _figures(case, texts, blind=False) for case in cases_of_group}
+        unaware = {
+            id(case): informed[id(case)] if case.given is None else _figures(case, texts, blind=True)
+            for case in cases_of_group
         }
-        report.rows.extend(rows_of(together, seen, part[group]))
-        report.blind.extend(rows_of(together, unseen, part[group]))
+        report.rows.extend(rows_of(cases_of_group, informed, part[group]))
+        report.blind.extend(rows_of(cases_of_group, unaware, part[group]))
     return report
 
 
@@ -97,21 +98,21 @@ def _figures(case: Case, texts: Texts, *, blind: bool) -> dict[str, float] | Non
 
 
 def played(case: Case, calibration: Calibration, texts: Texts, *, blind: bool = False) -> Played:
-    """Play one case."""
+    """Return the result of one case."""
     return play(case, calibration, scripts(case, calibration, texts, blind=blind))
 
 
 def fitted(name: str, cases: Sequence[Case], texts: Texts) -> tuple[Calibration, list[Name]]:
-    """Fit a setup to its fitting part; return it with what was fitted.
+    """Return a setup fitted to its fitting part, and the parameters that were fitted.
 
     Raises
     ------
     ValueError
-        If there is nothing to fit of it.
+        If the setup has no parameters to fit.
     """
     free = SGLANG if name.startswith("sglang/") else FREE.get(name)
     if free is None:
-        raise ValueError(f"nothing is fitted of {name!r}; known are {', '.join(FREE)} and sglang/MODEL")
+        raise ValueError(f"{name!r} has no parameters to fit; the setups that do: {', '.join(FREE)} and sglang/MODEL")
     part = parts(case.group for case in cases)
     chosen = [case for case in cases if case.group.setup == name and part[case.group] == "fit"]
     calibration = setup(name)

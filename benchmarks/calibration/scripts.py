@@ -1,4 +1,4 @@
-"""Requests to play: from real texts where a method drafts from them, otherwise from lengths and acceptance."""
+"""Scripts of the requests to play: from real texts if a method drafts from them, else from lengths and acceptance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FROM_TEXT = (Method.NGRAM, Method.SUFFIX)
 
 
 def can_be_played(case: Case, calibration: Calibration, *, blind: bool) -> bool:
-    """Return whether there is acceptance for a case; `blind` to what was measured in its run, or not."""
+    """Return whether acceptance for a case is known, `blind` to its run's own or not."""
     if case.is_baseline or (case.given is not None and not blind):
         return True
     if case.method in FROM_TEXT:
@@ -35,7 +35,7 @@ def scripts(case: Case, calibration: Calibration, texts: Texts, *, blind: bool) 
     Parameters
     ----------
     blind
-        Whether to draw acceptance from the calibration or the text even where the run's own was measured.
+        Whether to take acceptance from the calibration or the text even if the run's own was measured.
     """
     rng = np.random.default_rng(11)
     given = None if blind else case.given
@@ -43,7 +43,7 @@ def scripts(case: Case, calibration: Calibration, texts: Texts, *, blind: bool) 
     if case.method in FROM_TEXT and given is None:
         return _from_texts(case, calibration, texts, count)
     k = draft_tokens(case.method, case.config)
-    made = []
+    requests = []
     for prompt_tokens, output_tokens in _lengths(case.work, texts, count):
         if given is not None:
             steps = given_steps(rng, given, output_tokens)
@@ -53,12 +53,12 @@ def scripts(case: Case, calibration: Calibration, texts: Texts, *, blind: bool) 
             )
         else:
             steps = plain_steps(output_tokens)
-        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
-    return made
+        requests.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
+    return requests
 
 
 def given_steps(rng: np.random.Generator, given: Given, output_tokens: int) -> Steps:
-    """Return steps that accept what was measured, each independent of the others.
+    """Return independent steps with the measured acceptance.
 
     Returns
     -------
@@ -69,8 +69,8 @@ def given_steps(rng: np.random.Generator, given: Given, output_tokens: int) -> S
     left = np.arange(output_tokens, 0, -1)
     drafting = rng.random(output_tokens) < given.share
     drafting[0] = False  # the prefill's
-    luck = rng.random(output_tokens)
-    accepted = (luck[:, None] < np.asarray(given.survival)).sum(axis=1)
+    draws = rng.random(output_tokens)
+    accepted = (draws[:, None] < np.asarray(given.survival)).sum(axis=1)
     rejected = max(0.0, given.drafted - sum(given.survival))
     extra = np.floor(rejected + rng.random(output_tokens)).astype(np.int64)
     emitted[drafting] = np.minimum(accepted + 1, left)[drafting]
@@ -80,11 +80,11 @@ def given_steps(rng: np.random.Generator, given: Given, output_tokens: int) -> S
 
 def _lengths(work: Work, texts: Texts, count: int) -> list[tuple[int, int]]:
     if work.texts is not None and not work.output_tokens:
-        known = texts.get(work.texts)
-        return [(len(known[i % len(known)][0]), len(known[i % len(known)][1])) for i in range(count)]
+        pairs = texts.get(work.texts)
+        return [(len(pairs[index % len(pairs)][0]), len(pairs[index % len(pairs)][1])) for index in range(count)]
     rng = np.random.default_rng(5)
     sizes = np.exp(work.spread * rng.standard_normal((count, 2)) - work.spread**2 / 2)
-    sizes /= sizes.mean(axis=0)  # the means are the source's, whatever was drawn
+    sizes /= sizes.mean(axis=0)  # keep the source's means exactly
     return [
         (max(1, round(work.prompt_tokens * prompt)), max(2, round(work.output_tokens * output)))
         for prompt, output in sizes
@@ -92,33 +92,33 @@ def _lengths(work: Work, texts: Texts, count: int) -> list[tuple[int, int]]:
 
 
 def _from_texts(case: Case, calibration: Calibration, texts: Texts, count: int) -> list[Script]:
-    """Run the proposer itself. The steps go over the case's lengths where it has some: texts are stand-ins there."""
+    """Return scripts of the real proposer, stretched to the case's lengths if it has any, as texts are stand-ins."""
     assert case.work.texts is not None
     proposer = Proposer(case.method, dict(case.config), calibration)
-    known = texts.get(case.work.texts)
-    played = [proposer.script(prompt, output, case.temperature, case.work.kind) for prompt, output in known[:count]]
-    made = []
+    pairs = texts.get(case.work.texts)
+    played = [proposer.script(prompt, output, case.temperature, case.work.kind) for prompt, output in pairs[:count]]
+    requests = []
     for index, (prompt_tokens, output_tokens) in enumerate(_lengths(case.work, texts, count)):
         steps = _stretched(played[index % len(played)], output_tokens)
-        # Not the text's own blocks: it may come more than once, which says nothing of what was measured.
-        made.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
-    return made
+        # Without the text's own blocks: a text may be used several times, which the measured run did not do.
+        requests.append(Script(prompt_tokens, output_tokens, *steps, prefix_blocks=_common(case.work, prompt_tokens)))
+    return requests
 
 
 def _common(work: Work, prompt_tokens: int) -> tuple[int, ...]:
-    """Return the blocks that all prompts begin with."""
+    """Return the blocks common to all prompts."""
     return tuple(range(int(work.shared * prompt_tokens) // BLOCK_TOKENS))
 
 
 def _stretched(script: Script, output_tokens: int) -> Steps:
-    """Return a script's steps for an answer of another length: cut, or repeated from the beginning."""
-    at = _positions(script.output_tokens, output_tokens)
-    emitted, drafted = script.emitted[at].copy(), script.drafted[at].copy()
+    """Return a script's steps for another answer length: cut, or repeated from the beginning."""
+    positions = _positions(script.output_tokens, output_tokens)
+    emitted, drafted = script.emitted[positions].copy(), script.drafted[positions].copy()
     np.minimum(emitted, np.arange(output_tokens, 0, -1, dtype=np.int32), out=emitted)
     emitted[0], drafted[0] = 1, 0
     return emitted, drafted
 
 
 @cache
-def _positions(known: int, wanted: int) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], 1 + np.arange(wanted - 1) % max(1, known - 1)])
+def _positions(available: int, needed: int) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], 1 + np.arange(needed - 1) % max(1, available - 1)])

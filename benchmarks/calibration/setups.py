@@ -1,4 +1,4 @@
-"""The calibrations that cases are played with: those that ship, and step times of another engine kept here."""
+"""The calibrations of the cases: those of the package, and step times of another engine that are kept here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MEMORY_OF = "llama-3.1-8b-h200"
 
 @cache
 def setup(name: str) -> Calibration:
-    """Return the calibration of a setup: one that ships, or `sglang/MODEL`.
+    """Return the calibration of a setup: one of the package, or `sglang/MODEL`.
 
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If there is no such setup.
     """
     if not name.startswith("sglang/"):
         return load_calibration(name)
@@ -30,7 +30,7 @@ def setup(name: str) -> Calibration:
     if model not in models["models"]:
         raise ValueError(f"{_SGLANG.name} has no step times of {model!r}")
     entry, common = models["models"][model], models["common"]
-    # Lengths and batches are small there: memory and limits of any machine do, and acceptance comes with the rows.
+    # Lengths and batches are small, so memory and limits do not matter; acceptance comes with the rows.
     base = load_calibration(_MEMORY_OF)
     drafting = Drafting(source=common["source"], **entry["drafting"])
     eagle3 = base.method(Method.EAGLE3).model_copy(

@@ -13,11 +13,11 @@ from benchmarks.calibration.facts import config_of
 
 SOURCE = "specforge"
 WORK = Work("chat", prompt_tokens=150, output_tokens=400)
-"""Neither prompts nor lengths come with the figures; a few hundred tokens of answer to a short question."""
+"""The figures come without prompts and lengths; assumed is an answer of a few hundred tokens to a short question."""
 
 
 def read(path: Path) -> Collected:
-    """Read the file of results; trees of drafts (topk above 1) are left out."""
+    """Return the results of the file, without trees of drafts (topk above 1)."""
     collected, trees = Collected(), 0
     for model, datasets in json.loads(path.read_text(encoding="utf-8")).items():
         for dataset, entry in datasets.items():
@@ -37,7 +37,7 @@ def read(path: Path) -> Collected:
                     _case(group, load, head, result["steps"], baseline["output_throughput"]) for head in heads
                 ]
             collected.cases += plain.values()
-    reason = "draft trees (topk above 1), which vLLM does not have and the engine does not model"
+    reason = "draft trees (topk above 1): vLLM does not support them and the simulator does not model them"
     collected.left_out.append(LeftOut("data.json", "topk > 1", trees, reason))
     return collected
 

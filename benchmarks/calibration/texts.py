@@ -1,4 +1,4 @@
-"""Real prompts and answers as token ids, for the methods that draft from the text."""
+"""Real prompts and answers as token ids, for methods that draft from the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.simulator.text import tokenizer
 Pair = tuple[list[int], list[int]]
 
 RECORDED = {"sharegpt": "sharegpt", "instructcoder": "instructcoder", "gsm8k": "gsm8k", "cnn_dailymail": "cnn"}
-"""Collections of SpecDecode-Bench: name, and the word in the file's name."""
+"""Collections of SpecDecode-Bench: name, and the word in the file name."""
 
 PROMPTS = {
     "mtbench": ("MT-Bench(FastChat)", "Llama-3.1-8B-Instruct"),
@@ -20,24 +20,24 @@ PROMPTS = {
     "canitedit-qwen3": ("CanItEdit", "Qwen3-32B T=0"),
 }
 """Collections of prompts_outputs.jsonl.gz: name, source and model. Their ids are those of the simulator's tokenizer,
-which makes more tokens of a text than the target's would."""
+which splits a text into more tokens than the target's would."""
 
 SHAREGPT_TOKENS = 214
-"""Mean answer of the serving benchmark's ShareGPT: 427 tokens/s at 2 requests/s in the vLLM 0.19 lab."""
+"""Mean answer length of the serving benchmark's ShareGPT: 427 tokens/s at 2 requests/s in the vLLM 0.19 lab."""
 
 
 class Texts:
-    """Collections of texts by name, read when they are first asked for.
+    """Collections of texts by name, read when first needed.
 
     Parameters
     ----------
     data
-        The directory with `specdecode_bench` and `prompts`.
+        Directory with `specdecode_bench` and `prompts`.
     """
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._known: dict[str, list[Pair]] = {}
+        self._collections: dict[str, list[Pair]] = {}
 
     def get(self, name: str) -> list[Pair]:
         """Return the pairs of prompt and answer of a collection.
@@ -45,11 +45,11 @@ class Texts:
         Raises
         ------
         KeyError
-            If no collection has this name.
+            If there is no such collection.
         """
-        if name not in self._known:
-            self._known[name] = self._read(name)
-        return self._known[name]
+        if name not in self._collections:
+            self._collections[name] = self._read(name)
+        return self._collections[name]
 
     def _read(self, name: str) -> list[Pair]:
         if name == "sharegpt-served":
@@ -75,7 +75,7 @@ class Texts:
 
 
 def _cut(pairs: list[Pair], mean_tokens: int) -> list[Pair]:
-    """Cut all answers at one length, such that their mean is `mean_tokens`."""
+    """Cut all answers to one length, so that their mean is `mean_tokens`."""
     low, high = 1, max(len(output) for _, output in pairs)
     while low < high:
         cap = (low + high) // 2

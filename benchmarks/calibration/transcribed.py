@@ -17,28 +17,28 @@ APERTUS = "apertus"
 SERVED: Mapping[str, object] = {"max_num_seqs": 256, "max_num_batched_tokens": 16384, "prefix_caching": False}
 
 WORK = {
-    # The repository's summary files: 630 prompt and 190 answer tokens a request in chat. Summaries: 2.8k tokens of KV
-    # cache a running request and 200 of answer; the 3.8k its text speaks of would not fit the KV use it reports.
+    # From the repository's summary files. Chat: 630 prompt and 190 answer tokens per request. Summarization: 2.8k
+    # tokens of KV cache per running request and 200 answer tokens; the 3.8k in its text do not fit its KV use.
     "chat": Work("chat", prompt_tokens=630, output_tokens=190),
     "summarization": Work("summarization", prompt_tokens=2700, output_tokens=200, spread=0.3),
 }
 
 LARGE_WORK = {
-    # 251 answer tokens a request over all cells; the prompts are not described.
+    # 251 answer tokens per request over all settings; the prompts are not described.
     "open_chat": Work("chat", 150, 251),
     "code": Work("code", 150, 251),
     "long_context_summarization": Work("summarization", 2500, 251),
 }
 LARGE_REQUESTS = 24
 LOOKUP_ACCEPTED = 0.6
-"""Accepted tokens of a prompt lookup's draft: between 0.38 and 0.80 in the cells of the 70B."""
+"""Accepted tokens of an n-gram draft: between 0.38 and 0.80 in the settings of the 70B."""
 
 QWEN_SHARE = {"parameters": 1.72 / 8.03, "kv": 112 / 128}
-"""Qwen3-1.7B's parameters, and its KV bytes per token, over those of Llama-3.1-8B."""
+"""Parameters and KV bytes per token of Qwen3-1.7B, relative to Llama-3.1-8B."""
 
 
 def read(folder: Path) -> Collected:
-    """Read the directory of transcribed tables."""
+    """Return the contents of the transcribed tables."""
     collected = Collected()
     for source in (_draft_length, _plain_load, _sampling, _large, _verify_cost, _consumer):
         collected += source(folder)
@@ -103,7 +103,9 @@ def _sampling(folder: Path) -> Collected:
                     limits=SERVED,
                 )
             )
-    reason = "top-k 20 or none beside top-p 0.8 makes no difference to an acceptance that knows only the temperature"
+    reason = (
+        "the simulated acceptance depends only on the temperature, so top-k 20 or none beside top-p 0.8 changes nothing"
+    )
     left_out = [LeftOut("apertus_sampling_effect.csv", "column chat_T0.7_p0.8_notopk", len(cases) // 4, reason)]
     return Collected(cases, left_out=left_out)
 
@@ -126,7 +128,7 @@ def _large(folder: Path) -> Collected:
             given = _large_given(method, per_step)
             config = config_of(method, 3, lookup=(1, 4))
             cases.append(Case(group, f"{method} k=3", method, config, load, work, measured, given=given))
-    reason = "the draft model's second run, without its tokens/s: its steps take 1.03 to 1.10 of the first's"
+    reason = "second run of the draft model, without tokens/s: its steps take 1.03 to 1.10 times those of the first"
     left_out = [LeftOut("apertus70b_4xgh200_step_decomposition.csv", "draft8b_k3_step_ms_r2", 6, reason)]
     return Collected(cases, left_out=left_out)
 
@@ -164,7 +166,7 @@ def _verify_cost(folder: Path) -> Collected:
                 simulated(requests),
             )
         )
-    reason = "without CUDA graphs; no calibration is of an eager engine"
+    reason = "measured without CUDA graphs; no calibration describes an eager engine"
     collected.left_out.append(LeftOut("h100_qwen3_1.7b_verify_cost.csv", "eager", eager, reason))
     return collected
 
@@ -172,8 +174,8 @@ def _verify_cost(folder: Path) -> Collected:
 def _consumer(folder: Path) -> Collected:
     count = sum(1 for _ in rows(folder / "ieslab_summary.csv"))
     reason = (
-        "n-gram at k 1 to 8 against itself: there is no baseline among the rows, and neither the texts nor the share "
-        "of steps that drafted, so that what decides (acceptance) would have to be fitted on each row. A calibration "
-        "of that GPU (RTX 3090) would rest on nothing else"
+        "n-gram at k 1 to 8, compared with itself: the rows have no baseline, no texts and no share of steps that "
+        "drafted, so acceptance, the deciding figure, would have to be fitted on each row. A calibration of that GPU "
+        "(RTX 3090) would rest on these rows alone"
     )
     return Collected(left_out=[LeftOut("ieslab_summary.csv", "K sweeps", count, reason)])

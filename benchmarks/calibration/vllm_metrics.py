@@ -1,4 +1,4 @@
-"""Counters of vLLM 0.12 after 56 runs: four methods, models and sets of prompts, at most 8 requests at a time."""
+"""Counters of vLLM 0.12 after 56 runs: four methods, several models and prompt sets, at most 8 concurrent requests."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ REQUESTS = 96
 
 
 def read(folder: Path) -> Collected:
-    """Read the summary; how many requests ran at a time, and how much of a prompt was cached, say the pages beside."""
+    """Return the summary's cases; concurrency and prefix cache hits come from the metrics pages beside it."""
     collected = Collected()
     seen: set[tuple[str, ...]] = set()
     for row in rows(folder / "summary.csv"):
         counters = (row["dataset"], row["model"], row["gen_tokens"], row["drafts"], row["accepted"])
         if row["drafts"] and counters in seen:
             name = f"{row['dataset']} {row['model']} {row['method']}"
-            reason = "the same counters as the row before it: a copy, not another setting"
+            reason = "same counters as the previous row: a copy, not another setting"
             collected.left_out.append(LeftOut("summary.csv", name, 1, reason))
             continue
         seen.add(counters)
@@ -55,18 +55,18 @@ class _Page:
             self._text = page.read()
 
     def __getitem__(self, name: str) -> float:
-        found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", self._text, re.MULTILINE)
-        if found is None:
+        match = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", self._text, re.MULTILINE)
+        if match is None:
             raise KeyError(name)
-        return float(found[1])
+        return float(match[1])
 
 
 def _case(row: dict[str, str], page: _Page) -> Case:
     method, k = METHODS[row["method"]]
-    # The summary divides tokens of the requests that ended by drafts of all; where some broke off that is too much.
+    # The summary divides the tokens of completed requests by the drafts of all; with aborted requests that is too low.
     tokens_per_step = _tokens_per_step(page, drafting=bool(row["drafts"]))
     step_s = tokens_per_step / float(row["tok_s_per_request"])
-    # Time that requests spent in the engine, over the time its iterations took: how many there were on average.
+    # Time that requests spent in the engine over the time of its iterations: the mean number of concurrent requests.
     concurrency = page["e2e_request_latency_seconds_sum"] / (page["iteration_tokens_total_count"] * step_s)
     requests = float(row["requests"])
     config = config_of(method, k, lookup=(4, 4))
@@ -101,11 +101,11 @@ def _tokens_per_step(page: _Page, *, drafting: bool) -> float:
 
 
 def _given(row: dict[str, str], page: _Page) -> Given:
-    """Return the acceptance counted in a run: drafts, and how many of them were accepted up to each position."""
+    """Return the acceptance counted in a run: its drafts, and how many were accepted up to each position."""
     drafts, accepted = float(row["drafts"]), float(row["accepted"])
     steps = page["generation_tokens_total"] - accepted
     by_position = [count / drafts for count in json.loads(row["accepted_per_position"])]
-    # The counters stop at 12 positions where suffix decoding drafts up to 32; the rest is in the total.
+    # The counters stop at position 12, while suffix decoding drafts up to 32 tokens; the rest is only in the total.
     beyond = max(0.0, accepted / drafts - sum(by_position))
     survival = [rate for rate in by_position if rate > 0]
     if beyond > 0.01:

@@ -1,1 +1,1 @@
-"""What the hop through a gateway costs: CPU time, added latency, memory; beside peers, in the same run."""
+"""Benchmark of the cost of a hop through a gateway: CPU time, added latency and memory, compared with peers."""

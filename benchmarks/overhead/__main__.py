@@ -1,9 +1,9 @@
-"""`python -m benchmarks.overhead`: CPU per request and per chunk, added latency, memory, of each system in turn.
+"""Measure CPU time per request and chunk, added latency and memory of each system: `python -m benchmarks.overhead`.
 
-Two cores: the system under test has the first, upstream and load the second. CPU is user and system time of the
-system's whole process tree over the requests (or chunks) that the upstream sent: it hangs less on a noisy machine than
-any latency does. Each cell is the median of ROUNDS rounds, the systems in turns. What is not installed is left out;
-`benchmarks/overhead/run` installs the peers and a compiled gateway, and runs this.
+The system under test runs on the first core, upstream and load generator on the second. CPU is the user and system time
+of the system's whole process tree, divided by the requests (or chunks) that the upstream sent; on a noisy machine it is
+steadier than any latency. Each figure is the median of ROUNDS rounds, in which the systems take turns. Systems that are
+not installed are skipped; `benchmarks/overhead/run` installs the peers and a compiled gateway, and runs this.
 """
 
 from __future__ import annotations
@@ -21,45 +21,52 @@ _ALONE = "none (upstream alone)"
 
 
 def main() -> None:
-    """Measure all systems in turns and print tables in Markdown."""
+    """Measure all systems in turn and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="0: only what is measured once")
-    parser.add_argument("--only", action="append", help="part of a system's name; may be given again")
-    parser.add_argument("--load", action="append", help="beginning of a load's name; may be given again")
-    parser.add_argument("--pool", action="append", type=Path, default=[], help="a pool file instead of those of pools/")
-    parser.add_argument("--seconds", type=float, help="of each round, instead of the load's own")
-    parser.add_argument("--streams", type=int, default=10_000, help="open streams to hold; 0 for none")
-    parser.add_argument("--soak", type=int, default=1_000_000, help="requests in a row; 0 for none")
-    parser.add_argument("--workers", type=int, default=3, help="rounds of two workers against one; 0 for none")
-    given = parser.parse_args()
-    chosen = [one for one in systems(given.pool) if not given.only or any(part in one.name for part in given.only)]
-    loads = [one for one in LOADS if not given.load or any(one.name.startswith(part) for part in given.load)]
+    parser.add_argument("--rounds", type=int, default=5, help="0: only the endurance measurements")
+    parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
+    parser.add_argument("--load", action="append", help="start of a load's name; may be repeated")
+    parser.add_argument(
+        "--pool",
+        action="append",
+        type=Path,
+        default=[],
+        help="pool file to use instead of those in pools/; may be repeated",
+    )
+    parser.add_argument("--seconds", type=float, help="seconds per round, instead of the load's own")
+    parser.add_argument("--streams", type=int, default=10_000, help="open streams to hold; 0 to skip")
+    parser.add_argument("--soak", type=int, default=1_000_000, help="requests of the soak test; 0 to skip")
+    parser.add_argument("--workers", type=int, default=3, help="rounds that compare two workers with one; 0 to skip")
+    arguments = parser.parse_args()
+    parts = arguments.only or [""]
+    chosen = [system for system in systems(arguments.pool) if any(part in system.name for part in parts)]
+    loads = [load for load in LOADS if load.name.startswith(tuple(arguments.load or [""]))]
     cells: dict[tuple[str, str], Cell] = {}
     missing: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
-        for _ in range(given.rounds):
+        for _ in range(arguments.rounds):
             for load in loads:
                 for system in (None, *chosen):
                     label = system.name if system else _ALONE
                     cell = cells.setdefault((load.name, label), Cell())
                     if not measure(system, load, cell, folder):
                         missing.add(label)
-        for load in loads if given.rounds else ():
+        for load in loads if arguments.rounds else ():
             _print_table(load, {label: cell for (kind, label), cell in cells.items() if kind == load.name})
         if missing:
             print(f"\nNot installed: {', '.join(sorted(missing))}")
-        pool = (given.pool or [POOLS / "everything.yaml"])[-1]
-        if given.streams:
-            print("\n" + open_streams(pool, given.streams, folder), flush=True)
-        if given.workers:
-            print("\n" + workers(pool, given.workers, folder), flush=True)
-        if given.soak:
-            print("\n" + soak(pool, given.soak, folder), flush=True)
+        pool = (arguments.pool or [POOLS / "everything.yaml"])[-1]
+        if arguments.streams:
+            print("\n" + open_streams(pool, arguments.streams, folder), flush=True)
+        if arguments.workers:
+            print("\n" + workers(pool, arguments.workers, folder), flush=True)
+        if arguments.soak:
+            print("\n" + soak(pool, arguments.soak, folder), flush=True)
 
 
 def _print_table(load: Load, cells: dict[str, Cell]) -> None:
-    """Print the medians; added latency is a system's less the upstream's alone."""
+    """Print the medians; added latency is the system's latency less that of the upstream alone."""
     alone = cells[_ALONE]
     unit, what = ("chunk", "streams") if load.chunk_interval_s else ("request", "requests")
     print(f"\n### {load.name}\n")
@@ -69,12 +76,12 @@ def _print_table(load: Load, cells: dict[str, Cell]) -> None:
     for label, cell in cells.items():
         if not cell.p50_ms:
             continue
-        middle = {key: statistics.median(getattr(cell, key) or [0.0]) for key in Cell.__slots__ if key != "errors"}
-        left_out = f"{middle['left_out']:.1%}" if cell.left_out else ""
-        added = [middle[key] - statistics.median(getattr(alone, key)) for key in ("p50_ms", "p99_ms")]
+        medians = {key: statistics.median(getattr(cell, key) or [0.0]) for key in Cell.__slots__ if key != "errors"}
+        left_out = f"{medians['left_out']:.1%}" if cell.left_out else ""
+        added = [medians[key] - statistics.median(getattr(alone, key)) for key in ("p50_ms", "p99_ms")]
         print(
-            f"| {label} | {middle['cpu_us']:.1f} | {middle['requests_per_s']:.0f} | {added[0]:.2f} | {added[1]:.2f} | "
-            f"{middle['over_1_ms']:.2%} | {middle['rss_mb']:.0f} | {cell.errors} | "
+            f"| {label} | {medians['cpu_us']:.1f} | {medians['requests_per_s']:.0f} | {added[0]:.2f} "
+            f"| {added[1]:.2f} | {medians['over_1_ms']:.2%} | {medians['rss_mb']:.0f} | {cell.errors} | "
             f"{left_out} |",
             flush=True,
         )

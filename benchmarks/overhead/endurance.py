@@ -1,4 +1,4 @@
-"""What takes longer than a round: many open streams, many requests, several workers."""
+"""Measurements that take longer than a round: many open streams, a soak test, several workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QUICK = {"CHUNKS": "1", "INTERVAL_S": "0"}
 
 @contextlib.contextmanager
 def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Run a system before an upstream; gives the upstream's port, the system's, and its processes."""
+    """Run a system in front of an upstream; yield the upstream's port, the system's port, and its process ids."""
     behind, port = free_port(), free_port()
     argv = system.argv(port, behind, folder)
     assert argv is not None
@@ -46,15 +46,15 @@ def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) 
 
 
 def _load_argv(port: int, connections: int, system: System, *arguments: str) -> list[str]:
-    """Return the command that puts load on a port until it is ended."""
+    """Return the command that loads a port until it is terminated."""
     argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(connections), "100000", *arguments]
     return argv + [part for header in system.headers for part in ("--header", header)]
 
 
 def open_streams(pool: Path, streams: int, folder: Path) -> str:
-    """Hold so many streams open through one worker and tell what it takes; fewer where files would run out."""
+    """Hold `streams` streams open through one worker and report its memory; fewer if the file limit is too low."""
     system = gateway(pool)
-    streams = min(streams, (most_files() - _SPARE_FILES) // 2)  # two each: the client's and the backend's
+    streams = min(streams, (most_files() - _SPARE_FILES) // 2)  # two files each: the client's and the backend's
     with _started(system, folder, _SLOW, {SYSTEM_CPU}) as (behind, port, pids):
         idle_mb = rss_mb(pids)
         with running(_load_argv(port, streams, system, "2000", "--stream"), {LOAD_CPU}, folder / "load.log"):
@@ -64,40 +64,40 @@ def open_streams(pool: Path, streams: int, folder: Path) -> str:
             time.sleep(2.0)
             held_mb = rss_mb(pids)
     each_kb = (held_mb - idle_mb) * 1024 / max(1, open_now)
-    return f"{open_now} open streams in one worker: {held_mb:.0f} MB ({idle_mb:.0f} idle; {each_kb:.1f} KB a stream)"
+    return f"{open_now} open streams in one worker: {held_mb:.0f} MB ({idle_mb:.0f} idle; {each_kb:.1f} KB per stream)"
 
 
 def soak(pool: Path, requests: int, folder: Path) -> str:
-    """Send so many requests and tell how memory grows after the first tenth, and in the second half."""
+    """Send `requests` requests and report how memory grows after the first tenth, and in the second half."""
     system = gateway(pool)
     done, held_mb = [0], []
     with _started(system, folder, _QUICK, {SYSTEM_CPU}) as (behind, port, pids):
-        begun = stats(behind)["requests"]
+        before = stats(behind)["requests"]
         with running(_load_argv(port, 64, system, "2000"), {LOAD_CPU}, folder / "load.log"):
             while done[-1] < requests:
                 time.sleep(2.0)
-                done.append(stats(behind)["requests"] - begun)
+                done.append(stats(behind)["requests"] - before)
                 held_mb.append(rss_mb(pids))
-    seen = list(zip(done[1:], held_mb, strict=True))
-    early, half = (next((count, mb) for count, mb in seen if count >= share * requests) for share in (0.1, 0.5))
+    samples = list(zip(done[1:], held_mb, strict=True))
+    early, half = (next((count, mb) for count, mb in samples if count >= share * requests) for share in (0.1, 0.5))
     return (
         f"{done[-1]} requests: {early[1]:.1f} MB after {early[0]}, {half[1]:.1f} after {half[0]}, "
-        f"{seen[-1][1]:.1f} at the end; for each 100,000 more {_slope_mb(seen, early[0]):+.2f} MB from the first tenth "
-        f"on, {_slope_mb(seen, half[0]):+.2f} from the half on"
+        f"{samples[-1][1]:.1f} at the end; per 100,000 further requests {_slope_mb(samples, early[0]):+.2f} MB after "
+        f"the first tenth, {_slope_mb(samples, half[0]):+.2f} MB in the second half"
     )
 
 
-def _slope_mb(seen: list[tuple[int, float]], least: int) -> float:
-    """Return by how many MB memory grew for each 100,000 requests from so many on."""
-    late = np.array([one for one in seen if one[0] >= least], dtype=float)
+def _slope_mb(samples: list[tuple[int, float]], min_requests: int) -> float:
+    """Return the growth of memory in MB per 100,000 requests, from `min_requests` on."""
+    late = np.array([sample for sample in samples if sample[0] >= min_requests], dtype=float)
     return float(np.polyfit(late[:, 0], late[:, 1], 1)[0]) * 1e5 if len(late) > 2 else float("nan")
 
 
 def workers(pool: Path, rounds: int, folder: Path) -> str:
-    """Tell how much more two workers carry than one.
+    """Report how much more two workers carry than one.
 
-    Where the machine has cores for both and for the load beside them, by throughput; else by the CPU time of a request,
-    which is the same as long as the workers share the requests evenly and wait for nothing in common.
+    If the machine has cores for both and for the load beside them, this is measured by throughput; else by the CPU time
+    per request, which stays the same if the workers share the requests evenly and do not wait for each other.
     """
     enough = (os.cpu_count() or 1) >= 4
     cost: dict[int, list[float]] = {1: [], 2: []}
@@ -117,8 +117,8 @@ def workers(pool: Path, rounds: int, folder: Path) -> str:
                     shares.append(max(each_s) / sum(each_s))
     one_us, two_us = (float(np.median(cost[number])) for number in (1, 2))
     carried = float(np.median(rate[2]) / np.median(rate[1])) if enough else 2.0 * one_us / two_us
-    how = "requests/s" if enough else "2 cores over the CPU time of a request"
+    measure = "requests/s" if enough else "2 cores over the CPU time per request"
     return (
-        f"two workers carry {carried:.2f} times what one does ({how}: {one_us:.1f} us with one, {two_us:.1f} with two, "
-        f"the busier of which did {np.median(shares):.0%})"
+        f"two workers carry {carried:.2f} times as much as one ({measure}: {one_us:.1f} us with one, {two_us:.1f} with "
+        f"two, the busier of which did {np.median(shares):.0%})"
     )

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.overhead.inside POOL...`: what a request takes in the process, without sockets or the kernel.
+"""Measure the CPU time of a request within the process: `python -m benchmarks.overhead.inside POOL...`.
 
-A request goes through the door's protocol to the relay, and an answer back, over transports that write nothing: CPU
-time of one thread, the least of 24 rounds over 512 requests. It tells what a change saves, to half a microsecond, where
-`benchmarks.overhead` cannot. `--unlike` puts a number into the head of each request and of each answer, so that no head
-is known from the one before. `--recorded` lets the recorder's thread run, leaves out lookups, and tells the CPU time of
-all threads besides; the queue is emptied after each round. Compiled where `gateway` is.
+A request goes through the frontend's protocol to the relay, and an answer back, over transports that write nothing. The
+figure is the CPU time of one thread without sockets and kernel, the minimum of 24 rounds of 512 requests. It resolves
+savings of half a microsecond, which `benchmarks.overhead` cannot. `--unlike` adds a number to the head of each request
+and answer, so that no head equals the one before. `--recorded` runs the recorder's thread, turns shadow drafting off,
+and also prints the CPU time of all threads; the queue is emptied after each round. Compiled if `gateway` is.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ANSWER = (
 )
 
 
-class Nowhere(asyncio.Transport):
-    """A transport that keeps the last thing written."""
+class NullTransport(asyncio.Transport):
+    """A transport that only keeps the last data written."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -63,8 +63,8 @@ class Nowhere(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-class Carrying(Nowhere):
-    """One to a backend: notes which connection carries a request."""
+class BackendTransport(NullTransport):
+    """A transport to a backend, which records the connection that carries a request."""
 
     def __init__(self, connection: Connection, carried: list[Connection]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def _numbered(number: int, *, unlike: bool) -> bytes:
 
 
 async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool = False) -> tuple[float, float]:
-    """Return the microseconds of one request: on the event loop, and in all threads."""
+    """Return the microseconds per request, on the event loop and in all threads."""
     settings = load_pool(pool)
     gateway = assemble(settings, plan(settings, Path()).backends, "admin")
     for backend in gateway.pool:
@@ -89,22 +89,22 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     config.load()
     state = ServerState()
     state.default_headers = [(b"date", b"Sat, 21 Nov 2026 04:34:18 GMT")]
-    door, client, carried = (
+    frontend, client, carried = (
         protocol_for(gateway.relay, 1 << 26)(config, state, {}),
-        Nowhere(),
+        NullTransport(),
         list[Connection](),
     )
-    door.connection_made(client)
+    frontend.connection_made(client)
     for model in gateway.models.values():
         for upstream in model.upstreams.values():
             connection = Connection(upstream.client)
-            connection.connection_made(Carrying(connection, carried))
+            connection.connection_made(BackendTransport(connection, carried))
             upstream.client.keep(connection)
     writes, recorder = gateway.relay.writes, gateway.relay.recorder
     if recorder is not None and recorded:
         recorder.start()
     for model in gateway.models.values() if recorded else ():
-        model.lookups = None
+        model.shadow = None
     requests, answers = [], []
     for number in range(_REQUESTS):
         body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)
@@ -114,15 +114,15 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     for _ in range(_ROUNDS):
         begun_s, process_begun_s = time.thread_time(), time.process_time()
         for request, answer in zip(requests, answers, strict=True):
-            door.data_received(request)
-            writes.flush()  # as at the end of a turn of the loop
+            frontend.data_received(request)
+            writes.flush()  # as at the end of a loop iteration
             carried.pop().data_received(answer)
             writes.flush()
         taken_s.append(time.thread_time() - begun_s)
         while recorder is not None and recorder._queue:
             if not recorded:
-                recorder._queue.clear()  # a full one would make the next requests cheaper
-            time.sleep(0.001)  # noqa: ASYNC251 -- nothing else is to run meanwhile
+                recorder._queue.clear()  # a full queue would make the next requests cheaper
+            time.sleep(0.001)  # noqa: ASYNC251 -- nothing else may run meanwhile
         process_s.append(time.process_time() - process_begun_s)
         await asyncio.sleep(0)
     if recorder is not None and recorded:
@@ -132,20 +132,20 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
 
 
 def main() -> None:
-    """Measure each pool and print it."""
+    """Measure and print each pool."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pools", nargs="+", type=Path)
     parser.add_argument("--body-bytes", type=int, default=2000)
     parser.add_argument("--unlike", action="store_true")
     parser.add_argument("--recorded", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="inside-") as folder:
         os.environ.update(environment(1, Path(folder)))
-        for pool in given.pools:
-            measured = measure(pool, given.body_bytes, unlike=given.unlike, recorded=given.recorded)
+        for pool in arguments.pools:
+            measured = measure(pool, arguments.body_bytes, unlike=arguments.unlike, recorded=arguments.recorded)
             taken_us, process_us = uvloop.run(measured)
-            beside = f", {process_us:.1f} in all threads" if given.recorded else ""
-            print(f"{pool.stem}: {taken_us:.1f} us a request in the process{beside}", flush=True)
+            all_threads = f", {process_us:.1f} in all threads" if arguments.recorded else ""
+            print(f"{pool.stem}: {taken_us:.1f} us per request in the process{all_threads}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Closed-loop load: so many connections, each with one request after the other, no two bodies alike in a row.
+"""Closed-loop load: each connection sends one request after another, with bodies that all differ.
 
 Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]`; prints
-one JSON line.
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _HEAD = (
 
 
 def chat_body(size: int, number: int, *, stream: bool) -> bytes:
-    """Return the `number`th chat request of about `size` bytes: eight words a line, no line like another."""
+    """Return the `number`th chat request of about `size` bytes: eight words per line, all lines different."""
     words = " ".join(
-        f"word{(place + 31 * number) * 7919 % 9973}{'' if place % 8 else chr(10)}" for place in range(size // 8)
+        f"word{(index + 31 * number) * 7919 % 9973}{'' if index % 8 else chr(10)}" for index in range(size // 8)
     )
     document = {
         "model": "m",
@@ -43,7 +43,7 @@ def chat_body(size: int, number: int, *, stream: bool) -> bytes:
 
 
 class Totals:
-    """What all connections saw together."""
+    """Results of all connections."""
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []
@@ -52,7 +52,7 @@ class Totals:
 
 
 class Client(asyncio.Protocol):
-    """One connection."""
+    """One client connection."""
 
     def __init__(self, requests: Iterator[bytes], totals: Totals) -> None:
         self._requests = requests
@@ -74,9 +74,9 @@ class Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        at = body.find(_SENT)
-        if at >= 0:
-            sent_s = float(body[at + len(_SENT) : at + len(_SENT) + 17])
+        start = body.find(_SENT)
+        if start >= 0:
+            sent_s = float(body[start + len(_SENT) : start + len(_SENT) + 17])
             self._totals.chunk_delays_s.append(time.monotonic() - sent_s)
 
     def on_message_complete(self) -> None:
@@ -97,7 +97,7 @@ def _quantiles_ms(values_s: list[float]) -> dict[str, float]:
 
 
 async def run(port: int, connections: int, seconds: float, requests: Iterator[bytes]) -> dict[str, object]:
-    """Put the load on and return what came of it."""
+    """Run the load and return its results."""
     totals = Totals()
     loop = asyncio.get_running_loop()
     opened = [
@@ -117,7 +117,7 @@ async def run(port: int, connections: int, seconds: float, requests: Iterator[by
 
 
 def main() -> None:
-    """Read the arguments and print the result."""
+    """Run the load given by the arguments, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("connections", type=int)
@@ -125,11 +125,11 @@ def main() -> None:
     parser.add_argument("body_bytes", type=int)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--header", action="append", default=[])
-    given = parser.parse_args()
-    headers = "".join(f"{header}\r\n" for header in given.header)
-    bodies = [chat_body(given.body_bytes, number, stream=given.stream) for number in range(_BODIES)]
+    arguments = parser.parse_args()
+    headers = "".join(f"{header}\r\n" for header in arguments.header)
+    bodies = [chat_body(arguments.body_bytes, number, stream=arguments.stream) for number in range(_BODIES)]
     requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
-    result = uvloop.run(run(given.port, given.connections, given.seconds, requests))
+    result = uvloop.run(run(arguments.port, arguments.connections, arguments.seconds, requests))
     print(json.dumps(result))
 
 

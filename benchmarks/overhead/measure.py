@@ -1,4 +1,4 @@
-"""One system under one kind of load: CPU, latency, memory."""
+"""Measurement of one system under one kind of load: CPU, latency, memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Load:
     Parameters
     ----------
     chunk_interval_s, chunks
-        Of a stream; None for answers in one piece.
+        Interval and number of a stream's chunks; without an interval answers come in one piece.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Load:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the upstream must know of it."""
+        """Environment of the upstream for this load."""
         return {"CHUNKS": str(self.chunks), "INTERVAL_S": str(self.chunk_interval_s or 0.0)}
 
 
@@ -61,7 +61,7 @@ LOADS = (
 
 @dataclass(slots=True)
 class Cell:
-    """What the rounds of one system under one load gave."""
+    """Results of the rounds of one system under one load."""
 
     cpu_us: list[float] = field(default_factory=list)
     requests_per_s: list[float] = field(default_factory=list)
@@ -72,8 +72,8 @@ class Cell:
     left_out: list[float] = field(default_factory=list)
     errors: int = 0
 
-    def note(self, kind: Load, result: dict[str, Any]) -> None:
-        """Take in what the load generator saw."""
+    def add(self, kind: Load, result: dict[str, Any]) -> None:
+        """Add the results of the load generator."""
         times = result["chunk_delay_ms" if kind.chunk_interval_s else "latency_ms"]
         self.requests_per_s.append(result["requests_per_s"])
         self.p50_ms.append(times.get("p50", float("nan")))
@@ -83,12 +83,12 @@ class Cell:
 
 
 def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool:
-    """Run one round; False if the system is not installed. None measures the upstream alone."""
+    """Run one round; return False if the system is not installed. `None` measures the upstream alone."""
     behind = free_port()
     stream = ["--stream"] if kind.chunk_interval_s else []
     with upstream(behind, folder, kind.env):
         if system is None:
-            cell.note(kind, load(behind, kind.connections, kind.seconds, kind.body_bytes, *stream))
+            cell.add(kind, load(behind, kind.connections, kind.seconds, kind.body_bytes, *stream))
             return True
         port = free_port()
         argv = system.argv(port, behind, folder)
@@ -107,12 +107,12 @@ def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool
             what = "chunks" if kind.chunk_interval_s else "requests"
             cell.cpu_us.append(1e6 * spent_s / max(1, after[what] - before[what]))
             cell.rss_mb.append(rss_mb(pids))
-            cell.note(kind, result)
+            cell.add(kind, result)
             if system.records:
                 cell.left_out.append(records_left_out(port) / max(1, stats(behind)["requests"]))
     return True
 
 
 def environment(upstream_port: int, folder: Path) -> dict[str, str]:
-    """Return what the pool files refer to, and a place of its own for what the gateway keeps between runs."""
+    """Return the variables that the pool files refer to, and a separate state directory for the gateway."""
     return {"UPSTREAM": str(upstream_port), "FOLDER": str(folder), "XDG_STATE_HOME": str(folder / "state")}

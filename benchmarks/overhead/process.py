@@ -1,4 +1,4 @@
-"""A process under measurement: started on a core of its own, with what its whole tree costs."""
+"""Processes under measurement: start them on cores of their own, and read the cost of their whole trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 SYSTEM_CPU, LOAD_CPU = 0, 1
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
-_COUNTED_S = 1.1  # what a worker counts, its page tells a second later
+_COUNTED_S = 1.1  # a worker's counts appear on the metrics page after a second
 _LEFT_OUT = 'gateway_recorder_records_total{result="dropped"}'
 _IDLE_S, _IDLE_SHARE = 0.5, 0.05
 _PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
@@ -31,50 +31,50 @@ def tree(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found, left = [pid], [pid]
+    pids, left = [pid], [pid]
     while left:
         for child in children.get(left.pop(), []):
-            found.append(child)
+            pids.append(child)
             left.append(child)
-    return found
+    return pids
 
 
 def cpu_s(pids: list[int]) -> float:
-    """Return the seconds of user and system time that processes have used, all their threads together."""
+    """Return the seconds of user and system time used by processes, all threads included."""
     total = 0
-    for one in pids:
+    for pid in pids:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += int(fields[11]) + int(fields[12])
     return total * _TICK_S
 
 
 def rss_mb(pids: list[int]) -> float:
-    """Return the megabytes that processes hold in memory."""
+    """Return the resident memory of processes in megabytes."""
     total = 0.0
-    for one in pids:
+    for pid in pids:
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{one}/status").read_text().splitlines():
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                 if line.startswith("VmRSS:"):
                     total += int(line.split()[1]) / 1024
     return total
 
 
 def most_files() -> int:
-    """Return how many files a process may open here."""
+    """Return the largest number of files that a process may open here."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def _prepare(cpus: set[int]) -> None:
-    """Bind this process to those of the cores that there are, and let it open files for many streams."""
-    there = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus & there or there)
+    """Bind this process to the available ones of these cores, and raise its limit of open files."""
+    available = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus & available or available)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files(), most_files()))
 
 
 @contextlib.contextmanager
 def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] | None = None) -> Iterator[int]:
-    """Run a process on the given cores; it and what it started are gone afterwards."""
+    """Run a process on these cores; terminate it and its children at the end."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv,
@@ -82,7 +82,7 @@ def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] |
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            preexec_fn=lambda: _prepare(cpus),  # noqa: PLW1509 -- there is one thread here
+            preexec_fn=lambda: _prepare(cpus),  # noqa: PLW1509 -- this process has one thread
         )
     try:
         yield process.pid
@@ -111,14 +111,14 @@ def upstream(port: int, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
 
 
 def stats(port: int) -> dict[str, int]:
-    """Return what the upstream has sent so far."""
+    """Return the upstream's counters."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats", timeout=10) as answer:
         counts: dict[str, int] = json.loads(answer.read())
     return counts
 
 
 def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[str, object]:
-    """Put load on a port (`benchmarks.overhead.load`) and return what it saw."""
+    """Load a port (`benchmarks.overhead.load`) and return the results."""
     argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), *map(str, arguments)]
     argv += [part for header in headers for part in ("--header", header)]
     done = subprocess.run(
@@ -133,7 +133,7 @@ def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[s
 
 
 def records_left_out(port: int) -> float:
-    """Return how many requests a gateway was too busy to record."""
+    """Return how many requests a gateway dropped from its recording."""
     time.sleep(_COUNTED_S)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         page: str = answer.read().decode()
@@ -141,23 +141,23 @@ def records_left_out(port: int) -> float:
 
 
 def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:
-    """Wait until chat requests are answered: the proxy is up, and has let all its backends in."""
-    named = {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)}
+    """Wait until chat requests are answered: the proxy is up and considers its backends healthy."""
+    fields = {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)}
     end_s = time.monotonic() + _START_S
     answered = 0
     while answered < 16:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=_PING, headers=named)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=_PING, headers=fields)
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
             if answer.status == 200:
                 answered += 1
                 continue
         if time.monotonic() > end_s:
-            raise SystemExit(f"no chat request is answered on port {port}: see {log}")
+            raise SystemExit(f"chat requests are not answered on port {port}: see {log}")
         time.sleep(0.1)
 
 
 def until_idle(pid: int) -> None:
-    """Wait until a process and what it started have done with their beginnings: what is measured is what stays."""
+    """Wait until a process and its children have finished starting up, so that only steady state is measured."""
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
         pids = tree(pid)
@@ -165,4 +165,4 @@ def until_idle(pid: int) -> None:
         time.sleep(_IDLE_S)
         if cpu_s(pids) - began_s <= _IDLE_SHARE * _IDLE_S:
             return
-    raise SystemExit(f"process {pid} is still at work {_START_S:g} s after it began to answer")
+    raise SystemExit(f"process {pid} is still busy {_START_S:g} s after its first answer")

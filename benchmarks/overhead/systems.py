@@ -1,4 +1,4 @@
-"""The systems under test: ours with each pool file of `pools/`, and peers where they are installed."""
+"""The systems under test: the gateway with each pool file of `pools/`, and the installed peers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class System:
     Parameters
     ----------
     argv
-        From its port, the upstream's port and a folder of its own to its command line; None if it is not installed.
-        The environment has UPSTREAM and FOLDER too.
+        Function from its port, the upstream's port and a folder to its command line; None if it is not installed. The
+        environment has UPSTREAM and FOLDER too.
     headers
-        What its requests must carry.
+        Headers that its requests must have.
     records
-        It records requests, and counts those it had to leave out.
+        Whether it records requests and counts those that it drops.
     """
 
     name: str
@@ -55,7 +55,7 @@ class System:
 
 
 def gateway(pool: Path, *, workers: int = 1) -> System:
-    """Return the gateway with a pool file: the command `gateway` of PATH, else this checkout, not compiled."""
+    """Return the gateway with a pool file: the command `gateway` in PATH, else this checkout, not compiled."""
 
     def argv(port: int, _upstream: int, _folder: Path) -> list[str]:
         installed = shutil.which("gateway")
@@ -78,7 +78,7 @@ def _router(command: str, *options: str) -> Argv:
         if shutil.which(command) is None:
             return None
         where = ["--worker-urls", f"http://127.0.0.1:{upstream}", "--host", "127.0.0.1", "--port", str(port)]
-        where += ["--prometheus-port", str(free_port())]  # by default all have the same
+        where += ["--prometheus-port", str(free_port())]  # the default is the same for all
         return [command, *options, *where, "--policy", "round_robin", "--log-level", "error"]
 
     return argv

@@ -1,7 +1,7 @@
-"""An upstream that costs next to nothing: answers like one vLLM replica, from constants.
+"""A minimal upstream that answers like one vLLM replica, from constants.
 
-Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` tells how many requests and chunks it has sent, and
-how many streams are open. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other a chat
+Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` returns the numbers of requests and chunks sent and
+of open streams. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other body gets a chat
 completion of 1 KB.
 """
 
@@ -51,7 +51,7 @@ _STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class Counts:
-    """What was sent so far."""
+    """Totals sent so far."""
 
     requests = 0
     chunks = 0
@@ -85,13 +85,13 @@ class Upstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._transport is not None
         if self._url == b"/stats":
-            told = {"requests": Counts.requests, "chunks": Counts.chunks, "streams": Counts.streams}
-            self._transport.write(_answer(json.dumps(told).encode()))
+            counts = {"requests": Counts.requests, "chunks": Counts.chunks, "streams": Counts.streams}
+            self._transport.write(_answer(json.dumps(counts).encode()))
         elif self._url in _OTHERS:
             self._transport.write(_OTHERS[self._url])
         else:
             Counts.requests += 1
-            if b'"stream": true' in self._body or b'"stream":true' in self._body:  # peers write the JSON anew
+            if b'"stream": true' in self._body or b'"stream":true' in self._body:  # some peers serialise the JSON again
                 self._transport.write(_STREAM_HEAD)
                 Counts.streams += 1
                 self._chunk(0)
@@ -106,7 +106,7 @@ class Upstream(asyncio.Protocol):
             if not closing:
                 self._transport.write(_STREAM_END)
             return
-        # The moment of sending stands in the chunk, so that its reader can tell how long it was on its way.
+        # The chunk contains its time of sending, so that its reader can compute the delay.
         event = (
             b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":'
             b'[{"index":0,"delta":{"content":" %017.6f"},"logprobs":null,"finish_reason":null,"token_ids":null}],'
@@ -118,7 +118,7 @@ class Upstream(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    """Serve until ended."""
+    """Serve until terminated."""
     server = await asyncio.get_running_loop().create_server(
         Upstream, [f"127.0.0.{number}" for number in range(1, 9)], port, backlog=2048
     )

@@ -1,1 +1,1 @@
-"""The simulator held against real vLLM on the CPU: see docs/vllm-cpu-calibration.md."""
+"""Comparison of the simulator with a real vLLM on the CPU: see docs/vllm-cpu-calibration.md."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.vllm_cpu`: measure real engines on the CPU, fit the simulator to them, and compare."""
+"""Measure real engines on the CPU, fit the simulator to them, and compare: `python -m benchmarks.vllm_cpu COMMAND`."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from typing import Annotated
 import typer
 import yaml
 
-import backends.simulator
-from backends.calibration.calibration import Calibration
+from backends.calibration import calibration as calibrations
 from backends.speculation import Method
 from benchmarks.vllm_cpu import calibrate, routed, side_by_side
 from benchmarks.vllm_cpu.compare import compare, table
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
-from benchmarks.vllm_cpu.quiet import run_at_once
+from benchmarks.vllm_cpu.quiet import run_in_real_time
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 MEASURED = Path(__file__).with_name("measured.json.xz")
-FITTED_TO = Path(backends.simulator.__path__[0], "calibrations", "tiny-cpu.yaml")
-File = Annotated[Path, typer.Option(help="Raw figures.")]
+FITTED_TO = Path(calibrations.__file__).with_name("data") / "tiny-cpu.yaml"
+File = Annotated[Path, typer.Option(help="File of the raw figures.")]
 
 
 @app.callback()
 def commands() -> None:
-    """Hold the simulator against real vLLM on the CPU."""
+    """Compare the simulator with a real vLLM on the CPU."""
 
 
 @app.command("measure")
 def measure_command(
     file: File = MEASURED,
-    method: Annotated[list[Method] | None, typer.Option(help="These alone; theirs in the file are replaced.")] = None,
+    method: Annotated[
+        list[Method] | None, typer.Option(help="Only this method; replaces its figures in the file. May be repeated.")
+    ] = None,
     rounds: int = 3,
-    wait_s: Annotated[float, typer.Option(help="For a load average below 0.5 before each engine, at most.")] = 300.0,
+    wait_s: Annotated[
+        float, typer.Option(help="Longest wait for a load average below 0.5 before each engine.")
+    ] = 300.0,
 ) -> None:
-    """Measure each method's engine, one at a time."""
+    """Measure the engine of each method, one at a time."""
     chosen = method or list(METHODS)
     cells: list[Cell] = [cell for cell in (read(file) if file.exists() else []) if cell.method not in chosen]
-    if not run_at_once():
-        print("not allowed to run at real-time priority: chunks may be noted late", file=sys.stderr)
-    for one in chosen:
-        cells += asyncio.run(measure(one, rounds, CONCURRENCIES, Timeouts(engine_wait_s=wait_s)))
+    if not run_in_real_time():
+        print("not allowed to run at real-time priority: chunk times may be late", file=sys.stderr)
+    for each in chosen:
+        cells += asyncio.run(measure(each, rounds, CONCURRENCIES, Timeouts(engine_wait_s=wait_s)))
         write(file, cells)
 
 
@@ -51,7 +54,7 @@ def measure_command(
 def fit_command(
     file: File = MEASURED, to: Annotated[Path, typer.Option(help="Calibration to write.")] = FITTED_TO
 ) -> None:
-    """Fit the simulator to what was measured at 2 and 8 requests at once."""
+    """Fit the simulator to the measurements at concurrency 2 and 8."""
     calibrate.write(to, read(file))
 
 
@@ -59,8 +62,8 @@ def fit_command(
 def compare_command(
     file: File = MEASURED, calibration: Annotated[Path, typer.Option(help="Calibration file.")] = FITTED_TO
 ) -> None:
-    """Print what was measured beside what the simulator says, as Markdown."""
-    fitted = Calibration.model_validate(yaml.safe_load(calibration.read_text(encoding="utf-8")))
+    """Print measured and simulated figures side by side, as Markdown."""
+    fitted = calibrations.Calibration.model_validate(yaml.safe_load(calibration.read_text(encoding="utf-8")))
     for line in table(compare(read(file), fitted)):
         print(line)
 
@@ -72,20 +75,20 @@ def side_by_side_command(
     requests: int = 48,
     rounds: int = 3,
 ) -> None:
-    """Put the same load on a gateway with `vllm bench serve` and `gateway bench`, and print what both say."""
+    """Load one gateway with `vllm bench serve` and `gateway bench` in turn, and print the results of both."""
     for line in side_by_side.table(*side_by_side.side_by_side(backend, concurrency, requests, rounds)):
         print(line)
 
 
 @app.command("routed")
 def routed_command(
-    rounds: Annotated[int, typer.Option(help="Turns of each policy.")] = 5,
-    turn_s: Annotated[float, typer.Option(help="Seconds in which requests are sent in a turn.")] = 40.0,
-    rate: Annotated[float, typer.Option(help="Requests a second.")] = 6.0,
+    rounds: Annotated[int, typer.Option(help="Turns per policy.")] = 5,
+    turn_s: Annotated[float, typer.Option(help="Seconds per turn in which requests are sent.")] = 40.0,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 6.0,
     seed: int = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every request here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write every request to.")] = None,
 ) -> None:
-    """Put a mixed load on the four replicas of the pool file through one policy after another."""
+    """Load the four replicas of the pool file through one policy after another."""
     sent, turns = asyncio.run(routed.routed(rounds, turn_s, rate, seed))
     if json_file is not None:
         routed.write(json_file, sent, turns)
@@ -94,7 +97,7 @@ def routed_command(
         for line in routed.table(sent, first):
             print(line)
     others = max(turn.foreign_share for turn in turns)
-    print(f"\nOther processes took at most {others:.2f} of a core in a turn (the engines and gateways not counted).")
+    print(f"\nOther processes took at most {others:.2f} of a core in a turn (engines and gateways not included).")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writing what was fitted as a calibration, each number with its source."""
+"""Writing of the fitted calibration, with a source for each number."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TEMPLATE = Path(__file__).with_name("template.yaml")
 _HEAD = """\
 # Tiny models on one core of a CPU, vLLM 0.32: what config/pool.vllm-cpu.yaml runs. Written by
 #   python -m benchmarks.vllm_cpu fit
-# from benchmarks/vllm_cpu/measured.json.xz, which `python -m benchmarks.vllm_cpu measure` takes. How well it
+# from benchmarks/vllm_cpu/measured.json.xz, which `python -m benchmarks.vllm_cpu measure` writes. How well it
 # predicts: docs/vllm-cpu-calibration.md.
 """
 _DIGITS = 4
-_LOOPS = f"TPOT of closed loops at {' and '.join(map(str, FITTED))} requests at once"
+_LOOPS = f"TPOT of closed loops at {' and '.join(map(str, FITTED))} concurrent requests"
 
 
 def fitted_document(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the calibration as it is written: the template with the fitted numbers."""
+    """Return the calibration document: the template with the fitted numbers."""
     document: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
     calibration = fit(cells, Calibration.model_validate(document))
     step = calibration.step.model_dump(exclude={"source"})
@@ -41,8 +41,8 @@ def fitted_document(cells: Sequence[Cell]) -> dict[str, Any]:
         written["drafting"] = {**{name: _rounded(value) for name, value in costs.items()}, "source": source}
         for kind, acceptance in entry.acceptance.items():
             of_kind = {"by_position": list(acceptance.by_position), "request_spread": acceptance.request_spread}
-            told = f"{method}: counted by vLLM in those loops, greedy, prompts from Python's standard library"
-            written["acceptance"][kind.value] = {**of_kind, "source": told}
+            source = f"{method}: counted by vLLM in those loops, greedy, prompts from Python's standard library"
+            written["acceptance"][kind.value] = {**of_kind, "source": source}
     return document
 
 
@@ -57,7 +57,7 @@ def _rounded(value: float) -> float:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes every value out where it stands."""
+    """Dumper without aliases: writes every value in place."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

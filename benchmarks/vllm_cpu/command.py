@@ -1,4 +1,4 @@
-"""The gateway's command, run with a pool file made for a measurement."""
+"""Running the gateway's command with a pool file made for a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httpx
 from backends.launch.ports import free_port
 from benchmarks.vllm_cpu.engines import POOL
 
-ROOT = POOL.parents[1]
+ROOT = POOL.parents[2]
 _STOP_S = 60.0
 _EVERY_S = 0.1
 
@@ -30,23 +30,23 @@ def serving(
     start_s: float,
     before: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Start the gateway, yield its address when it is ready, and end it.
+    """Start the gateway, yield its URL when it is ready, and stop it at the end.
 
     Parameters
     ----------
     document
-        The pool file.
+        Pool file.
     config
-        Where that is written; the log stands beside it.
+        Path to write it to; the log is written beside it.
     is_ready
-        Asked again and again, with the address; what it raises of httpx counts as no.
+        Function that is polled with the URL; errors of httpx count as not ready.
     before
-        What the command line begins with.
+        Words to put before the command.
 
     Raises
     ------
     RuntimeError
-        If it ends, or is not ready in time; with its log.
+        If the gateway exits or is not ready in time; the message has its log.
     """
     config.write_text(json.dumps(document), encoding="utf-8")
     port, log_path = free_port(), config.with_suffix(".log")
@@ -56,7 +56,7 @@ def serving(
     try:
         url = f"http://127.0.0.1:{port}"
         end_s = time.monotonic() + start_s
-        while not _asked(is_ready, url):
+        while not _is_ready(is_ready, url):
             if process.poll() is not None or time.monotonic() > end_s:
                 raise RuntimeError(f"the gateway is not ready:\n{log_path.read_text(encoding='utf-8')}")
             time.sleep(_EVERY_S)
@@ -66,7 +66,7 @@ def serving(
         process.wait(_STOP_S)
 
 
-def _asked(is_ready: Callable[[str], bool], url: str) -> bool:
+def _is_ready(is_ready: Callable[[str], bool], url: str) -> bool:
     try:
         return is_ready(url)
     except httpx.HTTPError:

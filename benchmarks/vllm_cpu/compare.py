@@ -1,4 +1,4 @@
-"""Measured and simulated side by side, as Markdown."""
+"""Measured and simulated figures side by side, as Markdown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AIM = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One method at one concurrency: medians over rounds, and the range that the rounds span, of their median.
+    """One method at one concurrency: medians over rounds, and the range over the rounds relative to the median.
 
     Parameters
     ----------
     foreign_share
-        Of one core, what others took in the most disturbed round.
+        CPU time of other processes in the most disturbed round, in shares of one core.
     """
 
     method: Method
@@ -37,23 +37,23 @@ class Compared:
     range_tpot: float
 
     def error(self, name: str) -> float:
-        """Return how much more the simulator says, of what was measured."""
+        """Return the relative error of the simulated figure."""
         real: float = getattr(self.measured, name)
         return float(getattr(self.simulated, name)) / real - 1.0
 
 
 def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
-    """Play every measured loop in virtual time."""
-    found = []
+    """Return the comparison of every measured loop with its simulation."""
+    rows = []
     for method in METHODS:
         loops = reported(scripts(cells, method, calibration))
         for concurrency in CONCURRENCIES:
-            chosen = [(cell, of) for cell, of in loops if cell.concurrency == concurrency]
+            chosen = [(cell, requests) for cell, requests in loops if cell.concurrency == concurrency]
             if not chosen:
                 continue
             real = [measured(cell) for cell, _ in chosen]
-            played = [simulated(calibration, cell, of) for cell, of in chosen]
-            found.append(
+            played = [simulated(calibration, cell, requests) for cell, requests in chosen]
+            rows.append(
                 Compared(
                     method,
                     concurrency,
@@ -61,11 +61,11 @@ def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
                     max(cell.foreign_share for cell, _ in chosen),
                     middle(real),
                     middle(played),
-                    _range([one.tokens_per_s for one in real]),
-                    _range([one.tpot_ms for one in real]),
+                    _range([figures.tokens_per_s for figures in real]),
+                    _range([figures.tpot_ms for figures in real]),
                 )
             )
-    return found
+    return rows
 
 
 def _range(values: Sequence[float]) -> float:
@@ -80,15 +80,15 @@ HEAD = """\
 def table(rows: Sequence[Compared]) -> Iterator[str]:
     """Yield the lines of the table.
 
-    What was measured stands with the range of the rounds; an error beyond the aim is bold; what was fitted is in
-    brackets; of the last two columns both values are given, measured / simulated.
+    Measured figures have the range over the rounds. Errors beyond the aim are bold, fitted concurrencies in
+    parentheses. The last two columns show measured / simulated.
     """
     yield HEAD
     for row in rows:
         real, played = row.measured, row.simulated
-        at_once = f"({row.concurrency})" if row.concurrency in FITTED else f"{row.concurrency}"
+        concurrency = f"({row.concurrency})" if row.concurrency in FITTED else f"{row.concurrency}"
         cells = [
-            f"{row.method} | {at_once} | {row.rounds} | {row.foreign_share:.2f}",
+            f"{row.method} | {concurrency} | {row.rounds} | {row.foreign_share:.2f}",
             f"{real.tokens_per_s:.0f} ± {row.range_tokens_per_s / 2:.0%}",
             f"{played.tokens_per_s:.0f} | {_percent(row.error('tokens_per_s'))}",
             f"{real.tpot_ms:.2f} ± {row.range_tpot / 2:.0%}",

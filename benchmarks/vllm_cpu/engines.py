@@ -1,4 +1,4 @@
-"""One real engine at a time: the replicas of config/pool.vllm-cpu.yaml and one that drafts with a model."""
+"""One real engine at a time: the replicas of pool.yaml, and one with a draft model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.config.load import load_pool
 from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.service.replicas import plan
 
-POOL = Path(__file__).parents[2] / "config" / "pool.vllm-cpu.yaml"
+POOL = Path(__file__).with_name("pool.yaml")
 DRAFT = {
     "method": "draft_model",
     "speculative_config": {"model": ".cache/tiny-models/draft", "num_speculative_tokens": 4},
@@ -23,7 +23,7 @@ METHODS = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Met
 
 
 def pool() -> PoolSettings:
-    """Return the pool with `draft` added."""
+    """Return the pool file's settings, with a replica `draft` added."""
     settings = load_pool(POOL)
     model = settings.models["tiny"]
     like = model.backends["plain"].model_dump(exclude_unset=True)
@@ -34,7 +34,7 @@ def pool() -> PoolSettings:
 
 
 def speculative_config(method: Method) -> Mapping[str, Any]:
-    """Return how the replica of a method speculates."""
+    """Return the speculative config of a method's replica."""
     for backend in pool().models["tiny"].backends.values():
         if backend.method is method:
             config = backend.speculative_config
@@ -44,16 +44,16 @@ def speculative_config(method: Method) -> Mapping[str, Any]:
 
 @contextlib.asynccontextmanager
 async def running(method: Method) -> AsyncIterator[str]:
-    """Start the engine of a method, yield its address when it answers, and end it.
+    """Start the engine of a method, yield its URL when it answers, and stop it at the end.
 
     Raises
     ------
     LaunchError
-        If it does not start.
+        If the engine does not start.
     """
     settings = pool()
     model = settings.models["tiny"]
-    alone = {name: one for name, one in model.backends.items() if one.method is method}
+    alone = {name: each for name, each in model.backends.items() if each.method is method}
     settings = settings.model_copy(update={"models": {"tiny": model.model_copy(update={"backends": alone})}})
     with tempfile.TemporaryDirectory(prefix="vllm-cpu-") as folder:
         replicas = plan(settings, Path(folder))

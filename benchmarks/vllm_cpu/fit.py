@@ -1,4 +1,4 @@
-"""Fitting the simulator's parameters to what was measured at 2 and 8 requests at once, and to single prefills."""
+"""Fit of the simulator's parameters to the measurements at concurrency 2 and 8, and to single prefills."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ROUNDS = 6
 def fit(cells: Sequence[Cell], start: Calibration) -> Calibration:
     """Return `start` with its step time, drafting costs and acceptance fitted.
 
-    The slopes over prompt and context tokens are least squares through medians; every other pair of parameters is
-    set so that the median TPOT of the fitted closed loops comes out as measured.
+    The slopes over prompt and context tokens are least-squares fits through medians. Every other pair of parameters is
+    chosen so that the median TPOT of the fitted closed loops is as measured.
     """
     acceptances = {
         method: _acceptance([cell for cell in cells if cell.method is method and cell.concurrency in FITTED])
@@ -59,7 +59,7 @@ def _drafting_of(calibration: Calibration, method: Method) -> Callable[[Floats],
 
 
 def _with_drafting(calibration: Calibration, method: Method, values: Floats) -> Calibration:
-    """Set what drafting costs a step and each request in it; a draft model's cost is by pass, a look-up's by step."""
+    """Set the drafting cost per step and per request; a draft model's cost is per pass, that of the others per step."""
     entry = calibration.methods[method]
     passes = draft_tokens(method, speculative_config(method))
     fixed = {"per_pass_s": values[0] / passes} if entry.acceptance else {"base_s": values[0]}
@@ -69,14 +69,15 @@ def _with_drafting(calibration: Calibration, method: Method, values: Floats) -> 
 
 
 def _solve(calibrated: Callable[[Floats], Calibration], cells: Sequence[Cell], method: Method) -> Floats:
-    """Find two non-negative parameters (s, s per request) with which the fitted cells' TPOT comes out as measured."""
+    """Return two non-negative parameters (s, s per request) for which the TPOT of the fitted cells is as measured."""
     loops = reported(scripts(cells, method, calibrated(np.zeros(2))))
-    loops = [(cell, of) for cell, of in loops if cell.concurrency in FITTED]
+    loops = [(cell, requests) for cell, requests in loops if cell.concurrency in FITTED]
     target = _by_concurrency({id(cell): measured(cell).tpot_ms for cell, _ in loops}, loops)
 
     def tpot(values: Floats) -> Floats:
         calibration = calibrated(values)
-        return _by_concurrency({id(cell): simulated(calibration, cell, of).tpot_ms for cell, of in loops}, loops)
+        tpot_ms = {id(cell): simulated(calibration, cell, requests).tpot_ms for cell, requests in loops}
+        return _by_concurrency(tpot_ms, loops)
 
     values = np.array([1e-3, 1e-4])
     for _ in range(_ROUNDS):
@@ -105,28 +106,28 @@ def _by_concurrency(of_cell: Mapping[int, float], loops: Sequence[tuple[Cell, An
 
 
 def _prefill(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Return seconds for a prompt token, and for a token of context in a step that decodes one token."""
+    """Return the seconds per prompt token, and per context token of a step that decodes one token."""
     prompts, first, steps = [], [], []
     for cell in cells:
-        prompts.append(np.median([len(one.prompt_ids) for one in cell.answers]))
-        first.append(np.median([one.chunks_s[0] - one.sent_s for one in cell.answers]))
-        steps.append(np.median(np.concatenate([np.diff(one.chunks_s) for one in cell.answers])))
+        prompts.append(np.median([len(answer.prompt_ids) for answer in cell.answers]))
+        first.append(np.median([answer.chunks_s[0] - answer.sent_s for answer in cell.answers]))
+        steps.append(np.median(np.concatenate([np.diff(answer.chunks_s) for answer in cell.answers])))
     return max(0.0, float(np.polyfit(prompts, first, 1)[0])), max(0.0, float(np.polyfit(prompts, steps, 1)[0]))
 
 
 def _acceptance(cells: Sequence[Cell]) -> Acceptance:
-    """Return acceptance by position given acceptance before it, and its spread over requests, from answers' counts.
+    """Return the acceptance at each position given acceptance before it, and its spread over requests.
 
-    The spread is the one with which drawn requests' accepted tokens a step vary as much as the measured ones' do.
+    The spread is chosen so that accepted tokens per step vary as much over drawn requests as over the measured ones.
     """
-    answers = [one for cell in cells if cell.turn >= 0 for one in cell.answers if one.draft_steps]
-    steps = np.array([one.draft_steps for one in answers])
-    at = np.array([one.accepted_at for one in answers])
-    reached = np.concatenate([[steps.sum()], at.sum(axis=0)])
+    answers = [answer for cell in cells if cell.turn >= 0 for answer in cell.answers if answer.draft_steps]
+    steps = np.array([answer.draft_steps for answer in answers])
+    accepted_at = np.array([answer.accepted_at for answer in answers])
+    reached = np.concatenate([[steps.sum()], accepted_at.sum(axis=0)])
     rates = reached[1:] / reached[:-1]
-    wanted = float(np.std(at.sum(axis=1) / steps))
+    target = float(np.std(accepted_at.sum(axis=1) / steps))
     rng = np.random.default_rng(0)
-    spread = min(_SPREADS, key=lambda one: abs(_drawn_deviation(rng, rates, steps, one) - wanted))
+    spread = min(_SPREADS, key=lambda spread: abs(_drawn_deviation(rng, rates, steps, spread) - target))
     return Acceptance(
         by_position=tuple(round(float(rate), 4) for rate in rates),
         request_spread=round(float(spread), 2),
@@ -138,7 +139,7 @@ def _drawn_deviation(rng: np.random.Generator, rates: Floats, steps: npt.NDArray
     shift = np.exp(spread * rng.standard_normal((8, len(steps), 1)))
     odds = rates / (1 - rates) * shift
     reach = np.cumprod(odds / (1 + odds), axis=2)
-    # accepted tokens of a step: 0 to k; its mean and variance from the chance to reach each position
+    # Accepted tokens of a step, 0 to k: mean and variance from the probability of reaching each position.
     k = np.arange(1, len(rates) + 1)
     mean = reach.sum(axis=2)
     variance = (reach * (2 * k - 1)).sum(axis=2) - mean**2

@@ -1,4 +1,4 @@
-"""A closed loop that costs next to nothing: bytes are kept with the time they came, and read when all is over."""
+"""A minimal closed-loop load generator: it stores bytes with their arrival times and parses them at the end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from backends.http.client import Address, HeaderList, UpstreamClient, UpstreamEr
 
 @dataclass(slots=True)
 class Answer:
-    """One request as it went; times in seconds from the beginning of its cell.
+    """One answered request; times in seconds from the start of its cell.
 
     Parameters
     ----------
     chunks_s, chunk_tokens
-        When each chunk came and how many tokens it brought: one chunk is one step of the engine.
+        Arrival time and number of tokens of each chunk; a chunk is one step of the engine.
     drafted, accepted_at
-        Draft tokens verified, and steps that accepted the draft at each position; of all steps that drafted.
+        Draft tokens verified, and the number of steps that accepted each draft position.
     """
 
     sent_s: float
@@ -38,15 +38,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A closed loop that has ended; `cpu_share` is the generator's, of one core."""
+    """A finished closed loop; `cpu_share` is the generator's CPU time in shares of one core."""
 
     duration_s: float
     cpu_share: float
     answers: list[Answer]
 
 
-class _Flight:
-    """Keeps what arrives."""
+class _Call:
+    """A request in flight, which stores what arrives."""
 
     def __init__(self, loop: _Loop) -> None:
         self.sent_s = time.perf_counter()
@@ -65,31 +65,31 @@ class _Flight:
             text = b"".join(data for _, data in self.pieces)[:300]
             self._loop.fail(RuntimeError(f"answered {self._status}: {text!r}"))
         else:
-            self._loop.ended()
+            self._loop.on_call_end()
 
     def on_error(self, error: UpstreamError) -> None:
         self._loop.fail(error)
 
 
 class _Loop:
-    """`concurrency` requests under way until all bodies were sent."""
+    """Keeps `concurrency` requests in flight until all bodies have been sent."""
 
     def __init__(self, client: UpstreamClient, bodies: Sequence[bytes], concurrency: int) -> None:
         self._client = client
         self._bodies = bodies
-        self._under_way = 0
+        self._in_flight = 0
         self._concurrency = concurrency
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.flights: list[_Flight] = []
+        self.calls: list[_Call] = []
 
     async def play(self) -> None:
         self._refill()
         await self._done
 
-    def ended(self) -> None:
-        self._under_way -= 1
+    def on_call_end(self) -> None:
+        self._in_flight -= 1
         self._refill()
-        if not self._under_way and not self._done.done():
+        if not self._in_flight and not self._done.done():
             self._done.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -97,25 +97,25 @@ class _Loop:
             self._done.set_exception(error)
 
     def _refill(self) -> None:
-        while self._under_way < self._concurrency and len(self.flights) < len(self._bodies):
-            body = self._bodies[len(self.flights)]
+        while self._in_flight < self._concurrency and len(self.calls) < len(self._bodies):
+            body = self._bodies[len(self.calls)]
             headers = [
                 (b"host", self._client.address.authority),
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(body)),
             ]
-            self.flights.append(flight := _Flight(self))
-            self._under_way += 1
-            self._client.send(request_head(b"POST", b"/v1/completions", headers), body, flight)
+            self.calls.append(call := _Call(self))
+            self._in_flight += 1
+            self._client.send(request_head(b"POST", b"/v1/completions", headers), body, call)
 
 
 async def closed_loop(url: str, prompts: Sequence[tuple[str, int]], concurrency: int) -> Played:
-    """Send prompts, each with the length of its answer, greedily, `concurrency` at a time.
+    """Send prompts with their output lengths, greedily, `concurrency` at a time.
 
     Raises
     ------
     UpstreamError, RuntimeError
-        If a request fails; a figure from the others would mean nothing.
+        If a request fails, since figures from the others would be meaningless.
     """
     client = UpstreamClient(Address.parse(url))
     loop = _Loop(client, [_body(*prompt) for prompt in prompts], concurrency)
@@ -128,7 +128,7 @@ async def closed_loop(url: str, prompts: Sequence[tuple[str, int]], concurrency:
     finally:
         gc.enable()
         client.close()
-    return Played(duration_s, cpu_s / duration_s, [_read(flight, begin_s) for flight in loop.flights])
+    return Played(duration_s, cpu_s / duration_s, [_read(call, begin_s) for call in loop.calls])
 
 
 def _body(prompt: str, output_tokens: int) -> bytes:
@@ -146,26 +146,26 @@ def _body(prompt: str, output_tokens: int) -> bytes:
     )
 
 
-def _read(flight: _Flight, begin_s: float) -> Answer:
-    answer = Answer(flight.sent_s - begin_s)
+def _read(call: _Call, begin_s: float) -> Answer:
+    answer = Answer(call.sent_s - begin_s)
     held = b""
-    for at_s, data in flight.pieces:
+    for at_s, data in call.pieces:
         *events, held = (held + data).split(b"\n\n")
         for event in events:
             if event != b"data: [DONE]":
-                _take(answer, orjson.loads(event.removeprefix(b"data: ")), at_s - begin_s)
+                _add_event(answer, orjson.loads(event.removeprefix(b"data: ")), at_s - begin_s)
     return answer
 
 
-def _take(answer: Answer, document: dict[str, Any], at_s: float) -> None:
+def _add_event(answer: Answer, document: dict[str, Any], at_s: float) -> None:
     for choice in document["choices"]:
         answer.prompt_ids = choice.get("prompt_token_ids") or answer.prompt_ids
         if ids := choice.get("token_ids"):
             answer.output_ids += ids
             answer.chunks_s.append(at_s)
             answer.chunk_tokens.append(len(ids))
-    told = (document.get("metrics") or {}).get("speculative_decoding")
-    if told:
-        histogram = told["acceptance_histogram"]
-        answer.draft_steps, answer.drafted = told["num_spec_steps"], told["num_draft_tokens"]
+    speculation = (document.get("metrics") or {}).get("speculative_decoding")
+    if speculation:
+        histogram = speculation["acceptance_histogram"]
+        answer.draft_steps, answer.drafted = speculation["num_spec_steps"], speculation["num_draft_tokens"]
         answer.accepted_at = [sum(histogram[position + 1 :]) for position in range(len(histogram) - 1)]

@@ -1,4 +1,4 @@
-"""Measuring: every method's engine in turn, warmed up, in closed loops, and what came of them in one file."""
+"""Measurement of each method's engine in turn, warmed up, in closed loops, with the results in one file."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Cell:
     Parameters
     ----------
     turn
-        Of `rounds`; `WARM_UP_TURN`, or `PREFILL_TURN` for prompts of one size sent one after another.
+        Round of the loop; `WARM_UP_TURN`, or `PREFILL_TURN` for prompts of one size sent one after another.
     cpu_share
-        Of one core, the load generator's.
+        CPU time of the load generator, in shares of one core.
     engine_load_average
-        The machine's load average (one minute) when the engine was started.
+        The machine's one-minute load average when the engine was started.
     foreign_share
-        CPU time of others meanwhile, of one core.
+        CPU time of other processes during the loop, in shares of one core.
     """
 
     method: Method
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a quiet machine: a load average before an engine starts, others' share before a cell."""
+    """Thresholds and waits for a quiet machine: load average before an engine, other CPU use before a cell."""
 
     load_average: float = 0.5
     engine_wait_s: float = 0.0
@@ -60,14 +60,14 @@ class Timeouts:
 
 
 def requests_of(concurrency: int) -> int:
-    """Return how many requests a cell has: enough for a few seconds."""
+    """Return the number of requests of a cell: enough for a few seconds."""
     return max(24, 6 * concurrency)
 
 
 async def measure(method: Method, rounds: int, concurrencies: Sequence[int], timeouts: Timeouts) -> list[Cell]:
-    """Measure one method: warm up, single prefills of several sizes, and each concurrency once in every round.
+    """Measure one method: warm-up, single prefills of several sizes, and each concurrency once per round.
 
-    The prompts are the same for every method, in the same order; no two are the same.
+    Every method gets the same prompts in the same order; all prompts differ.
     """
     cells: list[Cell] = []
     prompts = pieces()
@@ -106,7 +106,7 @@ async def measure(method: Method, rounds: int, concurrencies: Sequence[int], tim
 
 
 def write(path: Path, cells: Sequence[Cell]) -> None:
-    """Write cells as JSON in xz; times rounded to 0.1 ms."""
+    """Write cells as JSON compressed with xz, with times rounded to 0.1 ms."""
     plain = [asdict(cell) for cell in cells]
     for cell in plain:
         for answer in cell["answers"]:
@@ -116,9 +116,9 @@ def write(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def read(path: Path) -> list[Cell]:
-    """Read what `write` wrote."""
+    """Return the cells of a file that `write` wrote."""
     plain = orjson.loads(lzma.decompress(path.read_bytes()))
     return [
-        Cell(**{**cell, "method": Method(cell["method"]), "answers": [Answer(**one) for one in cell["answers"]]})
+        Cell(**{**cell, "method": Method(cell["method"]), "answers": [Answer(**answer) for answer in cell["answers"]]})
         for cell in plain
     ]

@@ -1,4 +1,4 @@
-"""Prompts: pieces of Python's standard library, no two of which overlap, so that no cache knows one from another."""
+"""Prompts: pieces of Python's standard library that do not overlap, so that they share nothing in a prefix cache."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OUTPUT_TOKENS = (128, 96, 160)
 
 
 def pieces(characters: int | None = None) -> Iterator[tuple[str, int]]:
-    """Yield prompts and the lengths of their answers, which differ so that requests do not run in step.
+    """Yield prompts with output lengths, which vary so that requests do not stay in step.
 
-    A module is gone through from its beginning and left for the next one after each piece, so that neighbours differ.
+    The modules take turns after each piece, so that consecutive pieces differ.
 
     Parameters
     ----------
     characters
-        Of every prompt; None takes 300, 450, 600 and 750 in turn (some 100 to 250 tokens).
+        Length of every prompt; None alternates between 300, 450, 600 and 750 (about 100 to 250 tokens).
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [library / f"{name}.py" for name in dict.fromkeys(MODULES)]
@@ -37,10 +37,10 @@ def pieces(characters: int | None = None) -> Iterator[tuple[str, int]]:
     starts = [0] * len(texts)
     count = 0
     while True:
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             length = characters or CHARACTERS[count % len(CHARACTERS)]
-            piece = text[starts[place] : starts[place] + length]
-            starts[place] += length
+            piece = text[starts[index] : starts[index] + length]
+            starts[index] += length
             if len(piece) == length:
                 yield piece, OUTPUT_TOKENS[count % len(OUTPUT_TOKENS)]
                 count += 1

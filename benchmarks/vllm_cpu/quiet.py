@@ -1,4 +1,4 @@
-"""How much of the machine others take: Linux's count of busy time less that of this process and its descendants."""
+"""CPU use of other processes: Linux's count of busy time less that of this process and its descendants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """CPU seconds spent since the machine or the processes began: by all, and by this process and its descendants."""
+    """CPU seconds so far: of the whole machine, and of this process and its descendants."""
 
     at_s: float
     all_s: float
@@ -29,12 +29,12 @@ class Clock:
         return cls(time.perf_counter(), busy_s, sum(_spent_by_process(_descendants()).values()))
 
     def foreign_share(self, later: Clock) -> float:
-        """Return the CPU time that others spent until `later`, of one core (two cores: 2 at most)."""
+        """Return the CPU time of other processes until `later`, in shares of one core (with two cores at most 2)."""
         return max(0.0, (later.all_s - self.all_s) - (later.own_s - self.own_s)) / (later.at_s - self.at_s)
 
 
 async def until_quiet(below: float, longest_s: float) -> None:
-    """Wait for a second in which others took less than a share of a core, but no longer than so many seconds."""
+    """Wait for a second with less CPU use by other processes than `below`, for at most `longest_s` seconds."""
     end_s = time.monotonic() + longest_s
     while time.monotonic() < end_s:
         before = Clock.now()
@@ -44,21 +44,21 @@ async def until_quiet(below: float, longest_s: float) -> None:
 
 
 async def until_load_below(below: float, longest_s: float) -> float:
-    """Wait for the one-minute load average to be below a value, but no longer than so many seconds; return it."""
+    """Wait until the one-minute load average is below `below`, for at most `longest_s` seconds; return it."""
     end_s = time.monotonic() + longest_s
     while os.getloadavg()[0] >= below and time.monotonic() < end_s:  # noqa: ASYNC110 -- the machine's load has no event
         await asyncio.sleep(_LOOK_S)
     return os.getloadavg()[0]
 
 
-AT_ONCE = ("chrt", "--reset-on-fork", "--rr", "1")
-"""Before a command: its process, not its children, runs as soon as it has something to do, where that is allowed."""
+REAL_TIME = ("chrt", "--reset-on-fork", "--rr", "1")
+"""Prefix of a command that runs it, but not its children, at real-time priority."""
 
 
-def run_at_once() -> bool:
-    """Let this process, not its children, run as soon as it has something to do; False where that is not allowed.
+def run_in_real_time() -> bool:
+    """Give this process, but not its children, real-time priority; return False if that is not allowed.
 
-    Where engine and generator share two cores, Linux let chunks lie unread for up to a fifth of a second.
+    When engine and generator shared two cores, Linux left chunks unread for up to a fifth of a second.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -76,13 +76,13 @@ def _stat(pid: int) -> list[str]:
 
 def _descendants() -> set[int]:
     parents = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    found = {os.getpid()}
-    while more := {pid for pid, stat in parents.items() if stat and int(stat[1]) in found} - found:
-        found |= more
-    return found
+    pids = {os.getpid()}
+    while more := {pid for pid, stat in parents.items() if stat and int(stat[1]) in pids} - pids:
+        pids |= more
+    return pids
 
 
 def _spent_by_process(pids: set[int]) -> dict[int, float]:
     stats = {pid: _stat(pid) for pid in pids}
-    # With the time of children that have ended and were waited for.
+    # Includes the time of children that have exited and were waited for.
     return {pid: sum(map(int, stat[11:15])) * _TICK_S for pid, stat in stats.items() if stat}

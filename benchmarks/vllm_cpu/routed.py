@@ -1,7 +1,7 @@
-"""Policies in turns on real engines: the same four replicas, one gateway a policy before them, one load after another.
+"""Policies in turn on real engines: the same four replicas, one gateway per policy, the same load for each.
 
-What a policy learns it learns in its own turns. The engines share the machine's cores, so that each slows all others
-too, which no policy knows; on a GPU a replica they would not.
+A policy learns only in its own turns. The engines share the machine's cores, so that each slows down all others, which
+no policy models; with one GPU per replica this would not happen.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 OUTPUT_TOKENS = (32, 96, 160, 256)
 START_S = 60.0
 WARM_UP = 8
-"""Requests to each engine before anything is measured: the first ones take seconds."""
+"""Requests to each engine before the measurement, because the first ones take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as it went.
+    """One request with its result.
 
     Parameters
     ----------
     round, policy
-        Its turn.
+        The turn in which it was sent.
     backend
-        Who answered; empty where it failed.
+        Backend that answered; empty if the request failed.
     """
 
     round: int
@@ -65,15 +65,15 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What there is to know of one turn beside its requests; `foreign_share` is what others took of one core."""
+    """One turn of a policy; `foreign_share` is the CPU time of other processes in shares of one core."""
 
     round: int
     policy: str
     foreign_share: float
 
 
-class _Flight:
-    """Keeps of an answer what is needed of it."""
+class _Call:
+    """A request in flight, which keeps the times, the backend and the usage of its answer."""
 
     def __init__(self) -> None:
         self.began_s = time.perf_counter()
@@ -99,7 +99,7 @@ class _Flight:
 
     def on_end(self) -> None:
         if not self.failed and not self.usage:
-            self.failed = "brought no usage"
+            self.failed = "the answer has no usage"
         self.ended.set_result(None)
 
     def on_error(self, error: UpstreamError) -> None:
@@ -108,43 +108,47 @@ class _Flight:
 
 
 async def routed(rounds: int, turn_s: float, rate: float, seed: int) -> tuple[list[Sent], list[Turn]]:
-    """Start the engines and the gateways, put the load on one after another, and end them.
+    """Start engines and gateways, load one gateway after another, and stop them at the end.
 
     Parameters
     ----------
     rounds
-        In each, every policy has one turn, in another order.
+        Number of rounds; each policy has one turn per round, in varying order.
     turn_s
-        How long requests are sent in a turn; the next one begins when all have been answered.
+        Seconds per turn in which requests are sent; the next turn begins when all have been answered.
     rate
-        Requests a second; Poisson.
+        Requests per second; Poisson.
 
     Raises
     ------
     LaunchError
         If an engine does not start.
     """
-    found: list[Sent] = []
+    results: list[Sent] = []
     turns: list[Turn] = []
-    prompts = (text for text, _ in pieces())  # never the same twice: a later policy finds nothing in a cache
+    prompts = (
+        text for text, _ in pieces()
+    )  # all different, so that no policy profits from prefixes cached for another
     with tempfile.TemporaryDirectory(prefix="routed-") as name:
         async with _engines(Path(name)) as addresses:
             with contextlib.ExitStack() as stack:
-                urls = {one: stack.enter_context(_gateway(one, addresses, Path(name), seed)) for one in POLICIES}
+                urls = {
+                    policy: stack.enter_context(_gateway(policy, addresses, Path(name), seed)) for policy in POLICIES
+                }
                 for address in addresses.values():
                     warm_up = [_send(address, next(prompts), 32, 0.0, Random(seed)) for _ in range(WARM_UP)]
                     await asyncio.gather(*warm_up)
                 for number in range(rounds):
-                    order = [POLICIES[(number + place) % len(POLICIES)] for place in range(len(POLICIES))]
+                    order = [POLICIES[(number + index) % len(POLICIES)] for index in range(len(POLICIES))]
                     for policy in order if number % 2 == 0 else order[::-1]:
                         before = Clock.now()
-                        arrivals = Random(f"{seed}/{number}")  # the same moments, lengths and temperatures for all
+                        arrivals = Random(f"{seed}/{number}")  # the same arrivals, lengths and temperatures for all
                         sent = await _turn(urls[policy], prompts, turn_s, rate, arrivals)
-                        found += [replace(one, round=number, policy=policy) for one in sent]
+                        results += [replace(request, round=number, policy=policy) for request in sent]
                         turns.append(Turn(number, policy, before.foreign_share(Clock.now())))
-                        mean_s = fmean(one.e2e_s for one in sent if not one.failed)
+                        mean_s = fmean(request.e2e_s for request in sent if not request.failed)
                         print(f"round {number} {policy}: {len(sent)} requests, mean {mean_s:.3f} s", file=sys.stderr)
-    return found, turns
+    return results, turns
 
 
 async def _turn(url: str, prompts: Iterator[str], turn_s: float, rate: float, arrivals: Random) -> list[Sent]:
@@ -176,53 +180,53 @@ async def _send(url: str, prompt: str, tokens: int, temperature: float, arrivals
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
     ]
-    flight = _Flight()
-    client.send(request_head(b"POST", b"/v1/completions", headers), body, flight)
+    call = _Call()
+    client.send(request_head(b"POST", b"/v1/completions", headers), body, call)
     try:
-        await flight.ended
+        await call.ended
     finally:
         client.close()
     return Sent(
         0,
         "",
-        flight.backend,
+        call.backend,
         temperature,
-        flight.usage.get("prompt_tokens", 0),
-        flight.usage.get("completion_tokens", 0),
-        flight.first_s - flight.began_s,
-        flight.last_s - flight.began_s,
-        flight.failed,
+        call.usage.get("prompt_tokens", 0),
+        call.usage.get("completion_tokens", 0),
+        call.first_s - call.began_s,
+        call.last_s - call.began_s,
+        call.failed,
     )
 
 
 @contextlib.asynccontextmanager
 async def _engines(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """Start the replicas of the pool file, yield their addresses by name, and end them."""
+    """Start the replicas of the pool file, yield their URLs by name, and stop them at the end."""
     replicas = plan(load_pool(POOL), folder)
     launcher = Launcher(replicas.launches)
     try:
         await launcher.start()
         await launcher.wait_ready()
-        yield {one.name: one.url for one in replicas.backends}
+        yield {backend.name: backend.url for backend in replicas.backends}
     finally:
         await launcher.stop()
 
 
 @contextlib.contextmanager
 def _gateway(policy: str, addresses: Mapping[str, str], folder: Path, seed: int) -> Iterator[str]:
-    """Run a gateway before engines that are up; yield its address when it sees them all."""
+    """Run a gateway in front of running engines; yield its URL when all of them are up."""
     model = load_pool(POOL).models["tiny"]
     backends: dict[str, dict[str, Any]] = {}
     for name, address in addresses.items():
-        one = model.backends[name]
-        config = one.speculative_config
+        backend = model.backends[name]
+        config = backend.speculative_config
         backends[name] = {
-            "method": one.method.value,
+            "method": backend.method.value,
             "url": address,
             **({} if config is None else {"speculative_config": config.model_dump(exclude_unset=True)}),
         }
     chosen: dict[str, Any] = {"name": policy}
-    if policy != "round_robin":  # which draws nothing
+    if policy != "round_robin":  # has no random draws
         chosen["seed"] = seed
     document = {
         "server": {"host": "127.0.0.1"},
@@ -230,34 +234,40 @@ def _gateway(policy: str, addresses: Mapping[str, str], folder: Path, seed: int)
         "state": {"file": str(folder / f"{policy}.sqlite")},
         "models": {"tiny": {"policy": chosen, "backends": backends}},
     }
-    with serving(document, folder / f"{policy}.yaml", _sees_all, START_S) as url:
+    with serving(document, folder / f"{policy}.yaml", _all_up, START_S) as url:
         yield url
 
 
-def _sees_all(url: str) -> bool:
+def _all_up(url: str) -> bool:
     answer = httpx.get(f"{url}/admin/pool", headers={"authorization": "Bearer routed"}, trust_env=False)
     backends = answer.json()["models"]["tiny"]["backends"]
-    return all(one["state"] == "up" for one in backends.values())
+    return all(backend["state"] == "up" for backend in backends.values())
 
 
 def table(sent: Sequence[Sent], first_round: int = 0) -> list[str]:
-    """Return a Markdown table: what each policy came to from a round on, and over `least_loaded` in the same round."""
-    counted = [one for one in sent if one.round >= first_round]
+    """Return a Markdown table of each policy's figures from a round on, and their ratio to `least_loaded`."""
+    counted = [request for request in sent if request.round >= first_round]
     lines = [
         "| policy | requests | failed | e2e mean, s | p50 | p99 | TTFT mean, ms | TPOT mean, ms | "
         "mean over least_loaded | shares |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for policy in POLICIES:
-        mine = [one for one in counted if one.policy == policy and not one.failed]
-        failed = sum(1 for one in counted if one.policy == policy and one.failed)
-        e2e_s = sorted(one.e2e_s for one in mine)
-        tpot_s = fmean((one.e2e_s - one.ttft_s) / (one.output_tokens - 1) for one in mine if one.output_tokens > 1)
-        names = sorted({one.backend for one in counted} - {""})
-        shares = ", ".join(f"{name} {sum(one.backend == name for one in mine) / len(mine):.0%}" for name in names)
+        answered = [request for request in counted if request.policy == policy and not request.failed]
+        failed = sum(1 for request in counted if request.policy == policy and request.failed)
+        e2e_s = sorted(request.e2e_s for request in answered)
+        tpot_s = fmean(
+            (request.e2e_s - request.ttft_s) / (request.output_tokens - 1)
+            for request in answered
+            if request.output_tokens > 1
+        )
+        names = sorted({request.backend for request in counted} - {""})
+        shares = ", ".join(
+            f"{name} {sum(request.backend == name for request in answered) / len(answered):.0%}" for name in names
+        )
         lines.append(
-            f"| {policy} | {len(mine)} | {failed} | {fmean(e2e_s):.3f} | {e2e_s[len(e2e_s) // 2]:.3f} "
-            f"| {e2e_s[int(0.99 * len(e2e_s))]:.3f} | {1e3 * fmean(one.ttft_s for one in mine):.1f} "
+            f"| {policy} | {len(answered)} | {failed} | {fmean(e2e_s):.3f} | {e2e_s[len(e2e_s) // 2]:.3f} "
+            f"| {e2e_s[int(0.99 * len(e2e_s))]:.3f} | {1e3 * fmean(request.ttft_s for request in answered):.1f} "
             f"| {1e3 * tpot_s:.2f} | {_over(counted, policy)} | {shares} |"
         )
     return lines
@@ -267,9 +277,10 @@ def _over(sent: Sequence[Sent], policy: str) -> str:
     """Return the geometric mean over rounds of the ratio of means, with its 95% interval (Student's t)."""
 
     def mean_s(number: int, name: str) -> float:
-        return fmean(one.e2e_s for one in sent if (one.round, one.policy) == (number, name) and not one.failed)
+        turn = [request for request in sent if (request.round, request.policy) == (number, name)]
+        return fmean(request.e2e_s for request in turn if not request.failed)
 
-    rounds = sorted({one.round for one in sent})
+    rounds = sorted({request.round for request in sent})
     logs = [math.log(mean_s(number, policy) / mean_s(number, "least_loaded")) for number in rounds]
     if policy == "least_loaded":
         return "1"
@@ -280,5 +291,6 @@ def _over(sent: Sequence[Sent], policy: str) -> str:
 
 
 def write(path: Path, sent: Sequence[Sent], turns: Sequence[Turn]) -> None:
-    """Keep all figures."""
-    path.write_bytes(orjson.dumps({"requests": [asdict(one) for one in sent], "turns": [asdict(one) for one in turns]}))
+    """Write all requests and turns as JSON."""
+    document = {"requests": [asdict(request) for request in sent], "turns": [asdict(turn) for turn in turns]}
+    path.write_bytes(orjson.dumps(document))

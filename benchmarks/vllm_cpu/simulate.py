@@ -1,4 +1,4 @@
-"""The same closed loops in virtual time: the recorded prompts and answers, in the order they were sent."""
+"""Simulation of the measured closed loops in virtual time: the recorded prompts and answers, in the order sent."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Scripts = list[tuple[Cell, list[Script]]]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a closed loop comes to.
+    """Figures of a closed loop.
 
     Parameters
     ----------
     tokens_per_s
-        Output tokens over the time from the first request to the last token.
+        Output tokens per second from the first request to the last token.
     tpot_ms, ttft_ms
         Medians over requests.
     tokens_per_step
-        Output tokens over those that were not accepted drafts.
+        Output tokens divided by those that were not accepted drafts.
     """
 
     tokens_per_s: float
@@ -42,11 +42,12 @@ class Figures:
 
 
 def measured(cell: Cell) -> Figures:
-    """Return what a real engine did."""
-    tokens = sum(len(one.output_ids) for one in cell.answers)
-    accepted = sum(sum(one.accepted_at) for one in cell.answers)
-    tpot = [(one.chunks_s[-1] - one.chunks_s[0]) / _later(one) for one in cell.answers if _later(one) > 0]
-    ttft = [one.chunks_s[0] - one.sent_s for one in cell.answers]
+    """Return the figures of a real engine."""
+    tokens = sum(len(answer.output_ids) for answer in cell.answers)
+    accepted = sum(sum(answer.accepted_at) for answer in cell.answers)
+    longer = [answer for answer in cell.answers if _later(answer) > 0]
+    tpot = [(answer.chunks_s[-1] - answer.chunks_s[0]) / _later(answer) for answer in longer]
+    ttft = [answer.chunks_s[0] - answer.sent_s for answer in cell.answers]
     return Figures(
         tokens / cell.duration_s,
         1e3 * float(np.median(tpot)),
@@ -60,19 +61,19 @@ def _later(answer: Answer) -> int:
 
 
 def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, seed: int = 0) -> Scripts:
-    """Return the scripts of a method's cells, all from one proposer, since a suffix tree remembers earlier answers."""
+    """Return the scripts of a method's cells, from a single proposer, because suffix decoding remembers answers."""
     proposer = Proposer(method, speculative_config(method), calibration, seed, calibration.scheduler.max_model_len)
     return [
-        (cell, [proposer.script(one.prompt_ids, one.output_ids, 0.0, "code") for one in cell.answers])
+        (cell, [proposer.script(answer.prompt_ids, answer.output_ids, 0.0, "code") for answer in cell.answers])
         for cell in cells
         if cell.method is method
     ]
 
 
-def simulated(calibration: Calibration, cell: Cell, of_cell: Sequence[Script]) -> Figures:
-    """Play a cell with a fresh engine; its prompts are shared with no other cell."""
+def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script]) -> Figures:
+    """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
     engine = Engine(EngineParameters.of(calibration, cell.method, speculative_config(cell.method)))
-    timeline = run_closed_loop(engine, of_cell, cell.concurrency)
+    timeline = run_closed_loop(engine, requests, cell.concurrency)
     counters = engine.counters
     return Figures(
         timeline.tokens_per_s,
@@ -83,30 +84,31 @@ def simulated(calibration: Calibration, cell: Cell, of_cell: Sequence[Script]) -
 
 
 def reported(loops: Scripts) -> Scripts:
-    """Leave out warming up and prefills, and of each method and concurrency the rounds that others disturbed.
+    """Return the loops without warm-up, prefills and rounds disturbed by other processes.
 
-    A round counts as disturbed if others took more than `DISTURBED_SHARE` of a core; where all are, the quietest stays.
+    A round counts as disturbed if other processes used more than `DISTURBED_SHARE` of a core. If all rounds of a method
+    and concurrency were disturbed, the quietest is kept.
     """
-    loops = [(cell, of) for cell, of in loops if cell.turn >= 0]
+    loops = [(cell, requests) for cell, requests in loops if cell.turn >= 0]
     least: dict[tuple[Method, int], float] = {}
     for cell, _ in loops:
         key = cell.method, cell.concurrency
         least[key] = min(cell.foreign_share, least.get(key, np.inf))
     return [
-        (cell, of)
-        for cell, of in loops
+        (cell, requests)
+        for cell, requests in loops
         if cell.foreign_share <= max(DISTURBED_SHARE, least[cell.method, cell.concurrency])
     ]
 
 
 def is_prefill(cell: Cell) -> bool:
-    """Tell whether a cell is a prefill of one size."""
+    """Return whether a cell measured prefills of one size."""
     return cell.turn == PREFILL_TURN
 
 
 def middle(figures: Sequence[Figures]) -> Figures:
     """Return the medians over the rounds."""
     columns = (
-        [getattr(one, name) for one in figures] for name in ("tokens_per_s", "tpot_ms", "ttft_ms", "tokens_per_step")
+        [getattr(each, name) for each in figures] for name in ("tokens_per_s", "tpot_ms", "ttft_ms", "tokens_per_step")
     )
     return Figures(*(float(np.median(column)) for column in columns))

@@ -1,1 +1,1 @@
-"""The command `gateway`: one file for each subcommand."""
+"""The command `gateway`, one file per subcommand."""

@@ -1,7 +1,7 @@
-"""The command line: `gateway` serves a pool; what else it does is in subcommands, one file for each.
+"""The command line: `gateway` serves a pool; everything else is a subcommand.
 
-Those of this package are registered here. Others come from installed packages, through the entry point group
-`speculation_gateway.commands`: each names a function or a `typer.Typer`. The laboratory's are registered so.
+This package registers its subcommands here. Other packages, such as `lab`, register theirs through the entry point
+group `speculation_gateway.commands`; each entry names a function or a `typer.Typer`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enab
 
 
 def main() -> None:
-    """Run the command line: what the installed command `gateway` calls."""
+    """Run the installed command `gateway`."""
     app()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from gateway import __version__
 
         typer.echo(f"gateway {__version__}")
@@ -43,21 +43,23 @@ def serve(
     context: typer.Context,
     *,
     config: Annotated[Path, typer.Option(help="The pool file.")] = _DEFAULT_CONFIG,
-    host: Annotated[str | None, typer.Option(help="Address to listen at, instead of the file's.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; overrides the file.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. Overrides the file.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; overrides the file.")] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Serve one OpenAI-compatible endpoint in front of a pool of unlike vLLM replicas."""
+    """Serve one OpenAI-compatible endpoint for a pool of vLLM replicas that speculate differently."""
     if context.invoked_subcommand is not None:
         context.obj = config
         return
     settings = read_pool(config)
-    given = {"host": host, "port": port, "workers": workers}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    server = settings.server.model_copy(update=chosen)
+    options = {"host": host, "port": port, "workers": workers}
+    overrides = {name: value for name, value in options.items() if value is not None}
+    server = settings.server.model_copy(update=overrides)
 
     from gateway.service.run import serve as run
 
@@ -74,5 +76,5 @@ def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
 _register("check", check)
 _register("schema", schema)
 _register("policy", policy)
-for _found in sorted(entry_points(group=_COMMANDS), key=lambda each: each.name):
-    _register(_found.name, _found.load())
+for _entry in sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name):
+    _register(_entry.name, _entry.load())

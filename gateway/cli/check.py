@@ -1,4 +1,4 @@
-"""`gateway check`: a pool file, checked as at start."""
+"""`gateway check`: checks a pool file without serving it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
 ) -> None:
-    """Check a pool file as at start, and print its pool, serving nothing. Exits 2 if anything is wrong."""
+    """Check a pool file and print its pool, without serving it. Exits 2 if there are errors."""
     path: Path = config or context.obj
     settings = read_pool(path)
 
@@ -27,21 +27,21 @@ def check(
     from gateway.service.banner import pool_table
     from gateway.state.location import describe
 
-    if settings.recorder is not None and (fault := recorder_issue(settings.recorder)):
-        raise UsageError(f"{path}: {fault}")
+    if settings.recorder is not None and (issue := recorder_issue(settings.recorder)):
+        raise UsageError(f"{path}: {issue}")
     Console().print(pool_table(settings))
     typer.echo(describe(settings.state))
 
 
 def read_pool(path: Path) -> PoolSettings:
-    """Read a pool file, with the place of its state filled in.
+    """Return the settings of a pool file, with the default location of its state filled in.
 
     Raises
     ------
     ConfigError
-        If anything in it is wrong.
+        If the file cannot be read or contains errors.
     """
     from gateway.config.load import load_pool
-    from gateway.state.location import with_place
+    from gateway.state.location import with_state_file
 
-    return with_place(load_pool(path), path)
+    return with_state_file(load_pool(path), path)

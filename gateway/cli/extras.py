@@ -1,4 +1,4 @@
-"""Optional dependencies: which extra brings what a command needs."""
+"""Optional dependencies of commands."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from backends.validation import UsageError
 DISTRIBUTION = "speculation-gateway"
 
 
-def require(command: str, extra: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed, without importing them.
+def require(extra: str, *modules: str) -> None:
+    """Raise `UsageError` unless the modules of an extra are installed; they are not imported.
 
     Parameters
     ----------
-    command
-        What needs them, as its user calls it.
     extra
-        The extra of this distribution that brings them.
+        The extra of this distribution that installs them.
 
     Raises
     ------
     UsageError
-        If one is missing; the message says what to install.
+        If a module is missing; the message says what to install.
+
+    Examples
+    --------
+    >>> require("lab", "json")
+    >>> require("lab", "no_such_module")
+    Traceback (most recent call last):
+        ...
+    backends.validation.UsageError: needs no_such_module: pip install 'speculation-gateway[lab]'
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise UsageError(f"{command} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'")
+        raise UsageError(f"needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'")

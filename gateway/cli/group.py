@@ -1,4 +1,4 @@
-"""A group of subcommands that prints wrong usage as one message, without a traceback."""
+"""A group of subcommands that reports wrong usage without a traceback."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _WRONG_USAGE = 2
 
 
 class CommandGroup(TyperGroup):
-    """Prints a `UsageError` of any subcommand, prefixed with the command's name, and exits 2."""
+    """A command group that prints the `UsageError` of a subcommand, with the command's name, and exits 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand that the context names."""
+        """Run the subcommand of the context."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
             from gateway.config.load import ConfigError
 
-            own_prefix = isinstance(error, ConfigError)  # each of its lines begins with the file's name
-            typer.echo(str(error) if own_prefix else f"{_name(ctx)}: {error}", err=True)
+            has_prefix = isinstance(error, ConfigError)  # its lines begin with the name of the file
+            typer.echo(str(error) if has_prefix else f"{_name(ctx)}: {error}", err=True)
             raise typer.Exit(_WRONG_USAGE) from None
 
 
 def _name(ctx: Any) -> str:
-    """Return the command as its user typed it: `gateway trace show`."""
+    """Return the command as typed: `gateway trace show`."""
     names = [ctx.invoked_subcommand]
     while ctx.parent is not None:
         names.append(ctx.info_name)

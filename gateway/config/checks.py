@@ -1,4 +1,4 @@
-"""What cannot stand together in one pool: the checks between models, backends and keys."""
+"""Checks between the models, backends and keys of a pool."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from backends.validation import Issue, Path, did_you_mean
 from gateway.config.urls import address
 
 
-def pool_faults(pool: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield every conflict in `pool`: raw data of which nothing is sure, or settings already checked."""
+def pool_issues(pool: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield every conflict in `pool`, which may be unchecked data or validated settings."""
     models = {str(name): _fields(model) for name, model in _fields(pool.get("models")).items()}
-    yield from _names_taken(models)
-    yield from _addresses_taken(models)
-    yield from _key_faults(_items(pool.get("keys")), models)
+    yield from _name_issues(models)
+    yield from _address_issues(models)
+    yield from _key_issues(_items(pool.get("keys")), models)
 
 
-def _names_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
+def _name_issues(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     taken = dict.fromkeys(models, "a model's name")
     for name, model in models.items():
         for index, alias in enumerate(_items(model.get("aliases"))):
             if not isinstance(alias, str):
                 continue
             if alias in taken:
-                yield Issue(("models", name, "aliases", index), f"'{alias}' is already {taken[alias]}", "take another")
+                yield Issue(
+                    ("models", name, "aliases", index), f"'{alias}' is already {taken[alias]}", "choose another"
+                )
             taken.setdefault(alias, f"an alias of {name}")
 
 
-def _addresses_taken(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
+def _address_issues(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     taken: dict[str, str] = {}
     for name, model in models.items():
         for key, backend in _fields(model.get("backends")).items():
             url = _fields(backend).get("url")
             try:
-                where = address(url) if isinstance(url, str) else None
+                canonical = address(url) if isinstance(url, str) else None
             except ValueError:
                 continue  # reported where the url is checked
-            if where in taken:
+            if canonical in taken:
                 path = ("models", name, "backends", key, "url")
-                hint = "a replica stands once in a pool; its further names go under aliases"
-                yield Issue(path, f"already the address of {taken[where]}", hint)
-            elif where is not None:
-                taken[where] = f"{name}'s {key}"
+                hint = "list a replica once; use aliases for further model names"
+                yield Issue(path, f"already the address of {taken[canonical]}", hint)
+            elif canonical is not None:
+                taken[canonical] = f"{name}'s {key}"
 
 
-def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
+def _key_issues(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     owners = {alias: name for name, model in models.items() for alias in map(str, _items(model.get("aliases")))}
     names: dict[str, int] = {}
     secrets: dict[str, int] = {}
@@ -55,19 +57,19 @@ def _key_faults(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
         entry = _fields(item)
         name, secret = entry.get("name"), _secret(entry.get("key") if entry else item)
         if isinstance(name, str) and names.setdefault(name, index) != index:
-            yield Issue(("keys", index, "name"), f"already the name of keys[{names[name]}]", "take another")
+            yield Issue(("keys", index, "name"), f"already the name of keys[{names[name]}]", "choose another")
         if secret and secrets.setdefault(secret, index) != index:
             path: Path = ("keys", index, "key") if entry else ("keys", index)
-            yield Issue(path, f"the same key as keys[{secrets[secret]}]", "give each its own")
-        for place, model in enumerate(_items(entry.get("models"))):
+            yield Issue(path, f"the same key as keys[{secrets[secret]}]", "each entry needs its own key")
+        for position, model in enumerate(_items(entry.get("models"))):
             if isinstance(model, str) and models and model not in models:
                 owner = owners.get(model)
                 hint = did_you_mean(model, models) if owner is None else f"it is an alias: write '{owner}'"
-                yield Issue(("keys", index, "models", place), "no such model", hint)
+                yield Issue(("keys", index, "models", position), "no such model", hint)
 
 
 def _fields(value: object) -> Mapping[str, Any]:
-    """Return the keys of a mapping or of a model already checked; nothing for anything else."""
+    """Return the items of a mapping or the fields of a validated model; empty for anything else."""
     if isinstance(value, BaseModel):
         return vars(value)
     return value if isinstance(value, Mapping) else {}

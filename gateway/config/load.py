@@ -1,4 +1,4 @@
-"""Loading the pool file: every error with its line and what would be right, before anything is started."""
+"""Loading the pool file. All errors are reported at once, each with its line and a hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from backends import validation
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
-from gateway.config.yaml import Document, Place, read_yaml
+from gateway.config.yaml import Document, Position, read_yaml
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,9 +25,16 @@ class Problem:
     line, column
         Counted from 1.
     where
-        The keys that lead to it, as `models.llama.backends.plain.method`; empty for the file as a whole.
-    message, hint
-        What is wrong, and what would be right; the hint may be empty.
+        Path of the key, as `models.llama.backends.plain.method`; empty for the file as a whole.
+    message
+        The error.
+    hint
+        How to correct it; may be empty.
+
+    Examples
+    --------
+    >>> print(Problem(6, 9, "server.prot", "unknown key", "did you mean 'port'?"))
+    6:9: server.prot: unknown key; did you mean 'port'?
     """
 
     line: int
@@ -37,21 +44,21 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        """Return it as one line, without the file's name."""
+        """Return one line, without the name of the file."""
         text = f"{self.line}:{self.column}: "
         text += f"{self.where}: " if self.where else ""
         return text + self.message + (f"; {self.hint}" if self.hint else "")
 
 
 class ConfigError(UsageError):
-    """A pool file that cannot be used.
+    """Raised for a pool file that cannot be used.
 
     Parameters
     ----------
     path
         The file.
     problems
-        All that is wrong with it, in the order of the file.
+        All errors in it; kept in the order of the file.
     """
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
@@ -60,7 +67,7 @@ class ConfigError(UsageError):
         super().__init__(path, problems)
 
     def __str__(self) -> str:
-        """Return one line for each problem, with the file's name as a compiler gives it."""
+        """Return one line per problem, in the form `file:line:column: ...` of a compiler."""
         return "\n".join(f"{self.path}:{problem}" for problem in self.problems)
 
 
@@ -72,25 +79,25 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     path
         A YAML file.
     environ
-        The variables for `${NAME}` and `${NAME:-default}`.
+        Variables for `${NAME}` and `${NAME:-default}`.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or anything in it is wrong. Nothing in it shows a key's value.
+        If the file cannot be read or contains errors. Its message shows no API key.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = "give the file with --config" if isinstance(error, FileNotFoundError) else ""
+        hint = "set the file with --config" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(path, [Problem(1, 1, "", f"cannot read it: {error.strerror}", hint)]) from None
     except UnicodeDecodeError:
-        raise ConfigError(path, [Problem(1, 1, "", "not text in UTF-8", "save it so")]) from None
+        raise ConfigError(path, [Problem(1, 1, "", "not UTF-8", "save the file as UTF-8")]) from None
     document = read_yaml(text, environ)
-    problems = [_problem(issue, place) for place, issue in document.issues]
+    problems = [_problem(issue, position) for position, issue in document.issues]
     settings: PoolSettings | None = None
     if document.data is None and not problems:
-        problems.append(Problem(1, 1, "", "empty", "config/pool.yaml is an example to begin with"))
+        problems.append(Problem(1, 1, "", "empty", "see config/pool.yaml for an example"))
     elif document.data is not None:
         try:
             settings = PoolSettings.model_validate(document.data)
@@ -101,25 +108,25 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     return settings
 
 
-def _located(found: list[Issue], document: Document) -> list[Problem]:
-    # A value that YAML or a variable already made wrong is not reported a second time for what it then lacks.
+def _located(issues: list[Issue], document: Document) -> list[Problem]:
+    # A value that failed to parse was replaced by null, which validation would report a second time.
     broken = {issue.path for _, issue in document.issues}
-    return [_problem(issue, document.place(issue)) for issue in found if issue.path not in broken]
+    return [_problem(issue, document.position(issue)) for issue in issues if issue.path not in broken]
 
 
-def _problem(issue: Issue, place: Place) -> Problem:
-    return Problem(place.line, place.column, _where(issue), issue.message, issue.hint)
+def _problem(issue: Issue, position: Position) -> Problem:
+    return Problem(position.line, position.column, _where(issue), issue.message, issue.hint)
 
 
 def _where(issue: Issue) -> str:
     text = ""
-    for step in _shown(issue.path):
+    for step in _printable(issue.path):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
     return text
 
 
-def _shown(path: validation.Path) -> validation.Path:
-    """Return the part of `path` that may be printed: a key pasted where its name belongs is not to be seen."""
+def _printable(path: validation.Path) -> validation.Path:
+    """Return the part of `path` without mapping keys that could be an API key pasted in the wrong position."""
     if path and path[0] in {"keys", "admin"}:
         known = {*KeySettings.model_fields, *AdminSettings.model_fields}
         return (path[0], *takewhile(lambda step: isinstance(step, int) or step in known, path[1:]))

@@ -1,9 +1,10 @@
-"""The pool file's JSON schema, for editors: from the settings themselves, their docstrings as the explanations."""
+"""JSON schema of the pool file, for editors. The docstrings of the settings become its descriptions."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,24 +14,28 @@ from backends.speculation import SpeculativeConfig
 from gateway.config.settings import PoolSettings, Settings
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_VARIABLE = {"type": "string", "pattern": r"\$\{"}  # `${PORT:-8080}` where a number is expected
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}  # `${PORT:-8080}` in place of a number
+_SECTION = re.compile(r"^(\w+)\n-{3,}\n", re.MULTILINE)  # a heading of the NumPy docstring style
 
 
 def schema_text() -> str:
-    """Return the schema as it stands in `config/pool.schema.json`."""
+    """Return the content of `config/pool.schema.json`."""
     return json.dumps(pool_schema(), indent=2) + "\n"
 
 
 def pool_schema() -> dict[str, Any]:
-    """Return the schema of a pool file, every policy that is registered in it."""
+    """Return the schema of a pool file, with the settings of every registered policy."""
     schema = PoolSettings.model_json_schema()
+    for definition in schema["$defs"].values():
+        if "description" in definition:
+            definition["description"] = _SECTION.split(definition["description"])[0].strip()
     for model in _models():
         definition = schema if model is PoolSettings else schema["$defs"].get(model.__name__)
         if definition is not None:
-            _explain(definition, model)
+            _describe(definition, model)
     keys = schema["properties"]["keys"]
     keys["items"] = {"anyOf": [{"type": "string", "title": "Key"}, keys["items"]]}
-    _take_variables(schema)
+    _allow_variables(schema)
     return {"$schema": _DIALECT, **schema, "title": "Pool of the speculation gateway"}
 
 
@@ -39,7 +44,7 @@ def _models() -> Iterator[type[BaseModel]]:
     yield from Settings.__subclasses__()
 
 
-def _explain(definition: dict[str, Any], model: type[BaseModel]) -> None:
+def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
     summary, fields = _read_docstring(inspect.cleandoc(model.__doc__ or ""))
     definition["description"] = summary
     for name, field in definition.get("properties", {}).items():
@@ -49,39 +54,37 @@ def _explain(definition: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the summary and the explanation of each parameter of a docstring in NumPy style.
-
-    Cleaned first: Python 3.13 takes the indentation off docstrings, those before it leave it.
-    """
-    head, _, parameters = text.partition("Parameters\n----------\n")
-    explained: dict[str, str] = {}
+    """Return the summary and the description of each parameter of an unindented docstring in NumPy style."""
+    summary, *rest = _SECTION.split(text)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    descriptions: dict[str, str] = {}
     names: list[str] = []
-    for line in parameters.splitlines():
+    for line in sections.get("Parameters", "").splitlines():
         if line.strip() and not line.startswith(" "):
             names = [name.strip() for name in line.split(",")]
         else:
-            explained |= {name: f"{explained.get(name, '')} {line.strip()}".strip() for name in names}
-    return " ".join(head.split()), explained
+            descriptions |= {name: f"{descriptions.get(name, '')} {line.strip()}".strip() for name in names}
+    return " ".join(summary.split()), descriptions
 
 
-def _take_variables(node: Any) -> None:
-    """Let `${...}` stand wherever a number, a truth value or a text of some form is expected."""
+def _allow_variables(node: Any) -> None:
+    """Accept `${...}` in place of every number, boolean and constrained string."""
     if isinstance(node, list):
         for item in node:
-            _take_variables(item)
+            _allow_variables(item)
     if not isinstance(node, dict):
         return
     for key, child in node.items():
         if key in {"properties", "$defs"}:
             for part in child.values():
-                _take_variables(part)
+                _allow_variables(part)
         elif key != "default":
-            _take_variables(child)
-    if _is_bound(node) and node != _VARIABLE:
+            _allow_variables(child)
+    if _is_constrained(node) and node != _VARIABLE:
         own = {key: node.pop(key) for key in list(node) if key not in {"default", "description", "title"}}
         node["anyOf"] = [own, dict(_VARIABLE)]
 
 
-def _is_bound(node: dict[str, Any]) -> bool:
+def _is_constrained(node: dict[str, Any]) -> bool:
     kind = node.get("type")
     return kind in ("integer", "number", "boolean") or (kind == "string" and ("enum" in node or "pattern" in node))

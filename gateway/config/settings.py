@@ -1,4 +1,7 @@
-"""The pool file as typed settings: what every key means, its default, and what cannot be."""
+"""The pool file as typed settings: each key, its meaning, its default and its constraints.
+
+The docstrings of the classes become the explanations in the JSON schema (`gateway.config.schema`).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from backends.speculation import Method, SpeculativeConfig, method_faults, serve_config
+from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
 from backends.validation import Issue, did_you_mean, error_of, issues_of
-from gateway.config.checks import pool_faults
+from gateway.config.checks import pool_issues
 from gateway.config.urls import address
 from policies.policy import PolicySettings, policies
 
@@ -43,12 +46,12 @@ def _checked_name(name: str) -> str:
 
 
 def _none_if_empty(secret: Any) -> Any:
-    # An unset variable with an empty default (`${KEY:-}`) means that there is no key, never that the key is empty.
+    # An unset variable with an empty default (`${KEY:-}`) means no key, not an empty key.
     return None if secret == "" or (isinstance(secret, SecretStr) and not secret.get_secret_value()) else secret
 
 
 def _as_text(value: Any) -> Any:
-    # `flags: [--max-model-len, 2048]` and `env: {OMP_NUM_THREADS: 1}` are what a person writes.
+    # Users write numbers unquoted: `flags: [--max-model-len, 2048]`, `env: {OMP_NUM_THREADS: 1}`.
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -61,41 +64,51 @@ Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["strin
 
 
 class Settings(BaseModel):
-    """Base of the settings: unknown keys are errors, and all errors of a model are raised at once with their paths."""
+    """Base of all settings: unknown keys are errors, and all errors are raised together, each with its path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield what is wrong between the keys of `data`, which need not be of the right types."""
+        """Yield conflicts between the keys of `data`, whose values may have the wrong types."""
         yield from ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        found = list(cls.issues(data)) if isinstance(data, Mapping) else []
+        conflicts = list(cls.issues(data)) if isinstance(data, Mapping) else []
         try:
             settings = handler(data)
         except ValidationError as error:
-            raise error_of(cls.__name__, [*issues_of(error, cls), *found]) from None
-        if found:
-            raise error_of(cls.__name__, found)
+            raise error_of(cls.__name__, [*issues_of(error, cls), *conflicts]) from None
+        if conflicts:
+            raise error_of(cls.__name__, conflicts)
         return settings
 
 
 class ServerSettings(Settings):
-    """Where the gateway listens, and how much it takes.
+    """Address, processes and limits of the gateway.
 
     Parameters
     ----------
+    host
+        Address to listen on.
     port
-        0 takes a free one.
+        Port to listen on; 0 picks a free one.
+    workers
+        Number of worker processes, all listening on the same port.
     drain_s
-        How long requests under way may still run after SIGTERM.
+        Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
-        The largest request body; a larger one is answered 413.
+        Largest request body, in MiB; a larger one is answered with 413.
     max_in_flight
-        Requests under way at once, over all models; more are answered 503. None sets no limit.
+        Most requests in flight at once, over all models and workers; further ones are answered with 503. Null sets no
+        limit.
+
+    Examples
+    --------
+    >>> ServerSettings(port=0).host
+    '127.0.0.1'
     """
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -107,7 +120,17 @@ class ServerSettings(Settings):
 
 
 class TimeoutSettings(Settings):
-    """How long the gateway waits for a backend: to connect, for the first byte of its answer, and between two bytes."""
+    """Timeouts of a request to a backend.
+
+    Parameters
+    ----------
+    connect_s
+        Seconds to connect.
+    first_byte_s
+        Seconds from the end of the request to the first byte of the response; without streaming, to all of it.
+    idle_s
+        Seconds between two parts of a response.
+    """
 
     connect_s: Seconds = 2.0
     first_byte_s: Seconds = 600.0
@@ -115,15 +138,18 @@ class TimeoutSettings(Settings):
 
 
 class HealthSettings(Settings):
-    """How backends are checked.
+    """Health checks, and ejection of backends that answer with errors.
 
     Parameters
     ----------
-    interval_s, timeout_s
-        Time between two checks of a backend, and until one counts as failed.
-    eject_s, eject_max_s
-        How long a backend with broken answers is left out the first time; each further time twice as long, up to the
-        maximum.
+    interval_s
+        Seconds between two checks of a backend.
+    timeout_s
+        Seconds after which a check counts as failed.
+    eject_s
+        Seconds that a failing backend is ejected for the first time; each further ejection lasts twice as long.
+    eject_max_s
+        Longest ejection, in seconds.
     """
 
     interval_s: Seconds = 2.0
@@ -133,21 +159,21 @@ class HealthSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an ejection that starts above its maximum."""
-        first, most = data.get("eject_s", 2.0), data.get("eject_max_s", 60.0)
-        if isinstance(first, int | float) and isinstance(most, int | float) and first > most:
-            yield Issue(("eject_s",), f"greater than eject_max_s, {most}")
+        """Yield an issue if the first ejection is longer than the longest."""
+        first_s, longest_s = data.get("eject_s", 2.0), data.get("eject_max_s", 60.0)
+        if isinstance(first_s, int | float) and isinstance(longest_s, int | float) and first_s > longest_s:
+            yield Issue(("eject_s",), f"greater than eject_max_s, {longest_s}")
 
 
 class SloSettings(Settings):
-    """In what time a key's requests are to be answered, where they do not say it themselves.
+    """Latency objective of a key's requests, for those that do not set their own by headers.
 
     Parameters
     ----------
     ttft_ms
-        Milliseconds to the first token.
+        Time to first token, in milliseconds.
     tpot_ms
-        Milliseconds per output token after it.
+        Time per output token after the first, in milliseconds.
     """
 
     ttft_ms: Milliseconds | None = None
@@ -155,26 +181,40 @@ class SloSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an SLO that promises nothing."""
+        """Yield an issue if the objective is empty."""
         if not data:
-            yield Issue((), "has neither ttft_ms nor tpot_ms", "give one of them, or take it out")
+            yield Issue((), "has neither ttft_ms nor tpot_ms", "set one of them, or remove slo")
 
 
 class KeySettings(Settings):
-    """An API key of a client, as it is or as the SHA-256 of it, and what it may do.
+    """An API key of a client, with its permissions and limits.
 
     Parameters
     ----------
     name
-        Stands for the key in logs and metrics.
+        Name of the key in logs and metrics.
+    key
+        The key itself; alternatively give its `sha256`.
+    sha256
+        SHA-256 of the key, in hexadecimal.
     models
-        The models it may use, by their own names, which lets it use their aliases too; None for all.
+        Models that the key may use, by name; aliases are included. Null allows all.
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
-    requests_per_minute, tokens_per_minute, max_in_flight
-        Its limits; None for none.
+    requests_per_minute
+        Limit on requests per minute; null sets none.
+    tokens_per_minute
+        Limit on prompt and output tokens per minute; null sets none.
+    max_in_flight
+        Limit on requests in flight at once; null sets none.
     slo
-        For policies with the objective `goodput`; the headers of a request come before it.
+        Latency objective for policies with the objective `goodput`; headers of a request take precedence.
+
+    Examples
+    --------
+    >>> key = KeySettings(name="batch", key="sk-1", requests_per_minute=60)
+    >>> key.key
+    SecretStr('**********')
     """
 
     name: Name
@@ -189,18 +229,24 @@ class KeySettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield a key given in two ways or in none."""
-        given = [way for way in ("key", "sha256") if _none_if_empty(data.get(way)) is not None]
-        if len(given) == 2:
-            yield Issue(("sha256",), "given beside key", "give one of the two", at_key=True)
-        elif not given and "key" in data:
-            yield Issue(("key",), "the key is empty", "set its variable, or take the entry out")
-        elif not given:
-            yield Issue((), "has neither key nor sha256", "give one of the two")
+        """Yield an issue unless exactly one of `key` and `sha256` is set."""
+        present = [field for field in ("key", "sha256") if _none_if_empty(data.get(field)) is not None]
+        if len(present) == 2:
+            yield Issue(("sha256",), "set together with key", "keep one of the two", at_key=True)
+        elif not present and "key" in data:
+            yield Issue(("key",), "the key is empty", "set its variable, or remove the entry")
+        elif not present:
+            yield Issue((), "has neither key nor sha256", "set one of the two")
 
 
 class AdminSettings(Settings):
-    """The key of `/admin`. None: the gateway makes one at start and prints it."""
+    """Access to `/admin`.
+
+    Parameters
+    ----------
+    key
+        The admin key. Null makes the gateway generate one at start and print it.
+    """
 
     key: Secret = None
 
@@ -214,22 +260,22 @@ def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
 
     try:
         parse_url(url.get_secret_value())  # type: ignore[no-untyped-call]
-    except ValueError:  # its text may show a part of the password
+    except ValueError:  # its message may contain part of the password
         raise ValueError("expected redis://host:port/database, rediss://... for TLS, or unix:///path/to.sock") from None
     return url
 
 
 class StateSettings(Settings):
-    """Where what is learned is kept: in a file, or in a Redis that several gateways share.
+    """Store of learned statistics and rules: an SQLite file, or a Redis that several gateways share.
 
     Parameters
     ----------
     file
-        An SQLite file on a local disk. None: one for each pool file, in the user's folder for such things.
+        SQLite file on a local disk. Null, without `redis`, uses one file per pool file in the user's state folder.
     redis
         `redis://[user:password@]host[:port][/database]`, `rediss://...` for TLS, or `unix:///path/to.sock`.
     prefix
-        What the names of its keys in Redis begin with; gateways of the same pool have the same.
+        Prefix of the gateway's keys in Redis; gateways of the same pool need the same one.
     """
 
     file: Annotated[Path | None, BeforeValidator(_none_if_empty)] = None
@@ -238,55 +284,60 @@ class StateSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield a file and a Redis given both."""
+        """Yield an issue if both a file and a Redis are set."""
         if data.get("file") is not None and _none_if_empty(data.get("redis")) is not None:
-            yield Issue(("redis",), "given beside file", "give one of the two", at_key=True)
+            yield Issue(("redis",), "set together with file", "keep one of the two", at_key=True)
 
 
-def _none_if_said(state: Any) -> Any:
+def _read_state(state: Any) -> Any:
     if state == "none":
         return None
     if not isinstance(state, Mapping | StateSettings):
-        raise ValueError("expected `none`, or a mapping with `file` or `redis`")  # noqa: TRY004 -- as pydantic wants it
+        raise ValueError("expected `none`, or a mapping with `file` or `redis`")  # noqa: TRY004 -- pydantic reports only ValueError
     return state
 
 
-_StateSaid = StateSettings | Literal["none"]
-State = Annotated[StateSettings | None, BeforeValidator(_none_if_said, json_schema_input_type=_StateSaid)]
+_StateInput = StateSettings | Literal["none"]
+State = Annotated[StateSettings | None, BeforeValidator(_read_state, json_schema_input_type=_StateInput)]
 
 
 class RecorderSettings(Settings):
-    """Whether and how requests are recorded: one line of JSON a request, in files that `gateway trace` reads.
+    """Recording of requests, one JSON line each, in files that `gateway trace` reads.
 
     Parameters
     ----------
     path
-        Folder of the files; it is made if it is not there.
+        Folder of the files; created if missing.
     text
-        What is kept of prompts and answers: nothing (`none`), hashes on which n-gram and suffix drafting can be
-        replayed (`hashes`), or the text itself (`full`).
+        How prompts and answers are recorded: not at all (`none`), as hashes that n-gram and suffix drafting can be
+        replayed on (`hashes`), or as text (`full`).
     sample
-        Share of the requests that are recorded, drawn by chance.
+        Share of requests to record, chosen at random.
     compression
-        `zstd` or `none`.
+        Compression of the files: `zstd` or `none`.
     flush_s
-        Seconds from one writing to the next: what is lost at most when the process is killed.
-    rotate_mib, rotate_s
-        Size and age at which a file is closed and the next begun.
-    keep_s, keep_mib
-        Files are removed when they were last written to this long ago, and the oldest when all take more than this;
-        None keeps them.
-    queue, queue_mib
-        Requests and their texts that may wait to be written; what would be more is not recorded, and counted.
+        Seconds between two writes; a killed process loses at most this much.
+    rotate_mib
+        Size in MiB at which the next file is started.
+    rotate_s
+        Age in seconds at which the next file is started.
+    keep_s
+        Seconds after its last write at which a file is deleted; null keeps all.
+    keep_mib
+        Total size in MiB beyond which the oldest files are deleted; null sets no limit.
+    queue
+        Most requests waiting to be written; further ones are counted as dropped and not recorded.
+    queue_mib
+        Most MiB of text waiting to be written.
     max_text_kib
-        A longer request body, or a longer answer with what frames it, is left out of its record.
+        Longest text to record, in KiB: a longer request body or raw response is left out of the record.
     hash_salt
-        Secret of the hashes; None makes one at each start, so that hashes of different runs cannot be compared.
+        Secret salt of the hashes. Null generates one at each start; hashes of different runs then cannot be compared.
     hash_ngram
-        Tokens that each hash stands for.
+        Number of consecutive tokens per hash.
     tokenizer
-        A `tokenizer.json`, or a folder that holds one: the model's, so that hashes are of its tokens. None: of words,
-        numbers and marks.
+        The model's `tokenizer.json`, or its folder, to hash the model's tokens. Null hashes words, numbers and
+        punctuation instead.
     """
 
     path: Path
@@ -312,13 +363,15 @@ class ServeSettings(Settings):
     Parameters
     ----------
     command
-        The words before the model.
+        The command line up to the model.
     model
         Name or path of the target model.
+    flags
+        The command line after the model.
     env
-        Added to the gateway's own environment.
+        Environment variables to add to those of the gateway.
     startup_timeout_s
-        How long until it must answer its health check.
+        Seconds until the engine must pass its health check; then it is stopped and started again.
     """
 
     command: Annotated[list[Word], Field(min_length=1)] = ["vllm", "serve"]
@@ -327,23 +380,23 @@ class ServeSettings(Settings):
     env: dict[str, Word] = {}
     startup_timeout_s: Seconds = 900.0
 
-    _ours: ClassVar[Mapping[str, str]] = {
+    _reserved: ClassVar[Mapping[str, str]] = {
         "--host": "the gateway chooses the address",
         "--port": "the gateway chooses the port",
         "--uds": "the gateway chooses the address",
-        "--speculative-config": "say it under speculative_config",
-        "-sc": "say it under speculative_config",
-        "--api-key": "say it under api_key",
+        "--speculative-config": "set speculative_config instead",
+        "-sc": "set speculative_config instead",
+        "--api-key": "set api_key instead",
     }
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield the flags that the gateway gives itself."""
+        """Yield an issue for each flag that the gateway sets itself."""
         flags = data.get("flags")
         for index, flag in enumerate(flags if isinstance(flags, list) else []):
             name = str(flag).split("=")[0].split(".")[0].replace("_", "-")
-            if name in cls._ours:
-                yield Issue(("flags", index), f"{name} is not yours to give", cls._ours[name])
+            if name in cls._reserved:
+                yield Issue(("flags", index), f"{name} is set by the gateway", cls._reserved[name])
 
 
 def _known_calibration(name: str) -> str:
@@ -360,13 +413,13 @@ class SimulateSettings(Settings):
     Parameters
     ----------
     calibration
-        Name of the model and hardware whose step times and acceptance it has.
+        Name of the calibration: the model and hardware whose step times and acceptance rates are simulated.
     seed
-        Of the chance in what is accepted.
+        Seed of the random acceptance of drafts.
     max_model_len
         Longest context, in tokens.
     time_scale
-        Seconds of the clock for each simulated second: 0.1 runs ten times as fast.
+        Real seconds per simulated second: 0.1 runs ten times as fast.
     """
 
     calibration: Annotated[str, AfterValidator(_known_calibration)]
@@ -376,22 +429,34 @@ class SimulateSettings(Settings):
 
 
 class BackendSettings(Settings):
-    """One replica: how it speculates, and where it is (`url`), how it is started (`serve`) or what it simulates.
-
-    One of the three, and only one.
+    """One replica: its speculation method, and exactly one of `url`, `serve` and `simulate`.
 
     Parameters
     ----------
+    method
+        How the replica speculates.
     url
-        `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
+        Address of a running replica: `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
+    serve
+        A replica that the gateway starts.
+    simulate
+        A simulated replica.
+    speculative_config
+        The replica's `--speculative-config`, under vLLM's own keys.
     api_key
-        Sent to the engine as a bearer token.
+        Bearer token sent to the engine.
     weight
-        Its share of the requests relative to the others, for the policies that go by it.
+        Share of the requests relative to the other replicas, for policies that use weights.
+
+    Examples
+    --------
+    >>> backend = BackendSettings(method="baseline", url="HTTP://10.0.0.1:8000/")
+    >>> backend.url
+    'http://10.0.0.1:8000'
     """
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": [home]} for home in ("url", "serve", "simulate")]}
+        json_schema_extra={"oneOf": [{"required": [source]} for source in ("url", "serve", "simulate")]}
     )
 
     method: Method
@@ -404,18 +469,17 @@ class BackendSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield two homes or none, and what the method lacks."""
-        locations = [home for home in ("url", "serve", "simulate") if data.get(home) is not None]
-        if not locations:
-            yield Issue((), "has none of url, serve and simulate", "give one, which says where the replica is")
-        for home in locations[1:]:
-            yield Issue(
-                (home,), f"given beside {locations[0]}", "a backend has one of url, serve and simulate", at_key=True
-            )
+        """Yield an issue unless exactly one of `url`, `serve` and `simulate` is set, and those of the method."""
+        sources = [source for source in ("url", "serve", "simulate") if data.get(source) is not None]
+        if not sources:
+            yield Issue((), "has none of url, serve and simulate", "set one of them")
+        for source in sources[1:]:
+            hint = "a backend has one of url, serve and simulate"
+            yield Issue((source,), f"set together with {sources[0]}", hint, at_key=True)
         config = data.get("speculative_config")
         if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
             raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
-            for issue in method_faults(Method(data["method"]), raw, served="serve" in locations):
+            for issue in method_issues(Method(data["method"]), raw, served="serve" in sources):
                 yield issue.below("speculative_config")
 
     @model_validator(mode="after")
@@ -434,13 +498,19 @@ class BackendSettings(Settings):
                 max_model_len=self.simulate.max_model_len,
             )
         except ValidationError as error:
-            found = [issue.below("simulate") for issue in issues_of(error, ReplicaSettings)]
-            raise error_of(type(self).__name__, found) from None
+            issues = [issue.below("simulate") for issue in issues_of(error, ReplicaSettings)]
+            raise error_of(type(self).__name__, issues) from None
         return self
 
 
 class PolicyReference(Settings):
-    """A policy by its name; whatever stands beside the name is the policy's own settings."""
+    """A policy by name; all other keys are the policy's own settings.
+
+    Examples
+    --------
+    >>> PolicyReference.model_validate({"name": "static", "backend": "plain"}).settings.named_backends()
+    {('backend',): 'plain'}
+    """
 
     name: str
     settings: SerializeAsAny[PolicySettings] = PolicySettings()
@@ -452,45 +522,52 @@ class PolicyReference(Settings):
             return data
         if isinstance(data.get("settings"), PolicySettings):
             return data
-        known = policies()
-        if data["name"] not in known:
-            raise error_of(cls.__name__, [Issue(("name",), "no such policy", did_you_mean(data["name"], known))])
-        own = known[data["name"]].Settings
+        registered = policies()
+        if data["name"] not in registered:
+            raise error_of(cls.__name__, [Issue(("name",), "no such policy", did_you_mean(data["name"], registered))])
+        model = registered[data["name"]].Settings
         try:
-            settings = own.model_validate({key: value for key, value in data.items() if key != "name"})
+            settings = model.model_validate({key: value for key, value in data.items() if key != "name"})
         except ValidationError as error:
-            raise error_of(cls.__name__, issues_of(error, own)) from None
+            raise error_of(cls.__name__, issues_of(error, model)) from None
         return {"name": data["name"], "settings": settings}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the choice among the registered policies, each with its name beside its own settings."""
-        each: list[Any] = []
+        """Return a union over the registered policies: the name and settings of each."""
+        references: list[Any] = []
         for name, policy in policies().items():
-            own_name: Any = Literal[name]
-            each.append(create_model(f"{policy.__name__}Reference", __base__=policy.Settings, name=(own_name, ...)))
-        return handler(TypeAdapter(reduce(or_, each)).core_schema)
+            literal: Any = Literal[name]
+            references.append(
+                create_model(f"{policy.__name__}Reference", __base__=policy.Settings, name=(literal, ...))
+            )
+        return handler(TypeAdapter(reduce(or_, references)).core_schema)
 
 
 class ModelSettings(Settings):
-    """One model: the replicas that serve it, and the policy that chooses among them.
+    """One model: its replicas, and the policy that chooses among them.
 
     Parameters
     ----------
     aliases
-        Further names that clients may ask for.
+        Further names that clients may use.
+    policy
+        Name of the policy, with the policy's own settings beside it.
     default_temperature
-        Taken for a request that has none; vLLM's default is 1.0 unless the model's own generation config says more.
+        Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
+        reads the generation config of engines that it starts, and asks other engines once.
+    backends
+        The replicas by name.
     """
 
     aliases: list[Name] = []
     policy: PolicyReference
-    default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield the backends that the policy names and the model does not have."""
+        """Yield an issue for each backend that the policy names and the model lacks."""
         backends = data.get("backends")
         try:
             settings = PolicyReference.model_validate(data.get("policy")).settings
@@ -506,25 +583,25 @@ def _named(keys: Any) -> Any:
     if not isinstance(keys, list):
         return keys
     return [
-        key if isinstance(key, Mapping | KeySettings | list) else {"name": f"key-{place}", "key": key}
-        for place, key in enumerate(keys, 1)
+        key if isinstance(key, Mapping | KeySettings | list) else {"name": f"key-{number}", "key": key}
+        for number, key in enumerate(keys, 1)
     ]
 
 
 class PoolSettings(Settings):
-    """The whole pool file. Keys that begin with `x-` are the operator's own, for anchors.
+    """The pool file. Top-level keys that begin with `x-` are ignored, for use as YAML anchors.
 
     Parameters
     ----------
     models
-        By the name that clients ask for.
+        The models by the name that clients use.
     keys
-        Who may ask; a bare string is a key that may use every model, named `key-1` and so on by its place. Without
-        any the gateway is open.
+        API keys of clients. A plain string is a key for all models, named `key-N` by its position in the list. Without
+        keys the gateway accepts every request.
     recorder
-        None records nothing.
+        Recording of requests; null records nothing.
     state
-        `none` keeps nothing.
+        Store of learned statistics and rules; `none` keeps nothing.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
@@ -540,12 +617,12 @@ class PoolSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_own_keys(cls, data: Any) -> Any:
+    def _without_extension_keys(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
         return {key: value for key, value in data.items() if not str(key).startswith("x-")}
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield what cannot stand together in one pool."""
-        yield from pool_faults(data)
+        """Yield conflicts between models, backends and keys."""
+        yield from pool_issues(data)

@@ -1,4 +1,4 @@
-"""Addresses of replicas as an operator writes them."""
+"""Addresses of replicas in the pool file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ _EXPECTED = "expected http://host:port, https://host:port or unix:/path/to.sock"
 
 
 def address(url: str) -> str:
-    """Return `url` in its one spelling: lower case, without a trailing slash or the scheme's own port.
+    """Return `url` in canonical form: lower case, without a trailing slash or the scheme's default port.
 
     Raises
     ------
     ValueError
-        If it is no `http://host[:port]`, `https://host[:port]` or `unix:/path`. The message does not repeat it.
+        If it is not `http://host[:port]`, `https://host[:port]` or `unix:/path`. The message does not contain the URL,
+        which may hold a password.
+
+    Examples
+    --------
+    >>> address("HTTP://Host:80/")
+    'http://host'
+    >>> address("unix:///run/vllm.sock")
+    'unix:/run/vllm.sock'
     """
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
@@ -28,9 +36,9 @@ def address(url: str) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or any(c.isspace() for c in url):
         raise ValueError(_EXPECTED)
     if parts.username is not None:
-        raise ValueError("no user or password here: a backend's key goes under api_key")
+        raise ValueError("must have no user or password: set api_key instead")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise ValueError("no path here, /v1 neither: the gateway adds it; " + _EXPECTED)
+        raise ValueError("must have no path, not even /v1: the gateway adds it; " + _EXPECTED)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     default = {"http": 80, "https": 443}[parts.scheme]
     return f"{parts.scheme}://{host}" + (f":{port}" if port not in {None, default} else "")

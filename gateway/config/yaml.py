@@ -1,4 +1,4 @@
-"""YAML read with the place of every key and value, `${VARIABLES}` put in, and all that is wrong with it."""
+"""YAML reader that expands `${VARIABLES}` and keeps the position of every key, value and error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
 _TEXTS = {_TAG + kind for kind in ("str", "timestamp", "value")}  # dates stay as they are written
 _PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "map", "seq")}
-_MOST_NODES = 100_000  # aliases of aliases can make a short file endless
+_MAX_NODES = 100_000  # nested aliases can expand a short file exponentially
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position in the file, counted from 1."""
 
     line: int
@@ -32,33 +32,42 @@ class Document:
 
     Parameters
     ----------
-    keys, values
-        Where each key (or list item) starts, and each value that is no list or mapping, by its path.
-    faults
-        What is wrong with the YAML itself, with the place of each.
+    data
+        The document; None if it is empty or not valid YAML.
+    keys
+        Position of each key or list item, by its path.
+    values
+        Position of each scalar value, by its path.
+    issues
+        Errors in the YAML itself, with their positions.
     """
 
     data: Any = None
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
-    issues: list[tuple[Place, Issue]] = field(default_factory=list)
+    keys: dict[Path, Position] = field(default_factory=dict)
+    values: dict[Path, Position] = field(default_factory=dict)
+    issues: list[tuple[Position, Issue]] = field(default_factory=list)
 
-    def place(self, issue: Issue) -> Place:
-        """Return where `issue` is: its key or value, or the nearest thing around it that stands in the file."""
+    def position(self, issue: Issue) -> Position:
+        """Return the position of the key or value of `issue`, or of its nearest parent in the file."""
         path = issue.path
         if not issue.at_key and path in self.values:
             return self.values[path]
         while path and path not in self.keys:
             path = path[:-1]
-        return self.keys.get(path, Place(1, 1))
+        return self.keys.get(path, Position(1, 1))
 
 
 def read_yaml(text: str, environ: Mapping[str, str]) -> Document:
-    """Read one YAML document, safely: no tag makes anything but text, numbers, truth values, lists and mappings.
+    """Read one YAML document, limited to strings, numbers, booleans, lists and mappings.
 
-    In texts `${NAME}` becomes that variable of `environ`, `${NAME:-default}` the default where it is not set or empty,
-    and `$${` stands for `${` itself. What a variable holds is text, whatever it looks like, and an unquoted value
-    that comes out empty is null. Keys are text as they stand.
+    In strings, `${NAME}` is replaced by that variable of `environ`, `${NAME:-default}` by the default if the variable
+    is unset or empty, and `$${` by a literal `${`. The value of a variable is always a string, never parsed as YAML; an
+    unquoted value that expands to nothing is null. Keys are not expanded.
+
+    Examples
+    --------
+    >>> read_yaml("port: ${PORT:-8080}", {"PORT": "9000"}).data
+    {'port': '9000'}
     """
     reader = _Reader(environ)
     try:
@@ -66,15 +75,15 @@ def read_yaml(text: str, environ: Mapping[str, str]) -> Document:
         if node is not None:
             reader.document.data = reader.read(node, ())
     except yaml.MarkedYAMLError as error:
-        reader.document.issues.append(_syntax_fault(error, text))
+        reader.document.issues.append(_syntax_issue(error, text))
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        position = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
         reader.document.issues.append(
-            (place, Issue((), "a character that YAML does not allow", "write the file in UTF-8"))
+            (position, Issue((), "a character that YAML does not allow", "write the file in UTF-8"))
         )
     except RecursionError:
-        reader.document.issues.append((Place(1, 1), Issue((), "nested too deep")))
+        reader.document.issues.append((Position(1, 1), Issue((), "nested too deep")))
     return reader.document
 
 
@@ -88,15 +97,15 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self._nodes += 1
-        if self._nodes > _MOST_NODES:
-            raise yaml.MarkedYAMLError(problem="more than can be a pool", problem_mark=node.start_mark)
+        if self._nodes > _MAX_NODES:
+            raise yaml.MarkedYAMLError(problem="too large for a pool file", problem_mark=node.start_mark)
         if id(node) in self._open:
-            raise yaml.MarkedYAMLError(problem="an alias within what it stands for", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="an alias inside its own anchor", problem_mark=node.start_mark)
         if isinstance(node, yaml.ScalarNode):
-            self.document.values[path] = _place(node)
-        self.document.keys.setdefault(path, _place(node))
+            self.document.values[path] = _position(node)
+        self.document.keys.setdefault(path, _position(node))
         if node.tag not in _PLAIN | _TEXTS:
-            self._fault(node, path, "a tag (!...) that is not known here", "take it off")
+            self._report(node, path, "unknown tag (!...)", "remove it")
             return None
         self._open.add(id(node))
         try:
@@ -113,18 +122,18 @@ class _Reader:
         own: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                # What stands here by itself wins over what is merged in, and the first merged over the later ones.
+                # Keys of the mapping override merged ones, and earlier merges override later ones.
                 merged = self._merged(value_node, path) | merged
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fault(key_node, path, "a key must be one word", "quote `${...}` within braces")
+                self._report(key_node, path, "a key must be a plain word", "quote `${...}` inside braces")
                 continue
             key = str(key_node.value)
             if key in own:
                 first = self.document.keys[(*path, key)].line
-                self._fault(key_node, (*path, key), f"given twice, first at line {first}", "keep one")
+                self._report(key_node, (*path, key), f"duplicate key, first set on line {first}", "keep one")
                 continue
-            self.document.keys[(*path, key)] = _place(key_node)
+            self.document.keys[(*path, key)] = _position(key_node)
             own[key] = self.read(value_node, (*path, key))
         return merged | own
 
@@ -133,7 +142,7 @@ class _Reader:
         merged: dict[str, Any] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                self._fault(source, path, "`<<` merges mappings only", "give an alias of a mapping")
+                self._report(source, path, "`<<` merges mappings only", "use an alias of a mapping")
                 continue
             for key, value in self._mapping(source, path).items():
                 merged.setdefault(key, value)
@@ -147,7 +156,7 @@ class _Reader:
         try:
             return self._constructor.construct_object(node)
         except (ValueError, KeyError, IndexError):  # `0b_`, `!!bool perhaps`, `!!int ""`
-            self._fault(node, path, "reads as a number or a truth value, but is none", "put it in quotes")
+            self._report(node, path, "looks like a number or boolean, but is neither", "put it in quotes")
         return None
 
     def _expanded(self, node: yaml.Node, path: Path) -> str:
@@ -156,36 +165,38 @@ class _Reader:
                 return "${"
             name, default = match["name"], match["default"]
             if name is None:
-                self._fault(
-                    node, path, "`${` that no variable follows", "write ${NAME}, ${NAME:-default}, or $${ for ${"
+                self._report(
+                    node, path, "`${` without a variable name", "write ${NAME}, ${NAME:-default}, or $${ for ${"
                 )
                 return ""
             value = self._environ.get(name)
             if default is not None:
                 return value or default
             if value is None:
-                self._fault(node, path, f"the variable {name} is not set", f"set it, or write ${{{name}:-default}}")
+                self._report(node, path, f"the variable {name} is not set", f"set it, or write ${{{name}:-default}}")
             return value or ""
 
         return _REFERENCE.sub(value_of, str(node.value))
 
-    def _fault(self, node: yaml.Node, path: Path, message: str, hint: str) -> None:
-        self.document.issues.append((_place(node), Issue(path, message, hint)))
+    def _report(self, node: yaml.Node, path: Path, message: str, hint: str) -> None:
+        self.document.issues.append((_position(node), Issue(path, message, hint)))
 
 
-def _place(node: yaml.Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _position(node: yaml.Node) -> Position:
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, Issue]:
+def _syntax_issue(error: yaml.MarkedYAMLError, text: str) -> tuple[Position, Issue]:
     mark = error.problem_mark or error.context_mark
-    place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+    position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
     problem = error.problem or "not YAML"
     if "alias" in problem and "undefined" in problem:
-        problem = "an alias (*name) whose anchor (&name) is nowhere before it"  # its name may be a mistaken secret
+        problem = (
+            "an alias (*name) without an earlier anchor (&name)"  # omits the name, which may be a misplaced secret
+        )
     lines = text.splitlines()
-    line = lines[place.line - 1] if place.line <= len(lines) else ""
-    if "\t" in line[: place.column]:
-        return place, Issue((), "not YAML: " + problem, "indent with spaces, not tabs")
-    hint = "quote `${...}` within braces or brackets" if "${" in line and ("{" in line.replace("${", "")) else ""
-    return place, Issue((), "not YAML: " + problem, hint)
+    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    if "\t" in line[: position.column]:
+        return position, Issue((), "not YAML: " + problem, "indent with spaces, not tabs")
+    hint = "quote `${...}` inside braces or brackets" if "${" in line and ("{" in line.replace("${", "")) else ""
+    return position, Issue((), "not YAML: " + problem, hint)

@@ -1,4 +1,4 @@
-"""The plain ASGI door to the relay: works under any ASGI server."""
+"""The plain ASGI frontend of the relay: works under any ASGI server."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _LOW_WATER_BYTES = 64 * 1024
 
 
 class AsgiReply:
-    """Takes an answer from the relay and hands it to the server as fast as that takes it.
+    """Queues an answer of the relay and sends it at the server's pace.
 
-    When more than 256 KiB wait for a slow client, the backend is not read on until 64 KiB are left.
+    Once more than 256 KiB are queued for a slow client, reading from the backend pauses until less than 64 KiB remain.
     """
 
     __slots__ = ("_messages", "_paused", "_waiter", "_waiting_bytes", "exchange")
 
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
-        self._messages: deque[Message | None] = deque()  # None: cut
+        self._messages: deque[Message | None] = deque()  # None: aborted
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_bytes = 0
         self._paused = False
 
     def head(self, status: int, lines: bytes) -> None:
-        """Begin the answer."""
+        """Queue status and headers."""
         headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n") if line]
         self._put({"type": "http.response.start", "status": status, "headers": headers})
 
     def data(self, chunk: bytes) -> None:
-        """Send bytes of its body."""
+        """Queue bytes of the body."""
         self._waiting_bytes += len(chunk)
         self._put({"type": "http.response.body", "body": chunk, "more_body": True})
         if self._waiting_bytes > _HIGH_WATER_BYTES and not self._paused and self.exchange is not None:
@@ -50,17 +50,17 @@ class AsgiReply:
             self.exchange.pause()
 
     def end(self) -> None:
-        """End it well."""
+        """Queue the end of the answer."""
         self._put({"type": "http.response.body", "body": b"", "more_body": False})
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send all of it."""
+        """Queue a complete answer."""
         self.head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
         self.data(body)
         self.end()
 
-    def cut(self) -> None:
-        """End it badly: the server closes the connection of an answer that was not completed."""
+    def abort(self) -> None:
+        """Stop before the end: the server closes the connection of an incomplete answer."""
         self._put(None)
 
     def _put(self, message: Message | None) -> None:
@@ -69,7 +69,7 @@ class AsgiReply:
             self._waiter.set_result(None)
 
     async def deliver(self, send: Send) -> None:
-        """Send until the answer has ended."""
+        """Send queued messages until the answer has ended."""
         while True:
             while self._messages:
                 message = self._messages.popleft()
@@ -85,7 +85,7 @@ class AsgiReply:
             await self._waiter
 
     def _joined(self, message: Message) -> Message:
-        """Join the last bytes and the end, which come together: one message less."""
+        """Merge the last bytes with the end of the answer, if both are queued: one message less."""
         if message["more_body"] and self._messages:
             following = self._messages[0]
             if following is not None and following.get("more_body") is False:
@@ -106,7 +106,7 @@ class AsgiFrontend:
     Parameters
     ----------
     max_body_bytes
-        Larger bodies are refused with 413.
+        Limit of a request body; larger ones are refused with 413.
     """
 
     def __init__(self, relay: RelayContext, max_body_bytes: int) -> None:
@@ -125,7 +125,7 @@ class AsgiFrontend:
             await refuse(error, headers, path, send)
             return
         if body is None:
-            return  # the client left while it was still sending
+            return  # the client disconnected while sending
         target: bytes = scope.get("raw_path") or path.encode()
         if scope["query_string"]:
             target = target + b"?" + scope["query_string"]
@@ -136,15 +136,15 @@ class AsgiFrontend:
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))
         try:
             await reply.deliver(send)
-        except (asyncio.CancelledError, OSError):  # the server shuts down, or found the client gone as it wrote
+        except (asyncio.CancelledError, OSError):  # the server is shutting down, or the client has disconnected
             exchange.client_gone()
             raise
         finally:
             watch.cancel()
-            reply.exchange = None  # each holds the other
+            reply.exchange = None  # breaks the reference cycle
 
     async def _read(self, headers: list[Header], receive: Receive) -> bytes | None:
-        """Read the body; None if the client left before its end."""
+        """Return the body; None if the client disconnected before its end."""
         limit = self._max_body_bytes
         declared = next((value for name, value in headers if name == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > limit:
@@ -166,15 +166,15 @@ class AsgiFrontend:
 
 
 async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None:
-    """Wait for the client to leave. Without it nobody notices, and the engine works on for nobody."""
+    """Cancel the exchange when the client disconnects: otherwise the engine would keep generating."""
     while (await receive())["type"] != "http.disconnect":
         pass
     exchange.client_gone()
-    reply.cut()
+    reply.abort()
 
 
 async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
-    """Answer a request that never got as far as the relay."""
+    """Answer with an error a request that has not reached the relay."""
     sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
     await send({"type": "http.response.start", "status": error.status, "headers": sent})
     await send({"type": "http.response.body", "body": body})

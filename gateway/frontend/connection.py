@@ -1,8 +1,8 @@
-"""One client's connection, beside uvicorn's protocol for it: requests whose head came before are taken unparsed.
+"""A client connection under uvicorn's protocol: requests with a known head bypass the parser.
 
-Clients send the same headers each time. A request with such a head needs no parser: the head is compared with the one
-before (`backends.http.head_pattern`), and what the parser once made of that holds. Whatever does not match in every
-byte, or comes while another request of the connection is under way, goes through the parser.
+Clients tend to send the same headers with each request. The head of a request is compared with an earlier one
+(`backends.http.head_pattern`); if all bytes match, the earlier parse result is reused. A request whose head differs in
+any byte, or that arrives while another one of its connection is in flight, goes through the parser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Preamble:
-    """The headers that uvicorn puts before every answer, written once a second, when their date changes."""
+    """uvicorn's default headers of every answer as bytes; rebuilt when their date changes, once a second."""
 
     __slots__ = ("_headers", "_state", "lines")
 
@@ -31,7 +31,7 @@ class Preamble:
         self.lines = b""
 
     def current(self) -> bytes:
-        """Return them as lines."""
+        """Return the header lines."""
         headers = self._state.default_headers
         if headers is not self._headers:
             self._headers = headers
@@ -40,34 +40,39 @@ class Preamble:
 
 
 class ClientConnection:
-    """What is known of a connection.
+    """The state of a client connection.
+
+    Parameters
+    ----------
+    max_body_bytes
+        Limit of a request body.
 
     Attributes
     ----------
     running
-        The request that was last sent on.
-    last
-        The head of the last request that was parsed.
+        The request that was last passed to the relay.
+    last_head
+        The head of the last parsed request.
     is_parsed
-        Whether anything since the beginning of the last request went through uvicorn's parser: then uvicorn is told
-        when that request is answered.
+        Whether uvicorn's parser saw any data since the current request began: then uvicorn is notified when that
+        request has been answered.
     idle_since_s
-        When its last request was answered, on the clock of `time.monotonic`; 0.0 while there is one, or was none yet.
+        When the last request was answered (`time.monotonic`); 0.0 while one is in flight or before the first.
     """
 
     __slots__ = (
-        "_head",
         "_is_between",
-        "_known",
-        "_missing",
+        "_known_head",
+        "_message_start",
+        "_missing_bytes",
         "_parts",
         "_pattern",
         "_receiving",
-        "_unlike",
+        "_unknown_heads",
         "cycle",
         "idle_since_s",
         "is_parsed",
-        "last",
+        "last_head",
         "max_body_bytes",
         "preamble",
         "protocol",
@@ -77,34 +82,40 @@ class ClientConnection:
     )
 
     def __init__(
-        self, protocol: RelayProtocol, transport: Any, relay: RelayContext, preamble: Preamble, limit: int
+        self, protocol: RelayProtocol, transport: Any, relay: RelayContext, preamble: Preamble, max_body_bytes: int
     ) -> None:
         self.protocol: Any = protocol
         self.transport = transport
         self.relay = relay
         self.preamble = preamble
-        self.max_body_bytes = limit
+        self.max_body_bytes = max_body_bytes
         self.cycle: RequestCycle | None = None
         self.running: RequestCycle | None = None
-        self.last: RequestHead | None = None
+        self.last_head: RequestHead | None = None
         self.is_parsed = True
         self.idle_since_s = 0.0
-        self._is_between = True  # the parser is: it waits for the first byte of a message
-        self._head: bytes | None = None  # what the parser is fed, from the beginning of a message
+        self._is_between = True  # the parser waits for the first byte of a message
+        self._message_start: bytes | None = None  # the data that the current message began with
         self._pattern: HeadPattern | None = None
-        self._known: RequestHead | None = None
+        self._known_head: RequestHead | None = None
         self._receiving: RequestCycle | None = None
         self._parts: list[bytes] = []
-        self._missing = 0
-        self._unlike = 0  # heads in a row that were not known
+        self._missing_bytes = 0
+        self._unknown_heads = 0  # in a row
 
-    def take(self, data: bytes) -> bool:
-        """Take what came, if it is a request whose head is known, or more of its body; if not, it is to be parsed."""
+    def receive_unparsed(self, data: bytes) -> bool:
+        """Handle received data if it is a request with a known head, or more of its body.
+
+        Returns
+        -------
+        bool
+            False if the data must be parsed.
+        """
         self.idle_since_s = 0.0
         if self._receiving is not None:
-            self._receive(self._receiving, data)
+            self._receive_body(self._receiving, data)
             return True
-        pattern, known, last = self._pattern, self._known, self.cycle
+        pattern, known, last = self._pattern, self._known_head, self.cycle
         if pattern is not None and known is not None and self._is_between and (last is None or last.response_complete):
             begins = pattern.body_begins(data)
             length = pattern.length
@@ -112,24 +123,24 @@ class ClientConnection:
                 cycle = RequestCycle(self, known)
                 self.cycle = self.protocol.cycle = cycle
                 self.is_parsed = False
-                self._unlike = 0
+                self._unknown_heads = 0
                 more = len(data) - begins - length
                 if more == 0:
                     cycle.begin(data[begins:])
                 elif more < 0:
-                    self._parts, self._missing, self._receiving = [data[begins:]], -more, cycle
+                    self._parts, self._missing_bytes, self._receiving = [data[begins:]], -more, cycle
                 else:
                     cycle.begin(data[begins : begins + length])
                     self.protocol.data_received(data[begins + length :])
                 return True
         self.is_parsed = True
         if self._is_between:
-            self._head = data
+            self._message_start = data
         return False
 
-    def _receive(self, cycle: RequestCycle, data: bytes) -> None:
-        more = len(data) - self._missing
-        self._missing = -more
+    def _receive_body(self, cycle: RequestCycle, data: bytes) -> None:
+        more = len(data) - self._missing_bytes
+        self._missing_bytes = -more
         if more < 0:
             self._parts.append(data)
             return
@@ -140,38 +151,43 @@ class ClientConnection:
         if more:
             self.protocol.data_received(data[len(data) - more :])
 
-    def parsing(self) -> None:
-        """Know that the parser has begun a message."""
+    def message_begun(self) -> None:
+        """Handle the beginning of a message in the parser."""
         self._is_between = False
 
-    def parsed(self) -> None:
-        """Know that it has ended one."""
+    def message_complete(self) -> None:
+        """Handle the end of a message in the parser."""
         self._is_between = True
-        self._head = None  # of a message that follows in the same bytes, the beginning is not known
+        self._message_start = None  # a message that follows in the same data begins somewhere within it
 
-    def learn(self, head: RequestHead) -> None:
-        """Keep the head of a request of the relay, from a connection's second one on: many have just one.
+    def learn_head(self, head: RequestHead) -> None:
+        """Remember the head of a parsed request, from a connection's second request on: many have just one.
 
-        Where all heads differ, as with an id of the request in them, one in 16 is kept, in case that changes.
+        If all heads differ (by a request id, for example), only one in 16 is remembered, in case that changes.
         """
-        last, self.last = self.last, head
-        if last is None or self._head is None or head.expects or not (head.keep_alive and head.announced):
+        last, self.last_head = self.last_head, head
+        if (
+            last is None
+            or self._message_start is None
+            or head.expects_continue
+            or not (head.keep_alive and head.content_length)
+        ):
             return
         if any(name == b"upgrade" for name, _ in head.headers):
             return
-        self._unlike += 1
-        if self._unlike > 16 and self._unlike % 16:
+        self._unknown_heads += 1
+        if self._unknown_heads > 16 and self._unknown_heads % 16:
             return
-        pattern = pattern_of(self._head)
-        if pattern is not None and head.announced == b"%d" % pattern.length:
-            self._pattern, self._known = pattern, head
+        pattern = pattern_of(self._message_start)
+        if pattern is not None and head.content_length == b"%d" % pattern.length:
+            self._pattern, self._known_head = pattern, head
 
-    def forget(self) -> None:
-        """Parse the next request: another protocol has had the connection meanwhile."""
-        self._pattern = self._known = None
+    def forget_head(self) -> None:
+        """Have the next request parsed: the current one is served by ASGI, which may change the protocol."""
+        self._pattern = self._known_head = None
 
     def answered(self) -> None:
-        """Know that the last request was."""
+        """Handle the end of the current answer."""
         if self.protocol is None:
             return
         if self.is_parsed:
@@ -180,9 +196,9 @@ class ClientConnection:
             self.idle_since_s = time.monotonic()
 
     def close(self) -> None:
-        """Give up what runs, and let go of what refers to this: nobody should have to look for the two."""
+        """Cancel the running request and break reference cycles, which would wait for the garbage collector."""
         running, self.running = self.running, None
         self.protocol = self.cycle = self._receiving = None
-        if running is not None:  # uvicorn tells the last request alone, which may wait behind this one
+        if running is not None:  # uvicorn notifies only the last request, which may be queued behind this one
             running.disconnected = True
             running.set()

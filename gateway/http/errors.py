@@ -1,4 +1,4 @@
-"""The APIs that clients speak: which path is which, and how each writes an error."""
+"""The APIs that clients speak: their paths and their error formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 
 from policies.features.request import Endpoint
 
-_OTHER: Final = Endpoint.OTHER  # a member of an enum is looked up anew each time
+_OTHER: Final = Endpoint.OTHER  # saves the lookup of the enum member
 _ENDPOINTS: Final = {
     "/v1/chat/completions": Endpoint.CHAT,
     "/v1/completions": Endpoint.COMPLETIONS,
@@ -30,21 +30,36 @@ _TYPES = {
 
 
 def endpoint_of(path: str) -> Endpoint:
-    """Tell which API a path belongs to; `Endpoint.OTHER` for what only passes through."""
+    """Return the API that a path belongs to; `Endpoint.OTHER` for paths that are only passed through.
+
+    Examples
+    --------
+    >>> endpoint_of("/v1/chat/completions").name, endpoint_of("/tokenize").name
+    ('CHAT', 'OTHER')
+    """
     return _ENDPOINTS.get(path, _OTHER)
 
 
 class GatewayError(Exception):
-    """An answer that the gateway gives itself, in place of a backend's.
+    """An error that the gateway answers with, in place of a backend.
 
     Parameters
     ----------
+    status
+        HTTP status.
     message
-        What is wrong and what would be right.
+        What is wrong, and what to do instead.
     code
-        OpenAI's short word for it, such as `model_not_found`.
+        OpenAI's error code, such as `model_not_found`.
+    param
+        The request field at fault.
     retry_after_s
-        When to try again; sent as `Retry-After`.
+        Seconds after which to try again, sent as `Retry-After`.
+
+    Examples
+    --------
+    >>> GatewayError(404, "There is no model x.", code="model_not_found").body()
+    b'{"error":{"message":"There is no model x.","type":"not_found_error","param":null,"code":"model_not_found"}}'
     """
 
     def __init__(
@@ -64,11 +79,11 @@ class GatewayError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self, endpoint: Endpoint = Endpoint.CHAT) -> bytes:
-        """Write the error as the client of this endpoint expects it: OpenAI's shape, or Anthropic's for messages."""
+        """Return the body in the error format of an endpoint: OpenAI's, or Anthropic's for messages."""
         return orjson.dumps(self._document(endpoint))
 
     def answer(self, endpoint: Endpoint, request_id: bytes = b"") -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Return headers and body of the whole answer; `request_id` is echoed where there is one."""
+        """Return headers and body of the answer; `request_id` is echoed unless empty."""
         body = self.body(endpoint)
         headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
         if request_id:
@@ -76,7 +91,7 @@ class GatewayError(Exception):
         return headers, body
 
     def event(self, endpoint: Endpoint) -> bytes:
-        """Write the error as the last event of a stream that has begun, with what ends such a stream."""
+        """Return the error as the final event of a stream that has begun, with the stream's end marker."""
         document = self._document(endpoint)
         if endpoint is Endpoint.MESSAGES:
             return b"event: error\ndata: " + orjson.dumps(document) + b"\n\n"
@@ -86,7 +101,7 @@ class GatewayError(Exception):
         return b"data: " + orjson.dumps(document) + b"\n\ndata: [DONE]\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that go with `body`."""
+        """Return the headers of the answer except its content length."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, round(self.retry_after_s))).encode()))
@@ -103,5 +118,5 @@ class GatewayError(Exception):
 
 def too_large(limit_bytes: int) -> GatewayError:
     """Return the error for a body over the limit."""
-    what = f"The body is larger than {limit_bytes} bytes, all that this gateway takes."
-    return GatewayError(413, what, code="body_too_large")
+    message = f"The request body is larger than this gateway's limit of {limit_bytes} bytes."
+    return GatewayError(413, message, code="body_too_large")

@@ -1,4 +1,4 @@
-"""Which headers cross the gateway, in either direction."""
+"""The headers that the gateway forwards, in both directions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 Header = tuple[bytes, bytes]
 
-# RFC 9110, 7.6.1: these belong to one connection, not to the message.
+# They belong to one connection, not to the message: RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -20,27 +20,32 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-_NOT_SENT_BACK = _HOP_BY_HOP | {b"date", b"x-request-id"}  # the server in front of us writes its own date
-_KEYS = frozenset({b"authorization", b"x-api-key"})
-_OURS = b"x-gateway-"
+_NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_NOT_TO_CLIENT = _HOP_BY_HOP | {b"date", b"x-request-id"}  # the HTTP server writes its own date
+_API_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+_GATEWAY_PREFIX = b"x-gateway-"
 
 
 def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
-    """Write the client's headers as they go on, in their order, less what concerns only the gateway.
+    r"""Return the client's headers for a backend, in order, without those that concern only the gateway.
 
     Returns
     -------
     tuple of bytes
-        The lines for every backend, and apart from them those with the client's key: see `upstream_head`.
+        The header lines for every backend, and separately those with the client's API key: see `upstream_head`.
+
+    Examples
+    --------
+    >>> lines_for_backend([(b"host", b"gateway"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-1")])
+    (b'accept: */*\r\n', b'authorization: Bearer sk-1\r\n')
     """
     lines: list[bytes] = []
     key_lines: list[bytes] = []
     for header in headers:
         name = header[0]
-        if name in _NOT_SENT_ON or name.startswith(_OURS):
+        if name in _NOT_TO_BACKEND or name.startswith(_GATEWAY_PREFIX):
             continue
-        (key_lines if name in _KEYS else lines).append(b"%b: %b\r\n" % header)
+        (key_lines if name in _API_KEY_HEADERS else lines).append(b"%b: %b\r\n" % header)
     return b"".join(lines), b"".join(key_lines)
 
 
@@ -54,17 +59,21 @@ def upstream_head(
     request_id: bytes,
     body_bytes: int | None,
 ) -> bytes:
-    """Write the head of the request to a backend.
+    """Return the head of the request to a backend.
 
     Parameters
     ----------
+    target
+        Path and query.
+    authority
+        Host and port of the backend.
     lines
-        Of `lines_for_backend`.
+        Header lines from `lines_for_backend`.
     key_lines
-        The client's where the gateway has no keys of its own, so that a key in the request is meant for the backend;
-        or the backend's own, which takes its place; or nothing.
+        API key lines: the backend's own if it has a key; else the client's if the gateway has no keys, since a key
+        in the request is then meant for the backend; else empty.
     body_bytes
-        None for a request without a body.
+        Length of the body; None for a request without a body.
     """
     length = b"" if body_bytes is None else b"content-length: %d\r\n" % body_bytes
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
@@ -79,17 +88,19 @@ def upstream_head(
 
 
 def lines_of(headers: Iterable[Header]) -> bytes:
-    """Write headers as HTTP/1.1 has them."""
+    """Return headers as HTTP/1.1 header lines."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def lines_for_client(headers: Iterable[Header]) -> bytes:
-    """Write a backend's headers as they go on to the client, less those of its connection."""
-    return lines_of(one for one in headers if one[0] not in _NOT_SENT_BACK and not one[0].startswith(_OURS))
+    """Return a backend's headers for the client, without those of the backend's connection."""
+    return lines_of(
+        header for header in headers if header[0] not in _NOT_TO_CLIENT and not header[0].startswith(_GATEWAY_PREFIX)
+    )
 
 
 def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:
-    """Write the headers that say what became of a request."""
+    """Return the `x-gateway-*` headers of an answer: which backend gave it, and why it was chosen."""
     headers = [
         (b"x-gateway-backend", backend.encode()),
         (b"x-gateway-method", method.encode()),

@@ -1,4 +1,4 @@
-"""Which paths the gateway answers itself; all others are the relay's."""
+"""The paths that the gateway answers itself; all others are relayed."""
 
 from __future__ import annotations
 
@@ -6,5 +6,11 @@ _OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin"})
 
 
 def is_own(path: str) -> bool:
-    """Tell whether the gateway answers a path itself."""
+    """Return whether the gateway answers a path itself.
+
+    Examples
+    --------
+    >>> is_own("/v1/models/llama"), is_own("/v1/completions")
+    (True, False)
+    """
     return path in _OWN or path.startswith(("/admin/", "/v1/models/"))

@@ -1,4 +1,4 @@
-"""Watching a stream of server-sent events go by, at about a microsecond a chunk."""
+"""Inspection of a stream of server-sent events as it is relayed, at about a microsecond per chunk."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES = 1 << 20
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
-# How to find the events that carry output, where not every event does.
+# What marks the events that carry output, for endpoints where not every event does.
 _MARKERS = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
 
 
 class EventStream:
-    """Passes whole events on and counts them.
+    r"""Passes on complete events and counts them.
 
-    An event that a read has cut in two is held until its rest comes, so that a stream whose backend dies in the
-    middle of one can still end with an error that the client can read.
+    An event split over two reads is held until its end arrives: if the backend fails in the middle of an event, the
+    stream can still end with an error event that the client can read.
 
     Attributes
     ----------
     events
         Events passed on.
     deltas
-        Those that carry output, where the endpoint marks them; else 0 (see `steps`).
+        Events that carry output, if the endpoint marks them; else 0 (see `steps`).
     size_bytes
         Bytes passed on.
+
+    Examples
+    --------
+    >>> stream = EventStream(Endpoint.COMPLETIONS)
+    >>> stream.feed(b"data: 1\n\ndata:")
+    b'data: 1\n\n'
+    >>> stream.feed(b" 2\n\n"), stream.events
+    (b'data: 2\n\n', 2)
     """
 
     __slots__ = ("_held", "_marker", "_recent", "_shortest_bytes", "deltas", "events", "size_bytes")
@@ -36,14 +44,14 @@ class EventStream:
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
         self._held = b""
-        self._recent: deque[bytes] = deque(maxlen=3)  # usage comes in the last event, or the one before [DONE]
+        self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
         self._shortest_bytes = 1 << 30
         self.events = 0
         self.deltas = 0
         self.size_bytes = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read and return what may go on: all of it, up to the end of the last whole event."""
+        """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
         if self._held:
             data, self._held = self._held + data, b""
         if data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
@@ -65,49 +73,61 @@ class EventStream:
         return data
 
     def rest(self) -> bytes:
-        """Return what is held, at the end of the stream."""
+        """Return the held data, at the end of the stream."""
         held, self._held = self._held, b""
         return held
 
     def last_documents(self) -> Iterator[dict[str, object]]:
-        """Read the JSON objects of the last few events, latest first; what is no JSON is passed over."""
+        """Yield the JSON objects of the last few events, latest first; other data is skipped."""
         for line in reversed(b"".join(self._recent).split(b"\n")):
             if not line.startswith(b"data:"):
                 continue
             try:
                 document = orjson.loads(line[5:].strip())
             except orjson.JSONDecodeError:
-                continue  # [DONE], or the head of an event that began in an earlier read
+                continue  # [DONE], or part of an event
             if isinstance(document, dict):
                 yield document
 
     def steps(self, endpoint: Endpoint, *, with_usage: bool) -> int:
-        """Estimate the engine steps that emitted tokens: one content chunk is one step.
+        """Return an estimate of the engine steps that emitted tokens: one per content chunk.
 
         Parameters
         ----------
         with_usage
-            True if the stream ended with an event for the usage alone.
+            Whether the stream ended with a separate usage event.
         """
         if self._marker is not None:
             return self.deltas
-        others = 1 + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, the role
-        return max(0, self.events - others)
+        without_content = 1 + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, the role
+        return max(0, self.events - without_content)
 
     def text_bytes(self) -> int:
-        """Estimate the bytes of text in the stream: what the events hold beyond the shortest of them."""
+        """Return an estimate of the bytes of text: the size of the events beyond that of the shortest one."""
         if not self.events or self._shortest_bytes > self.size_bytes:
             return 0
         return max(0, self.size_bytes - self.events * (self._shortest_bytes - 1))
 
 
 def is_event_stream(data: bytes) -> bool:
-    """Tell whether bytes can be the beginning of an event stream."""
+    r"""Return whether data can be the beginning of an event stream.
+
+    Examples
+    --------
+    >>> is_event_stream(b"data: 1\n\n"), is_event_stream(b"<html>")
+    (True, False)
+    """
     return data.lstrip().startswith(_FIELDS)
 
 
 def is_engine_error(data: bytes) -> bool:
-    """Tell whether a stream begins with an error of the engine's: status 200 had been sent before it knew."""
+    r"""Return whether a stream begins with a 5xx error of the engine, which had already answered with status 200.
+
+    Examples
+    --------
+    >>> is_engine_error(b'data: {"error": {"code": 503}}\n\n')
+    True
+    """
     if b'"error"' not in data:
         return False
     line = next((line for line in data.split(b"\n") if line.startswith(b"data:")), b"")

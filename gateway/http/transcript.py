@@ -1,4 +1,4 @@
-"""The text of an answer, and its token ids where the engine sent them, from the bytes that were relayed."""
+"""The text of a relayed answer, and its token ids if the engine sent them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ import orjson
 
 from policies.features.request import Endpoint
 
-_SAID = frozenset({"reasoning", "content"})
+_TEXT_FIELDS = frozenset({"reasoning", "content"})
 
 
 @dataclass(slots=True, init=False)
 class Transcript:
-    """What an engine wrote, in the order in which it came: reasoning, text and the arguments of calls.
+    """The output of an engine in order: reasoning, text and arguments of tool calls.
 
-    Parameters
+    Attributes
     ----------
+    pieces
+        The texts, one per field or chunk.
     token_ids, prompt_token_ids
-        Empty where the engine did not send them (`return_token_ids`).
+        Empty unless the engine sent them (`return_token_ids`).
+
+    Examples
+    --------
+    >>> transcript = Transcript()
+    >>> for piece in ("Hello, ", None, "world"):
+    ...     transcript.add(piece)
+    >>> transcript.text
+    'Hello, world'
     """
 
     pieces: list[str]
@@ -34,22 +44,27 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self.pieces)
 
     def add(self, text: object) -> None:
-        """Add a text; anything else is none."""
+        """Append a text; values of other types are ignored."""
         if isinstance(text, str):
             self.pieces.append(text)
 
 
 def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcript:
-    """Read an answer; what makes no sense counts as absent.
+    """Return the transcript of an answer; malformed parts are ignored.
 
     Parameters
     ----------
     answer
         A JSON document, or the events of a stream.
+
+    Examples
+    --------
+    >>> read_answer(Endpoint.CHAT, b'{"choices": [{"message": {"content": "Hello"}}]}', stream=False).text
+    'Hello'
     """
     transcript = Transcript()
     for document in _events(answer) if stream else _whole(answer):
@@ -58,7 +73,7 @@ def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcrip
 
 
 def read_document(endpoint: Endpoint, document: dict[str, Any]) -> Transcript:
-    """Read an answer that is one document, and was parsed."""
+    """Return the transcript of an answer that is one parsed JSON document."""
     transcript = Transcript()
     _read(transcript, endpoint, document)
     return transcript
@@ -74,12 +89,14 @@ def _read(transcript: Transcript, endpoint: Endpoint, document: dict[str, Any]) 
 
 
 def _events(answer: bytes) -> Iterator[dict[str, Any]]:
-    found = [line[5:] for line in answer.split(b"\n") if line.startswith(b"data:") and not line.startswith(b"data: [D")]
+    events = [
+        line[5:] for line in answer.split(b"\n") if line.startswith(b"data:") and not line.startswith(b"data: [D")
+    ]
     try:
-        documents = orjson.loads(b"[" + b",".join(found) + b"]")  # in one go, which is a third faster
+        documents = orjson.loads(b"[" + b",".join(events) + b"]")  # one call is a third faster
     except orjson.JSONDecodeError:
-        for line in found:
-            yield from _whole(line)
+        for event in events:
+            yield from _whole(event)
         return
     yield from (document for document in documents if isinstance(document, dict))
 
@@ -88,13 +105,13 @@ def _whole(text: bytes) -> Iterator[dict[str, Any]]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return  # an event that was cut
+        return  # a truncated event
     if isinstance(document, dict):
         yield document
 
 
 def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
-    """Read a chat or completions answer, or a chunk of one: its first choice."""
+    """Read the first choice of a chat or completions answer or chunk."""
     if "prompt_token_ids" in document:
         _add_ids(transcript.prompt_token_ids, document["prompt_token_ids"])
     choices = document.get("choices")
@@ -104,12 +121,12 @@ def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
         if "token_ids" in choice:
             _add_ids(transcript.token_ids, choice["token_ids"])
             _add_ids(transcript.prompt_token_ids, choice.get("prompt_token_ids"))
-        said = choice.get("delta") or choice.get("message")
-        if not isinstance(said, dict):
+        message = choice.get("delta") or choice.get("message")
+        if not isinstance(message, dict):
             transcript.add(choice.get("text"))
             continue
-        for name, text in said.items():
-            if name in _SAID or (name == "reasoning_content" and "reasoning" not in said):  # its name of old
+        for name, text in message.items():
+            if name in _TEXT_FIELDS or (name == "reasoning_content" and "reasoning" not in message):  # its old name
                 transcript.add(text)
             elif name == "tool_calls":
                 for call in _dicts(text):
@@ -119,7 +136,7 @@ def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
 
 
 def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
-    """Read an answer of Anthropic's messages, or an event of one."""
+    """Read an answer or event of Anthropic's messages API."""
     for block in _dicts(document.get("content")):
         transcript.add(block.get("thinking"))
         transcript.add(block.get("text"))
@@ -133,7 +150,7 @@ def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
 
 
 def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
-    """Read an answer of the responses API, or an event of one: its deltas, not the texts that sum them up."""
+    """Read an answer or event of the responses API: the deltas, not the later events that repeat their text."""
     if str(document.get("type", "")).endswith(".delta"):
         transcript.add(document.get("delta"))
     for item in _dicts(document.get("output")):
@@ -143,9 +160,9 @@ def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _add_ids(ids: list[int], found: object) -> None:
-    if isinstance(found, list) and all(isinstance(one, int) for one in found):
-        ids += found
+def _add_ids(ids: list[int], new_ids: object) -> None:
+    if isinstance(new_ids, list) and all(isinstance(token_id, int) for token_id in new_ids):
+        ids += new_ids

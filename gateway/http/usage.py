@@ -1,4 +1,4 @@
-"""What an answer says of its own cost: tokens, acceptance, the engine's times."""
+"""The usage in an answer: tokens, acceptance and the engine's times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ _NOTHING: dict[str, Any] = {}
 
 @dataclass(slots=True, init=False)
 class Usage:
-    """The engine's own account of a request; None where it gave none.
+    """The usage of a request as its engine reported it; None for values that were not reported.
 
     Parameters
     ----------
+    cached_tokens
+        Prompt tokens found in the prefix cache.
     drafted_tokens, accepted_tokens
-        Of the speculation.
+        Draft tokens proposed, and accepted by the target model.
     drafting_steps
-        Steps that drafted anything.
+        Steps with a draft.
+    ttft_s, queue_s, generation_s
+        Seconds to the first token, in the engine's queue, and of generation.
+
+    Examples
+    --------
+    >>> Usage(output_tokens=100, accepted_tokens=60, drafting_steps=20).tokens_per_step
+    2.5
     """
 
     prompt_tokens: int | None
@@ -54,10 +63,10 @@ class Usage:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens per engine step; None if the engine did not report its acceptance.
+        """Output tokens per engine step; None if the engine did not report acceptance.
 
-        The engine's own `mean_acceptance_length` leaves out the steps that drafted nothing. All steps together are
-        output - accepted, but no fewer than those that drafted: a last step may accept more than was left to answer.
+        The engine's `mean_acceptance_length` omits steps without a draft. The number of all steps is output - accepted
+        tokens, but at least `drafting_steps`: the last step may accept more tokens than the answer still needs.
         """
         if self.accepted_tokens is None or not self.output_tokens:
             return None
@@ -66,18 +75,18 @@ class Usage:
 
 
 def read_usage(document: object) -> Usage | None:
-    """Read the usage of an answer, or of the event of a stream that carries it.
+    """Return the usage in an answer or in an event of a stream; None if there is none.
 
     Parameters
     ----------
     document
-        A chat, completions, messages or embeddings answer or chunk, a responses answer, or the event
-        `response.completed` around one.
+        A chat, completions, messages or embeddings answer or chunk, a responses answer, or its event
+        `response.completed`.
 
-    Returns
-    -------
-    Usage or None
-        None if there is none in it.
+    Examples
+    --------
+    >>> read_usage({"usage": {"prompt_tokens": 7, "completion_tokens": 3}}).output_tokens
+    3
     """
     if not isinstance(document, dict):
         return None
@@ -116,5 +125,5 @@ def _count(document: dict[str, Any], name: str, other_name: str = "") -> int | N
 
 def _seconds(document: dict[str, Any], name: str) -> float | None:
     value = document.get(name)
-    # `int | float` would be made anew each time.
+    # `int | float` would be built on each call.
     return value / 1000.0 if isinstance(value, (int, float)) and value >= 0 else None

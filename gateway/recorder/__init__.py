@@ -1,11 +1,11 @@
-"""Recording: one line a request, written beside the request path by a thread of its own.
+"""Recording: one JSON line per request, written by a thread beside the request path.
 
-The request path notes in `RequestNotes` what only it can see, and appends it to a bounded queue; the thread makes a
-record of it (docs/trace.md), and writes records in whole zstd frames to files that it rotates. Nothing waits for it:
-when the queue is full or the disk is, records are left out and counted.
+The request path collects in `RequestNotes` what only it can observe, and appends it to a bounded queue. The thread
+completes the records (docs/trace.md) and writes them in complete zstd frames to rotated files. Requests never wait for
+it: if the queue or the disk is full, records are dropped and counted.
 """
 
+from gateway.recorder.notes import FinishedRequest, RequestNotes
 from gateway.recorder.recorder import Recorder, recorder_issue, with_salt
-from gateway.recorder.take import FinishedRequest, RequestNotes
 
 __all__ = ["FinishedRequest", "Recorder", "RequestNotes", "recorder_issue", "with_salt"]

@@ -1,8 +1,8 @@
-/* What units.py and hashes.py do in numpy, in one pass: cut texts into units, find the hashes of those hashed before, and
-   write them in base64.
+/* Does in one pass what units.py and hashes.py do with numpy: splits texts into units, looks up the hashes of known units
+   and packs the hashes in base64.
 
-   It is built where the gateway is built compiled, for processors that put the lowest byte first
-   (scripts/build_extensions.py); elsewhere those two do it. Tests hold both equal. */
+   It is built only with the compiled gateway and for little-endian processors (scripts/build_extensions.py); otherwise
+   the Python modules are used. Tests compare both. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,37 +10,37 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { PLACE_BITS = 16, HASH_BITS = 24, SIGNS = HASH_BITS / 6, BYTES = 256, SECRETS = 4, SHORT = 1 << 14 };
+enum { TABLE_BITS = 16, HASH_BITS = 24, CHARACTERS = HASH_BITS / 6, BYTES = 256, SECRETS = 4, SHORT = 1 << 14 };
 
-/* Kinds of bytes, each a bit: those of units.py, whose two kinds of blanks are one here. */
+/* The classes of bytes of units.py, one bit each; its two kinds of blanks are one here. */
 enum { BLANK = 1 << 0, LETTER = 1 << 1, DIGIT = 1 << 2, ALONE = 1 << 5, CONTINUED = 1 << 6 };
 
-/* A unit is known by its bytes; one of more than 16 by a keyed hash of them. */
+/* A unit, identified by its bytes, or by a keyed hash of them if there are more than 16. */
 typedef struct {
     uint64_t first, second;
     uint32_t size;
 } Unit;
 
-typedef char Packed[SIGNS]; /* a hash in base64 */
+typedef char Packed[CHARACTERS]; /* a hash in base64 */
 
 typedef struct {
     Unit unit;
     Packed packed;
-} Known;
+} Entry;
 
 typedef struct {
     PyObject_HEAD
-    Known (*known)[2]; /* of the units that have the same place, the two seen last */
-    uint64_t secrets[SECRETS]; /* two odd factors for places, and the key of the hash: nobody else can foresee either */
+    Entry (*slots)[2]; /* each slot holds the two most recent of its units */
+    uint64_t secrets[SECRETS]; /* two odd factors for slots, and the key of the hash; both unpredictable */
     uint8_t kinds[BYTES];
     bool is_busy;
-} Memory;
+} HashCache;
 
 typedef struct {
     PyObject *owner;
     const uint8_t *data;
     Packed *packed;
-    size_t size, at, units; /* the unit after the first `units` begins at `at` */
+    size_t size, at, units; /* `units` hashes are done; the next unit begins at `at` */
 } Text;
 
 static uint64_t eight(const uint8_t *data) {
@@ -49,20 +49,20 @@ static uint64_t eight(const uint8_t *data) {
     return word;
 }
 
-/* How many of eight bytes, from the first on, are ASCII letters or `_`. */
+/* The number of leading ASCII letters and `_` among eight bytes. */
 static size_t letters(uint64_t word) {
     const uint64_t each = 0x0101010101010101u, high = 0x80 * each;
     uint64_t lower = (word & ~high) | 0x20 * each;
     uint64_t is_letter = (lower + (0x80 - 'a') * each) & ~(lower + (0x80 - 'z' - 1) * each);
-    uint64_t is_no_line = ((word & ~high) ^ '_' * each) + 0x7F * each;
-    uint64_t others = (~(is_letter | ~is_no_line) | word) & high;
+    uint64_t is_no_underscore = ((word & ~high) ^ '_' * each) + 0x7F * each;
+    uint64_t others = (~(is_letter | ~is_no_underscore) | word) & high;
     return others ? (size_t)__builtin_ctzll(others) / 8 : 8;
 }
 
-/* The place after the unit that begins at `at`. (What is done for each unit is inlined: a quarter less time.) */
+/* The end of the unit that begins at `at`. (Inlining the functions called for each unit saves a quarter of the time.) */
 static inline size_t unit_end(const uint8_t *kinds, const uint8_t *data, size_t at, size_t size) {
     if (data[at] == ' ' && at + 1 < size && kinds[data[at + 1]] != BLANK)
-        at++; /* a single blank goes with what follows it */
+        at++; /* a single blank belongs to the unit after it */
     uint8_t kind = kinds[data[at]], goes_on = (kind & ~ALONE) | CONTINUED;
     if (kind == DIGIT && size - at > 3)
         size = at + 3;
@@ -75,7 +75,7 @@ static inline size_t unit_end(const uint8_t *kinds, const uint8_t *data, size_t 
     return at;
 }
 
-/* Up to eight bytes; what is beyond them is read if the text goes that far, and masked out. */
+/* Up to eight bytes as a word. Bytes beyond them are read if the text has them, and masked out. */
 static uint64_t word_of(const uint8_t *data, size_t size, const uint8_t *text_end) {
     if (text_end - data >= 8)
         return eight(data) & (UINT64_MAX >> (64 - 8 * size));
@@ -84,18 +84,18 @@ static uint64_t word_of(const uint8_t *data, size_t size, const uint8_t *text_en
     return word;
 }
 
-static uint64_t turned(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
+static uint64_t rotated(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
 
 static void sip_round(uint64_t v[4]) {
     v[0] += v[1];
     v[2] += v[3];
-    v[1] = turned(v[1], 13) ^ v[0];
-    v[3] = turned(v[3], 16) ^ v[2];
-    v[0] = turned(v[0], 32) + v[3];
+    v[1] = rotated(v[1], 13) ^ v[0];
+    v[3] = rotated(v[3], 16) ^ v[2];
+    v[0] = rotated(v[0], 32) + v[3];
     v[2] += v[1];
-    v[1] = turned(v[1], 17) ^ v[2];
-    v[3] = turned(v[3], 21) ^ v[0];
-    v[2] = turned(v[2], 32);
+    v[1] = rotated(v[1], 17) ^ v[2];
+    v[3] = rotated(v[3], 21) ^ v[0];
+    v[2] = rotated(v[2], 32);
 }
 
 /* SipHash-1-3 (Aumasson and Bernstein, 2012). */
@@ -120,7 +120,7 @@ static uint64_t sip_hash(const uint64_t key[2], const uint8_t *data, size_t size
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-static inline Unit unit_of(const Memory *self, const uint8_t *data, size_t size, const uint8_t *text_end) {
+static inline Unit unit_of(const HashCache *self, const uint8_t *data, size_t size, const uint8_t *text_end) {
     Unit unit = {0, 0, size < UINT32_MAX ? (uint32_t)size : UINT32_MAX};
     if (size <= 8) {
         unit.first = word_of(data, size, text_end);
@@ -137,102 +137,102 @@ static bool is_same(Unit one, Unit other) {
     return one.first == other.first && one.second == other.second && one.size == other.size;
 }
 
-static Known *place_of(const Memory *self, Unit unit) {
-    return self->known[(unit.first * self->secrets[0] + unit.second * self->secrets[1]) >> (64 - PLACE_BITS)];
+static Entry *slot_of(const HashCache *self, Unit unit) {
+    return self->slots[(unit.first * self->secrets[0] + unit.second * self->secrets[1]) >> (64 - TABLE_BITS)];
 }
 
-static inline const Known *find(const Memory *self, Unit unit) {
-    Known *place = place_of(self, unit);
-    if (is_same(place[0].unit, unit))
-        return place;
-    if (!is_same(place[1].unit, unit))
+static inline const Entry *find(const HashCache *self, Unit unit) {
+    Entry *slot = slot_of(self, unit);
+    if (is_same(slot[0].unit, unit))
+        return slot;
+    if (!is_same(slot[1].unit, unit))
         return NULL;
-    Known found = place[1];
-    place[1] = place[0];
-    place[0] = found;
-    return place;
+    Entry entry = slot[1];
+    slot[1] = slot[0];
+    slot[0] = entry;
+    return slot;
 }
 
-static const Known *make(Memory *self, Unit unit, PyObject *digest, const uint8_t *data, size_t size) {
-    PyObject *made = PyObject_CallFunction(digest, "y#", (const char *)data, (Py_ssize_t)size);
-    unsigned long hash = made ? PyLong_AsUnsignedLong(made) : 0;
-    Py_XDECREF(made);
+static const Entry *add(HashCache *self, Unit unit, PyObject *digest, const uint8_t *data, size_t size) {
+    PyObject *result = PyObject_CallFunction(digest, "y#", (const char *)data, (Py_ssize_t)size);
+    unsigned long hash = result ? PyLong_AsUnsignedLong(result) : 0;
+    Py_XDECREF(result);
     if (hash >> HASH_BITS && !PyErr_Occurred())
         PyErr_Format(PyExc_OverflowError, "expected a hash of %d bits", HASH_BITS);
     if (PyErr_Occurred())
         return NULL;
-    static const char signs[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    Known *place = place_of(self, unit);
-    place[1] = place[0];
-    place[0].unit = unit;
-    for (int at = 0; at < SIGNS; at++)
-        place[0].packed[at] = signs[hash >> (HASH_BITS - 6 * (at + 1)) & 63];
-    return place;
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    Entry *slot = slot_of(self, unit);
+    slot[1] = slot[0];
+    slot[0].unit = unit;
+    for (int at = 0; at < CHARACTERS; at++)
+        slot[0].packed[at] = alphabet[hash >> (HASH_BITS - 6 * (at + 1)) & 63];
+    return slot;
 }
 
-/* Hash the units of a text; without `digest` up to the first that is not known, and without need of the interpreter. */
-static int hash_units(Memory *self, Text *text, PyObject *digest) {
+/* Hash the units of a text. Without `digest`, stop at the first unknown unit; this does not need the interpreter. */
+static int hash_units(HashCache *self, Text *text, PyObject *digest) {
     while (text->at < text->size) {
         const uint8_t *data = text->data + text->at;
         size_t end = unit_end(self->kinds, text->data, text->at, text->size), size = end - text->at;
         Unit unit = unit_of(self, data, size, text->data + text->size);
-        const Known *known = find(self, unit);
-        if (!known && digest)
-            known = make(self, unit, digest, data, size);
-        if (!known)
+        const Entry *entry = find(self, unit);
+        if (!entry && digest)
+            entry = add(self, unit, digest, data, size);
+        if (!entry)
             return -1;
-        memcpy(text->packed[text->units++], known->packed, SIGNS);
+        memcpy(text->packed[text->units++], entry->packed, CHARACTERS);
         text->at = end;
     }
     return 0;
 }
 
-static PyObject *packed(Memory *self, Text *texts, Py_ssize_t count, PyObject *digest) {
+static PyObject *packed(HashCache *self, Text *texts, Py_ssize_t count, PyObject *digest) {
     size_t size = 0;
     for (Py_ssize_t at = 0; at < count; at++)
         size += texts[at].size;
-    if (size > SHORT) { /* less takes no longer than it takes to give the interpreter away and to get it back */
+    if (size > SHORT) { /* for less, releasing the interpreter takes longer than hashing */
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t at = 0; at < count; at++)
             hash_units(self, &texts[at], NULL);
         Py_END_ALLOW_THREADS
     }
-    PyObject *told = PyList_New(count);
-    for (Py_ssize_t at = 0; told && at < count; at++) {
+    PyObject *results = PyList_New(count);
+    for (Py_ssize_t at = 0; results && at < count; at++) {
         Text *text = &texts[at];
-        PyObject *one = NULL;
+        PyObject *result = NULL;
         if (hash_units(self, text, digest) == 0)
-            one = PyUnicode_DecodeASCII(*text->packed, (Py_ssize_t)(SIGNS * text->units), NULL);
-        if (one)
-            PyList_SET_ITEM(told, at, one);
+            result = PyUnicode_DecodeASCII(*text->packed, (Py_ssize_t)(CHARACTERS * text->units), NULL);
+        if (result)
+            PyList_SET_ITEM(results, at, result);
         else
-            Py_CLEAR(told);
+            Py_CLEAR(results);
     }
-    return told;
+    return results;
 }
 
-static int encode(Text *text, PyObject *given) {
-    if (PyUnicode_GetLength(given) < 0)
+static int encode(Text *text, PyObject *string) {
+    if (PyUnicode_GetLength(string) < 0)
         return -1;
-    bool is_ascii = PyUnicode_IS_ASCII(given);
-    text->owner = is_ascii ? Py_NewRef(given) : PyUnicode_AsEncodedString(given, "utf-8", "surrogatepass");
+    bool is_ascii = PyUnicode_IS_ASCII(string);
+    text->owner = is_ascii ? Py_NewRef(string) : PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass");
     if (!text->owner)
         return -1;
-    text->data = is_ascii ? PyUnicode_DATA(given) : (const uint8_t *)PyBytes_AS_STRING(text->owner);
-    text->size = (size_t)(is_ascii ? PyUnicode_GET_LENGTH(given) : PyBytes_GET_SIZE(text->owner));
-    /* As many units as bytes at most. What is not touched of it takes no memory. */
+    text->data = is_ascii ? PyUnicode_DATA(string) : (const uint8_t *)PyBytes_AS_STRING(text->owner);
+    text->size = (size_t)(is_ascii ? PyUnicode_GET_LENGTH(string) : PyBytes_GET_SIZE(text->owner));
+    /* There are at most as many units as bytes. Untouched pages take no memory. */
     text->packed = PyMem_New(Packed, text->size);
     return text->packed ? 0 : (PyErr_NoMemory(), -1);
 }
 
-static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given) {
-    Memory *self = (Memory *)object;
-    if (given != 2 || !PyTuple_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "expected a tuple of texts and what hashes a unit");
+static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t arg_count) {
+    HashCache *self = (HashCache *)object;
+    if (arg_count != 2 || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of texts and a function that hashes a unit");
         return NULL;
     }
     if (self->is_busy) {
-        PyErr_SetString(PyExc_RuntimeError, "a memory serves one call at a time");
+        PyErr_SetString(PyExc_RuntimeError, "another call has not ended");
         return NULL;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(args[0]), encoded = 0;
@@ -242,14 +242,14 @@ static PyObject *pack(PyObject *object, PyObject *const *args, Py_ssize_t given)
     self->is_busy = true;
     while (encoded < count && encode(&texts[encoded], PyTuple_GET_ITEM(args[0], encoded)) == 0)
         encoded++;
-    PyObject *told = encoded == count ? packed(self, texts, count, args[1]) : NULL;
+    PyObject *results = encoded == count ? packed(self, texts, count, args[1]) : NULL;
     self->is_busy = false;
     for (Py_ssize_t at = 0; at < count; at++) {
         Py_XDECREF(texts[at].owner);
         PyMem_Free(texts[at].packed);
     }
     PyMem_Free(texts);
-    return told;
+    return results;
 }
 
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -262,7 +262,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
         PyErr_Format(PyExc_ValueError, "expected the kinds of %d bytes and a secret of %d", BYTES, SECRETS * 8);
         return NULL;
     }
-    Memory *self = (Memory *)type->tp_alloc(type, 0);
+    HashCache *self = (HashCache *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     memcpy(self->secrets, secret, sizeof self->secrets);
@@ -270,8 +270,8 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     self->secrets[1] |= 1;
     for (int byte = 0; byte < BYTES; byte++)
         self->kinds[byte] = (uint8_t)(1 << ((uint8_t)kinds[byte] >> 1 & 7));
-    self->known = PyMem_RawCalloc((size_t)1 << PLACE_BITS, sizeof *self->known);
-    if (!self->known) {
+    self->slots = PyMem_RawCalloc((size_t)1 << TABLE_BITS, sizeof *self->slots);
+    if (!self->slots) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -280,13 +280,13 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
 
 static void dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
-    PyMem_RawFree(((Memory *)object)->known);
+    PyMem_RawFree(((HashCache *)object)->slots);
     type->tp_free(object);
     Py_DECREF(type);
 }
 
 static PyMethodDef methods[] = {
-    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, "Return the hashes of texts, each text's in base64."},
+    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, "Return the hashes of each text in base64."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -294,13 +294,13 @@ static PyType_Slot type_slots[] = {
     {Py_tp_new, (void *)new}, {Py_tp_dealloc, (void *)dealloc}, {Py_tp_methods, methods}, {0, NULL},
 };
 
-static PyType_Spec type_of_memory = {
-    "gateway.recorder._units.Memory", sizeof(Memory), 0, Py_TPFLAGS_DEFAULT, type_slots,
+static PyType_Spec hash_cache_spec = {
+    "gateway.recorder._units.HashCache", sizeof(HashCache), 0, Py_TPFLAGS_DEFAULT, type_slots,
 };
 
 static int add_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&type_of_memory);
-    int status = type ? PyModule_AddObjectRef(module, "Memory", type) : -1;
+    PyObject *type = PyType_FromSpec(&hash_cache_spec);
+    int status = type ? PyModule_AddObjectRef(module, "HashCache", type) : -1;
     Py_XDECREF(type);
     return status;
 }

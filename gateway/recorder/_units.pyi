@@ -1,14 +1,14 @@
 from collections.abc import Callable
 
-class Memory:
-    """The hashes of units seen lately.
+class HashCache:
+    """A cache of the hashes of recent units.
 
     Parameters
     ----------
     kinds
-        Those of the 256 bytes, as `units.py` has them.
+        The class of each of the 256 bytes, `units.KINDS`.
     secret
-        32 bytes, which decide where units are remembered.
+        32 bytes that determine the table slots of units.
     """
 
     def __init__(self, kinds: bytes, secret: bytes) -> None: ...
@@ -18,10 +18,10 @@ class Memory:
         Parameters
         ----------
         digest
-            Hashes a unit, to 24 bits, that is not remembered.
+            Returns the 24-bit hash of a unit that is not in the cache.
 
         Raises
         ------
         RuntimeError
-            If another thread's call has not ended, or `digest` calls it.
+            If a call in another thread has not ended, or `digest` calls this method.
         """

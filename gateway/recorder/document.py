@@ -1,4 +1,4 @@
-"""The record of a request that has ended: one line of JSON, as docs/trace.md has it."""
+"""The record of a finished request: one line of JSON (docs/trace.md)."""
 
 from __future__ import annotations
 
@@ -13,47 +13,50 @@ import orjson
 from gateway.http.transcript import read_answer
 from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
+from gateway.recorder.notes import FinishedRequest
 from gateway.recorder.rounding import micro
 from gateway.recorder.schema import VERSION, Hashing
-from gateway.recorder.take import FinishedRequest
 from policies.features.prompt import read_prompt
 from policies.features.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.policy import Outcome
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-_MOST_INTERVALS = 8192
-_SHORT = 4096
-"""Characters of a prompt and its answer, all of which hashing takes a few microseconds if they were seen before, and
-half a millisecond if not."""
+_MAX_INTERVALS = 8192
+_MAX_SHORT_CHARS = 4096
+"""Size of prompt and answer that are hashed on the event loop: a few microseconds if all units were seen before, half a
+millisecond if none."""
 
 Texts = tuple[str, str] | tuple[list[int], list[int]]
-"""Of a prompt and its answer, or their token ids."""
+"""The texts of a prompt and its answer, or their token ids."""
 
 
-class Waiting:
-    """A request that has ended, and that has more to it than is worked out on the event loop.
+class PendingRecord:
+    """A record to be completed in the recorder's thread.
 
     Parameters
     ----------
     head
-        The beginning of its line, everything that was at hand; empty if that wants its body.
+        The part of the line built on the event loop, as a JSON object; empty if that part needs the request's body.
     wall_offset_s
-        Seconds since 1970 when the clock of `time.perf_counter` showed 0.
+        Seconds since 1970 at which `time.perf_counter` was 0.
+
+    Attributes
+    ----------
     size_bytes
-        What it holds until then.
+        Estimated memory.
     """
 
-    __slots__ = ("head", "size_bytes", "taken", "wall_offset_s")
+    __slots__ = ("finished", "head", "size_bytes", "wall_offset_s")
 
-    def __init__(self, head: bytes, taken: FinishedRequest, wall_offset_s: float) -> None:
+    def __init__(self, head: bytes, finished: FinishedRequest, wall_offset_s: float) -> None:
         self.head = head
-        self.taken = taken
+        self.finished = finished
         self.wall_offset_s = wall_offset_s
-        self.size_bytes = len(head) + taken.held_bytes()
+        self.size_bytes = len(head) + finished.held_bytes()
 
 
 class _Line:
-    """A line without its end, and what is yet to be hashed for it."""
+    """A line in two parts, a JSON object and further fields, with the texts to be hashed for it."""
 
     __slots__ = ("head", "rest", "texts")
 
@@ -63,21 +66,21 @@ class _Line:
         self.texts = texts
 
 
-class Documents:
-    """Makes lines of what was taken, whole ones at once if that is soon done.
+class RecordBuilder:
+    """Builds the lines of finished requests: on the event loop if that is quick, else partly in the recorder's thread.
 
-    What a record is made of is in the processor's caches when its request ends, and all of it can be let go then. So
-    that is cheaper than it would be a while later, even in a thread of its own, as long as nothing long is to be read.
+    When a request ends, its data is still in the processor's caches and can be released at once. Unless long texts must
+    be read, building its record then is cheaper than later in a thread.
 
     Parameters
     ----------
     text
         `none`, `hashes` or `full`.
     hasher
-        Makes the hashes, where they are wanted.
+        Hashes texts in the thread; None without hashes.
     quick_hasher
-        Makes those of short texts on the event loop: another one, for a hasher does one thing at a time. None leaves
-        them to the thread.
+        Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts to
+        the thread.
     """
 
     def __init__(self, text: str, hasher: TextHasher | None = None, quick_hasher: TextHasher | None = None) -> None:
@@ -86,111 +89,112 @@ class Documents:
         self._quick_hasher = quick_hasher
         self._candidates = CandidateColumns()
 
-    # On the event loop.
+    # On the event loop
 
-    def begin(self, taken: FinishedRequest, wall_offset_s: float) -> bytes | Waiting:
-        """Return the line of a request, or what `end` makes its line of.
+    def begin(self, finished: FinishedRequest, wall_offset_s: float) -> bytes | PendingRecord:
+        """Return the line of a request, or a pending record for `end`.
 
         Parameters
         ----------
         wall_offset_s
-            Seconds since 1970 when the clock of `time.perf_counter` showed 0.
+            Seconds since 1970 at which `time.perf_counter` was 0.
         """
-        routed = taken.routed
+        routed = finished.routed
         features = routed.features
-        if taken.body and not routed.model.policy.text_features >= TEXT_FEATURES:
-            return Waiting(b"", taken, wall_offset_s)
-        document = self._document(taken, features, wall_offset_s)
-        is_whole = len(taken.take.chunks) < 2
-        if is_whole and self._text != "none" and features.n == 1:
-            is_whole = self._add_short(document, taken)
+        if finished.body and not routed.model.policy.text_features >= TEXT_FEATURES:
+            return PendingRecord(b"", finished, wall_offset_s)
+        document = self._document(finished, features, wall_offset_s)
+        is_complete = len(finished.notes.chunks) < 2
+        if is_complete and self._text != "none" and features.n == 1:
+            is_complete = self._add_short(document, finished)
         head = orjson.dumps(document, option=_OPTIONS)
-        return head + b"\n" if is_whole else Waiting(head, taken, wall_offset_s)
+        return head + b"\n" if is_complete else PendingRecord(head, finished, wall_offset_s)
 
-    def _add_short(self, document: dict[str, Any], taken: FinishedRequest) -> bool:
-        """Add the hashes of texts that are short and at hand, and tell whether they are."""
-        hasher, prompt, answer = self._quick_hasher, taken.routed.prompt, taken.take.transcript
+    def _add_short(self, document: dict[str, Any], finished: FinishedRequest) -> bool:
+        """Add the hashes of prompt and answer if these are short and already parsed; return whether they were added."""
+        hasher, prompt, answer = self._quick_hasher, finished.routed.prompt, finished.notes.transcript
         if hasher is None or prompt is None or answer is None or answer.token_ids:
             return False
-        asked, answered = "\n".join(prompt.pieces), answer.text
-        if len(asked) + len(answered) > _SHORT:
+        prompt_text, answer_text = "\n".join(prompt.pieces), answer.text
+        if len(prompt_text) + len(answer_text) > _MAX_SHORT_CHARS:
             return False
-        ((prompts, outputs),) = hasher.pack_all([(asked, answered)])
+        ((prompts, outputs),) = hasher.pack_all([(prompt_text, answer_text)])
         _add_hashes(document, prompts, outputs, hasher.of_texts)
         return True
 
-    # In the recorder's thread.
+    # In the recorder's thread
 
-    def end(self, waiting: Sequence[Waiting]) -> list[bytes | Exception]:
-        """Return lines, or why one cannot be made; hashing the texts of many at once takes a third of the time."""
+    def end(self, pending: Sequence[PendingRecord]) -> list[bytes | Exception]:
+        """Return the line of each record, or the error that prevented it; batches are hashed three times as fast."""
         lines: list[_Line | Exception] = []
-        for one in waiting:
+        for record in pending:
             try:
-                lines.append(self._line(one))
-            except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not end all others
+                lines.append(self._line(record))
+            except Exception as error:  # noqa: BLE001 -- a defect in one record must not affect the others
                 lines.append(error)
         if (hasher := self._hasher) is not None:
             _hash(lines, hasher)
-        return [line if isinstance(line, Exception) else _whole(line) for line in lines]
+        return [line if isinstance(line, Exception) else _joined(line) for line in lines]
 
-    def _line(self, waiting: Waiting) -> _Line:
-        taken, head = waiting.taken, waiting.head
-        features = taken.routed.features
-        body = _parsed(taken.body) if taken.body else {}
+    def _line(self, record: PendingRecord) -> _Line:
+        finished, head = record.finished, record.head
+        features = finished.routed.features
+        body = _parsed(finished.body) if finished.body else {}
         if not head:
-            head = orjson.dumps(self._document(taken, _described(taken, body), waiting.wall_offset_s), option=_OPTIONS)
+            all_features = _all_features(finished, body)
+            head = orjson.dumps(self._document(finished, all_features, record.wall_offset_s), option=_OPTIONS)
         rest: dict[str, Any] = {}
-        if taken.outcome is not None and len(taken.take.chunks) > 1:
-            rest["itl"] = _intervals(taken.take.chunks)
+        if finished.outcome is not None and len(finished.notes.chunks) > 1:
+            rest["itl"] = _intervals(finished.notes.chunks)
         texts = None
         if self._text != "none" and features.n == 1:
-            texts = self._add_text(rest, taken, body, features.endpoint)
+            texts = self._add_text(rest, finished, body, features.endpoint)
         return _Line(head, rest, texts)
 
-    def _document(self, taken: FinishedRequest, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
-        """Return everything of a record but its texts, and the intervals of a stream."""
+    def _document(self, finished: FinishedRequest, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
+        """Return all fields of a record except its texts and the intervals of a stream."""
         document: dict[str, Any] = {
             "version": VERSION,
-            "id": taken.request_id.decode("latin-1"),
-            "arrived_at": micro(taken.arrived_s + wall_offset_s),
+            "id": finished.request_id.decode("latin-1"),
+            "arrived_at": micro(finished.arrived_s + wall_offset_s),
             "model": features.model,
             "endpoint": features.endpoint.value,
         }
-        if taken.key:
-            document["key"] = taken.key
+        if finished.key:
+            document["key"] = finished.key
         _add_features(document, features)
-        document["status"] = taken.status
-        if taken.word != "ok":
-            document["error"] = taken.word
-        document["e2e_s"] = micro(taken.ended_s - taken.arrived_s)
-        decision, backend = taken.decision, taken.backend
+        document["status"] = finished.status
+        if finished.outcome_label != "ok":
+            document["error"] = finished.outcome_label
+        document["e2e_s"] = micro(finished.ended_s - finished.arrived_s)
+        decision, backend = finished.decision, finished.backend
         if decision is not None and backend is not None:
             document["policy"] = decision.policy
             document["reason"] = decision.reason
             document["backend"] = backend.name
             document["method"] = backend.method.value
             document["propensity"] = decision.propensity
-            if taken.retried_from:
-                document["retried_from"] = taken.retried_from
-            if taken.take.candidates:
-                document["candidates"] = self._candidates.columns(features.model, taken.take, decision)
-        if taken.outcome is not None:
-            _add_outcome(document, taken, taken.outcome)
+            if finished.retried_from:
+                document["retried_from"] = finished.retried_from
+            if finished.notes.candidates:
+                document["candidates"] = self._candidates.columns(features.model, finished.notes, decision)
+        if finished.outcome is not None:
+            _add_outcome(document, finished, finished.outcome)
         return document
 
     def _add_text(
-        self, document: dict[str, Any], taken: FinishedRequest, body: dict[str, Any], endpoint: Endpoint
+        self, document: dict[str, Any], finished: FinishedRequest, body: dict[str, Any], endpoint: Endpoint
     ) -> Texts | None:
-        """Add the text, or return what is to stand for it: of a prompt alone if the answer was too long to keep."""
-        answer = taken.take.transcript
+        """Add the texts, or return them if they are to be hashed; without an answer that was too long to keep."""
+        answer = finished.notes.transcript
         if answer is None:
-            answer = read_answer(endpoint, b"".join(taken.take.answer or ()), stream=True)
-        prompt = taken.routed.prompt or read_prompt(body)
+            answer = read_answer(endpoint, b"".join(finished.notes.answer or ()), stream=True)
+        prompt = finished.routed.prompt or read_prompt(body)
         prompt_ids, output_ids = answer.prompt_token_ids or prompt.ids, answer.token_ids
         if self._text == "full":
-            told = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
-            told |= _prompt(endpoint, body)
-            document |= {name: text for name, text in told.items() if text}
+            fields = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
+            fields |= _prompt(endpoint, body)
+            document |= {name: value for name, value in fields.items() if value}
             return None
         if prompt_ids and output_ids:
             return prompt_ids, output_ids
@@ -198,19 +202,19 @@ class Documents:
 
 
 def _hash(lines: Sequence[_Line | Exception], hasher: TextHasher) -> None:
-    """Add what stands for the texts of lines."""
+    """Add the hashes of the texts to lines."""
     texts: list[tuple[str, str]] = []
     ids: list[tuple[list[int], list[int]]] = []
     of_texts: list[dict[str, Any]] = []
     of_ids: list[dict[str, Any]] = []
     for line in lines:
-        if isinstance(line, Exception) or (both := line.texts) is None:
+        if isinstance(line, Exception) or (pair := line.texts) is None:
             continue
-        if isinstance(both[0], str):
-            texts.append(both)
+        if isinstance(pair[0], str):
+            texts.append(pair)
             of_texts.append(line.rest)
         else:
-            ids.append(both)
+            ids.append(pair)
             of_ids.append(line.rest)
     for rest, (prompt, output) in zip(of_texts, hasher.pack_all(texts), strict=True):
         _add_hashes(rest, prompt, output, hasher.of_texts)
@@ -218,17 +222,17 @@ def _hash(lines: Sequence[_Line | Exception], hasher: TextHasher) -> None:
         _add_hashes(rest, prompt, output, hasher.of_tokens)
 
 
-def _add_hashes(document: dict[str, Any], prompt: str, output: str, how: Hashing) -> None:
-    """Add the hashes of a prompt and its answer: 24 bits a unit, packed into a text."""
+def _add_hashes(document: dict[str, Any], prompt: str, output: str, hashing: Hashing) -> None:
+    """Add the packed hashes of a prompt and its answer."""
     if prompt:
         document["prompt_hashes"] = prompt
     if output:
         document["output_hashes"] = output
-    document["hashing"] = how
+    document["hashing"] = hashing
 
 
-def _whole(line: _Line) -> bytes:
-    """Return a line with its end."""
+def _joined(line: _Line) -> bytes:
+    """Return the two parts of a line as one JSON object."""
     if not line.rest:
         return line.head + b"\n"
     return line.head[:-1] + b"," + orjson.dumps(line.rest, option=_OPTIONS)[1:] + b"\n"
@@ -264,14 +268,14 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body) if body else {}
-    except orjson.JSONDecodeError:  # NaN and the like, which `json` takes: such a text could not be written either
+    except orjson.JSONDecodeError:  # NaN, for example, which could not be written either
         return {}
     return document if isinstance(document, dict) else {}
 
 
-def _described(taken: FinishedRequest, body: dict[str, Any]) -> RequestFeatures:
-    """Return the features of a request, those too that its policy had no need of."""
-    features, model = taken.routed.features, taken.routed.model
+def _all_features(finished: FinishedRequest, body: dict[str, Any]) -> RequestFeatures:
+    """Return all features of a request, including those that its policy does not use."""
+    features, model = finished.routed.features, finished.routed.model
     if not body:
         return features
     return describe(
@@ -285,8 +289,8 @@ def _described(taken: FinishedRequest, body: dict[str, Any]) -> RequestFeatures:
     )
 
 
-def _add_outcome(document: dict[str, Any], taken: FinishedRequest, outcome: Outcome) -> None:
-    usage = taken.usage
+def _add_outcome(document: dict[str, Any], finished: FinishedRequest, outcome: Outcome) -> None:
+    usage = finished.usage
     document["prompt_tokens"] = outcome.prompt_tokens
     document["output_tokens"] = outcome.output_tokens
     if outcome.cached_tokens is not None:
@@ -302,32 +306,34 @@ def _add_outcome(document: dict[str, Any], taken: FinishedRequest, outcome: Outc
             spec["drafting_steps"] = usage.drafting_steps
     if outcome.accepted_tokens is not None:
         spec["accepted_tokens"] = outcome.accepted_tokens
-    steps = {arm.partition(":")[0]: length for arm, length in outcome.shadow.items()}
+    lengths = {arm.partition(":")[0]: length for arm, length in outcome.shadow.items()}
     if outcome.tokens_per_step is not None:
         spec["tokens_per_step"] = micro(outcome.tokens_per_step)
-        steps[outcome.method.value] = outcome.tokens_per_step
+        lengths[outcome.method.value] = outcome.tokens_per_step
     if spec:
         document["spec"] = spec
-    if steps:
-        document["acceptance"] = {method: {"mean_acceptance_length": micro(one)} for method, one in steps.items()}
+    if lengths:
+        document["acceptance"] = {
+            method: {"mean_acceptance_length": micro(length)} for method, length in lengths.items()
+        }
 
 
 def _intervals(chunks: array[float]) -> npt.NDArray[np.float32]:
-    """Return the seconds between chunks; of an endless stream, the first of them."""
-    return np.diff(np.frombuffer(chunks)[: _MOST_INTERVALS + 1]).round(6).astype(np.float32)
+    """Return the seconds between the chunks of a stream, at most the first `_MAX_INTERVALS`."""
+    return np.diff(np.frombuffer(chunks)[: _MAX_INTERVALS + 1]).round(6).astype(np.float32)
 
 
 def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the prompt as `prompt` or as `messages` in the form of the chat API."""
-    given, system = body.get("prompt"), body.get("system") or body.get("instructions")
+    """Return the prompt as the field `prompt`, or as `messages` in the format of the chat API."""
+    prompt, system = body.get("prompt"), body.get("system") or body.get("instructions")
     messages = body.get("messages")
-    if isinstance(asked := body.get("input"), str):
-        given = asked if endpoint is Endpoint.EMBEDDINGS else None
-        messages = [{"role": "user", "content": asked}]
-    elif isinstance(asked, list) and asked and all(isinstance(one, dict) for one in asked):
-        messages = asked
-    if isinstance(given, str):
-        return {"prompt": given}
+    if isinstance(inputs := body.get("input"), str):
+        prompt = inputs if endpoint is Endpoint.EMBEDDINGS else None
+        messages = [{"role": "user", "content": inputs}]
+    elif isinstance(inputs, list) and inputs and all(isinstance(item, dict) for item in inputs):
+        messages = inputs
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
     if not isinstance(messages, list):
         return {}
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}

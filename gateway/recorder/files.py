@@ -1,4 +1,4 @@
-"""The files of a recorder: whole frames, a new file when one is large or old enough, the oldest ones removed."""
+"""The files of a recorder: complete frames, rotation by size and age, removal of the oldest files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gateway.config.settings import RecorderSettings
 
 PREFIX = "requests-"
 _LEVEL = 1
-"""Of zstd; its tables fit a core's first cache, and 3 takes half as long again for a tenth less."""
+"""zstd level whose tables fit the L1 cache; level 3 takes 50% longer for 10% smaller files."""
 
 
 class TraceFiles:
-    """Writes lines to one file after the other.
+    """Writes lines to rotated files.
 
-    A file is named for the moment it began and the process that writes it, and is locked (`flock`) while it is written,
-    so that no other process that shares the folder removes it. Every `write` appends one frame that can be read by
-    itself: whatever ends the process, what was written before stays readable.
+    A file is named after its start time and the process that writes it. It is locked (`flock`) while it is written, so
+    that no other process with the same folder removes it. Each `write` appends an independent frame, so the file stays
+    readable however the process ends.
 
     Parameters
     ----------
     now
-        Seconds since 1970.
+        Returns seconds since 1970.
     """
 
     def __init__(self, settings: RecorderSettings, now: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._now = now
-        self._packed = settings.compression == "zstd"
+        self._is_compressed = settings.compression == "zstd"
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._descriptor: int | None = None
         self._size_bytes = 0
@@ -43,19 +43,19 @@ class TraceFiles:
         self._number = 0
 
     def write(self, lines: bytes) -> int:
-        """Append lines, whole or not at all.
+        """Append lines, all or none.
 
         Returns
         -------
         int
-            Bytes that they take in the file.
+            Bytes written to the file, compressed.
 
         Raises
         ------
         OSError
-            If the folder or the disk does not take them. The next call tries with a new file.
+            If the lines cannot be written. The next call begins a new file.
         """
-        frame = self._compressor.compress(lines) if self._packed else lines
+        frame = self._compressor.compress(lines) if self._is_compressed else lines
         if self._descriptor is None:
             self._open()
         assert self._descriptor is not None
@@ -64,7 +64,7 @@ class TraceFiles:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # what there is of the frame is no use to anybody
+            with contextlib.suppress(OSError):  # removes the incomplete frame
                 os.ftruncate(self._descriptor, self._size_bytes)
             self.close()
             raise
@@ -74,12 +74,12 @@ class TraceFiles:
         return len(frame)
 
     def maintenance(self) -> None:
-        """Close a file that is old enough."""
+        """Close the file if it is old enough."""
         if self._descriptor is not None and self._now() - self._begun_at >= self._settings.rotate_s:
             self.close()
 
     def close(self) -> None:
-        """Close the file; the next write begins another."""
+        """Close the file; the next write begins a new one."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -88,12 +88,12 @@ class TraceFiles:
         folder = self._settings.path
         folder.mkdir(parents=True, exist_ok=True)
         self._begun_at = self._now()
-        moment = datetime.fromtimestamp(self._begun_at, UTC).strftime("%Y%m%dT%H%M%S.%f")
+        started_at = datetime.fromtimestamp(self._begun_at, UTC).strftime("%Y%m%dT%H%M%S.%f")
         self._number += 1
-        name = f"{PREFIX}{moment}Z-{os.getpid()}-{self._number}.jsonl" + (".zst" if self._packed else "")
-        # For its owner alone: it may hold what people wrote.
+        name = f"{PREFIX}{started_at}Z-{os.getpid()}-{self._number}.jsonl" + (".zst" if self._is_compressed else "")
+        # Readable by its owner only: it may contain users' texts.
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody else can take one either
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._descriptor, self._size_bytes = descriptor, 0
         self._remove_old()
@@ -104,7 +104,7 @@ class TraceFiles:
             return
         files = []
         for path in self._settings.path.glob(f"{PREFIX}*.jsonl*"):
-            with contextlib.suppress(OSError):  # another worker has just removed it
+            with contextlib.suppress(OSError):  # removed by another worker
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
         size_bytes = sum(size for _, size, _ in files)

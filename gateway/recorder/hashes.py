@@ -1,4 +1,4 @@
-"""Salted hashes that stand for a text: enough to tell where it repeats itself or another, and no more than that."""
+"""Salted hashes in place of a text: they show where it repeats itself or another text, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,53 +19,65 @@ from gateway.recorder.units import KINDS, Units, cut
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from gateway.recorder._units import Memory
+    from gateway.recorder._units import HashCache
 
 HASH_BITS = 52
-"""Of other numbers that stand for something: what a number of JSON carries exactly wherever it is read."""
+"""Bits of hashes in JSON numbers: all JSON readers represent 52 bits exactly."""
 
 Hashes = npt.NDArray[np.uint32]
 _Keys = npt.NDArray[np.uint64]
 
-_AT_ONCE = 1 << 14  # units: what is worked out for them fits a cache
-_PLACE_BITS = 16
+_CHUNK = 1 << 14  # units processed together; their arrays fit a cache
+_TABLE_BITS = 16
 
 
 class TextHasher:
-    """Turns texts into hashes: of each unit, the first 24 bits of its BLAKE2b under the salt.
+    """Hashes texts: the hash of a unit is the first 24 bits of its BLAKE2b, keyed with the salt.
 
-    What was hashed is remembered, so that most units cost a look into a table. It is found there by a sum of the unit's
-    bytes that no hash is made of, and that others cannot foresee: its factors are drawn anew by each process. (What is
-    built with the gateway compiled has a table of its own, and compares the bytes.)
+    Hashes are cached, so that most units cost a table lookup. The cache key is a weighted sum of the unit's bytes with
+    random weights drawn by each process, so that collisions cannot be provoked. (The compiled extension has its own
+    cache, which compares the bytes.)
 
     Parameters
     ----------
     salt
-        Whoever has it can tell what a hash stands for by trying.
+        The secret: with it, the text of a hash can be found by trial.
     ngram
-        Units that each hash stands for: the one at its place and those before it.
+        Units per hash: a unit and those before it.
     tokenizer
-        A `tokenizer.json`; None takes words, numbers and marks for units.
+        Path of a `tokenizer.json` or its folder; None takes words, numbers and marks as units.
+
+    Attributes
+    ----------
+    of_tokens, of_texts
+        How token ids and texts are hashed.
 
     Raises
     ------
     ValueError
-        If it holds no tokenizer.
+        If the file holds no tokenizer.
+
+    Examples
+    --------
+    >>> prompt, output, hashing = TextHasher(b"salt").hash_text("the cat", "a cat and the dog")
+    >>> prompt[1] == output[1], prompt[0] == output[3]  # " cat" is a unit, and "the" differs from " the"
+    (True, False)
+    >>> hashing.unit
+    'piece'
     """
 
     def __init__(self, salt: bytes, ngram: int = 1, tokenizer: Path | None = None) -> None:
         self._key = blake2b(salt, digest_size=32).digest()
         self._ngram = ngram
         self._tokenizer = _load(tokenizer) if tokenizer is not None else None
-        self._memory = _Memory()
-        self._compiled = _compiled_memory() if ngram == 1 and tokenizer is None else None
+        self._cache = _HashCache()
+        self._compiled = _compiled_cache() if ngram == 1 and tokenizer is None else None
         salt_name = blake2b(b"name of the salt", key=self._key, digest_size=4).hexdigest()
         self.of_tokens = Hashing("token", ngram, salt_name)
         self.of_texts = self.of_tokens if self._tokenizer is not None else Hashing("piece", ngram, salt_name)
-        """How hashes are made, of token ids and of texts."""
 
     def hash_ids(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[list[int], list[int], Hashing]:
-        """Return the hashes of a prompt and its output that came as token ids, and how they were made."""
+        """Return the hashes of the token ids of a prompt and its output, and how they were made."""
         ((prompts, outputs),) = self.hash_all_ids([(prompt, output)])
         return prompts.tolist(), outputs.tolist(), self.of_tokens
 
@@ -75,45 +87,45 @@ class TextHasher:
         return prompts.tolist(), outputs.tolist(), self.of_texts
 
     def hash_all(self, texts: Sequence[tuple[str, str]]) -> list[tuple[Hashes, Hashes]]:
-        """Return the hashes of prompts and their outputs: many at once take a third of the time."""
+        """Return the hashes of prompts and their outputs; a batch takes a third of the time of single texts."""
         if not texts:
             return []
         if self._tokenizer is not None:
             return self.hash_all_ids([(self._ids(prompt), self._ids(output)) for prompt, output in texts])
-        units = cut([text for both in texts for text in both])
-        keys = np.concatenate([_keys(units, place) for place in range(0, max(1, len(units.starts)), _AT_ONCE)])
+        units = cut([text for pair in texts for text in pair])
+        keys = np.concatenate([_keys(units, start) for start in range(0, max(1, len(units.starts)), _CHUNK)])
         ends = units.starts + units.sizes
 
-        def unit(place: int) -> bytes:
-            return units.data[units.starts[place] : ends[place]]
+        def unit(index: int) -> bytes:
+            return units.data[units.starts[index] : ends[index]]
 
         return self._hash(keys, units.counts, unit)
 
     @property
     def is_quick(self) -> bool:
-        """Tell whether single texts are hashed as fast as many at once."""
+        """Whether single texts are hashed as fast as in batches."""
         return self._compiled is not None
 
     def pack_all(self, texts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return what `hash_all` does, packed: compiled, in a seventh of the time."""
+        """Return the hashes of prompts and their outputs, packed; the compiled extension is seven times as fast."""
         if self._compiled is None:
             return _packed(self.hash_all(texts))
-        told = self._compiled.pack(tuple([text for both in texts for text in both]), self._digest)
-        return list(zip(told[::2], told[1::2], strict=True))
+        packed = self._compiled.pack(tuple([text for pair in texts for text in pair]), self._digest)
+        return list(zip(packed[::2], packed[1::2], strict=True))
 
     def pack_all_ids(self, ids: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[str, str]]:
-        """Return what `hash_all_ids` does, packed."""
+        """Return the hashes of the token ids of prompts and their outputs, packed."""
         return _packed(self.hash_all_ids(ids))
 
     def hash_all_ids(self, ids: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[Hashes, Hashes]]:
-        """Return the hashes of prompts and their outputs that came as token ids."""
+        """Return the hashes of the token ids of prompts and their outputs."""
         if not ids:
             return []
-        parts = [part for both in ids for part in both]
-        units = np.fromiter((one for part in parts for one in part), np.uint64)
+        parts = [part for pair in ids for part in pair]
+        units = np.fromiter((token_id for part in parts for token_id in part), np.uint64)
 
-        def unit(place: int) -> bytes:
-            return b"%d" % int(units[place])
+        def unit(index: int) -> bytes:
+            return b"%d" % int(units[index])
 
         return self._hash(units * _ID_FACTORS[0] + _ID_FACTORS[1], list(map(len, parts)), unit)
 
@@ -128,130 +140,131 @@ class TextHasher:
         Parameters
         ----------
         keys
-            Of all units, one after the other.
+            Cache keys of all units, in order.
         counts
-            Units of each prompt and each output, in turns.
+            Number of units of each prompt and output, alternating.
         unit
-            Tells what stands at a place.
+            Returns the unit at an index.
         """
         ends = np.cumsum(counts)
-        # One text: the first n-grams of the output begin in the prompt.
+        # Prompt and output are one text: the first n-grams of the output begin in the prompt.
         firsts = np.repeat(np.concatenate(([0], ends[1:-1:2])), np.add(counts[::2], counts[1::2]))
         if self._ngram > 1:
             keys = _of_grams(keys, np.arange(len(keys)) - firsts, self._ngram)
 
-        def digest(place: int) -> int:
-            first = max(int(firsts[place]), place - self._ngram + 1)
-            return self._digest(b"\0".join(map(unit, range(first, place + 1))))
+        def digest(index: int) -> int:
+            first = max(int(firsts[index]), index - self._ngram + 1)
+            return self._digest(b"\0".join(map(unit, range(first, index + 1))))
 
-        memory = self._memory
-        parts = [memory.look(keys[at : at + _AT_ONCE], digest, at) for at in range(0, len(keys), _AT_ONCE)]
+        cache = self._cache
+        parts = [cache.look_up(keys[start : start + _CHUNK], digest, start) for start in range(0, len(keys), _CHUNK)]
         hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
-        told = np.split(hashes, ends[:-1])
-        return list(zip(told[::2], told[1::2], strict=True))
+        by_text = np.split(hashes, ends[:-1])
+        return list(zip(by_text[::2], by_text[1::2], strict=True))
 
     def _digest(self, gram: bytes) -> int:
         return int.from_bytes(blake2b(gram, key=self._key, digest_size=8).digest()[: UNIT_BITS // 8], "big")
 
 
-class _Memory:
-    """The hashes of units seen lately, by key: two tables, and what must leave its place in one goes to the other."""
+class _HashCache:
+    """The hashes of recent units by key, in two tables: an entry evicted from the first moves to the second."""
 
     def __init__(self) -> None:
-        self._keys = np.zeros((2, 1 << _PLACE_BITS), np.uint64)
-        self._hashes = np.zeros((2, 1 << _PLACE_BITS), np.uint32)
+        self._keys = np.zeros((2, 1 << _TABLE_BITS), np.uint64)
+        self._hashes = np.zeros((2, 1 << _TABLE_BITS), np.uint32)
 
-    def look(self, keys: _Keys, digest: Callable[[int], int], offset: int) -> Hashes:
-        """Return the hash of each key; of those that are not remembered, `digest` of its place, `offset` added."""
-        at = _first_place(keys)
-        found: Hashes = self._hashes[0][at]
-        missing = np.flatnonzero(self._keys[0][at] != keys)
+    def look_up(self, keys: _Keys, digest: Callable[[int], int], offset: int) -> Hashes:
+        """Return the hash of each key; that of a key not in the cache is `digest(offset + index)`."""
+        slots = _first_slot(keys)
+        hashes: Hashes = self._hashes[0][slots]
+        missing = np.flatnonzero(self._keys[0][slots] != keys)
         if missing.size:
             keys = keys[missing]
-            at = _second_place(keys)
-            found[missing] = self._hashes[1][at]
-            is_missing = self._keys[1][at] != keys
+            slots = _second_slot(keys)
+            hashes[missing] = self._hashes[1][slots]
+            is_missing = self._keys[1][slots] != keys
             if is_missing.any():
                 missing = missing[is_missing]
                 new, first, which = np.unique(keys[is_missing], return_index=True, return_inverse=True)
-                made = np.fromiter((digest(offset + place) for place in missing[first].tolist()), np.uint32, len(new))
-                self._remember(new, made)
-                found[missing] = made[which]
-        return found
+                digests = (digest(offset + index) for index in missing[first].tolist())
+                new_hashes = np.fromiter(digests, np.uint32, len(new))
+                self._store(new, new_hashes)
+                hashes[missing] = new_hashes[which]
+        return hashes
 
-    def _remember(self, keys: _Keys, hashes: Hashes) -> None:
-        at = _first_place(keys)
-        old, old_hashes = self._keys[0][at], self._hashes[0][at]
-        self._keys[0][at], self._hashes[0][at] = keys, hashes
-        elsewhere = _second_place(old)
-        self._keys[1][elsewhere], self._hashes[1][elsewhere] = old, old_hashes
+    def _store(self, keys: _Keys, hashes: Hashes) -> None:
+        slots = _first_slot(keys)
+        old, old_hashes = self._keys[0][slots], self._hashes[0][slots]
+        self._keys[0][slots], self._hashes[0][slots] = keys, hashes
+        second_slots = _second_slot(old)
+        self._keys[1][second_slots], self._hashes[1][second_slots] = old, old_hashes
 
 
 def _keys(units: Units, begin: int) -> _Keys:
-    """Return the keys of units, from `begin` on as many as are worked out at once."""
-    starts, sizes = units.starts[begin : begin + _AT_ONCE], units.sizes[begin : begin + _AT_ONCE]
+    """Return the keys of a chunk of units that starts at the index `begin`."""
+    starts, sizes = units.starts[begin : begin + _CHUNK], units.sizes[begin : begin + _CHUNK]
     padded = np.frombuffer(units.data + bytes(8), np.uint8)
-    # The eight bytes from each place on; what is beyond the unit is masked out.
+    # The eight bytes from each offset on; those beyond the unit are masked out.
     words = np.lib.stride_tricks.as_strided(padded[:8].view("<u8"), (len(units.data) + 1,), (1,))
     keys: _Keys = (words[starts] & _MASKS[np.minimum(sizes, 8)]) * _FACTORS[0] + sizes.astype(np.uint64) * _SIZE_FACTOR
     longer = np.flatnonzero(sizes > 8)
-    for place in range(1, _MOST_WORDS):
+    for word in range(1, _MAX_WORDS):
         if not longer.size:
             return keys
-        begins, left = starts[longer] + 8 * place, sizes[longer] - 8 * place
-        keys[longer] += (words[begins] & _MASKS[np.minimum(left, 8)]) * _FACTORS[place]
+        begins, left = starts[longer] + 8 * word, sizes[longer] - 8 * word
+        keys[longer] += (words[begins] & _MASKS[np.minimum(left, 8)]) * _FACTORS[word]
         longer = longer[left > 8]
-    for one in longer.tolist():  # no word
-        rest = units.data[int(starts[one]) + 8 * _MOST_WORDS : int(starts[one] + sizes[one])]
-        keys[one : one + 1] += np.uint64(hash(rest) & _MOST)
+    for index in longer.tolist():  # units of more than 64 bytes are rare
+        rest = units.data[int(starts[index]) + 8 * _MAX_WORDS : int(starts[index] + sizes[index])]
+        keys[index : index + 1] += np.uint64(hash(rest) & _UINT64_MAX)
     return keys
 
 
-def _of_grams(keys: _Keys, places: npt.NDArray[np.int64], ngram: int) -> _Keys:
-    """Return the keys of n-grams from those of units, by their places in their text."""
+def _of_grams(keys: _Keys, positions: npt.NDArray[np.int64], ngram: int) -> _Keys:
+    """Return the keys of n-grams from those of units and their positions in their text."""
     grams = keys.copy()
     for back in range(1, ngram):
-        grams[back:] += np.where(places[back:] >= back, keys[:-back] * _GRAM_FACTORS[back], np.uint64(0))
+        grams[back:] += np.where(positions[back:] >= back, keys[:-back] * _GRAM_FACTORS[back], np.uint64(0))
     return grams
 
 
-def _first_place(keys: _Keys) -> npt.NDArray[np.int64]:
-    return (keys >> np.uint64(64 - _PLACE_BITS)).view(np.int64)
+def _first_slot(keys: _Keys) -> npt.NDArray[np.int64]:
+    return (keys >> np.uint64(64 - _TABLE_BITS)).view(np.int64)
 
 
-def _second_place(keys: _Keys) -> npt.NDArray[np.int64]:
-    return _first_place(keys * _SECOND_FACTOR)
+def _second_slot(keys: _Keys) -> npt.NDArray[np.int64]:
+    return _first_slot(keys * _SECOND_FACTOR)
 
 
 def _packed(hashes: Sequence[tuple[Hashes, Hashes]]) -> list[tuple[str, str]]:
     return [(pack(prompt), pack(output)) for prompt, output in hashes]
 
 
-def _compiled_memory() -> Memory | None:
-    """Return what does it in C, where the gateway was built compiled."""
+def _compiled_cache() -> HashCache | None:
+    """Return the cache of the compiled extension; None if it was not built."""
     try:
-        from gateway.recorder._units import Memory
+        from gateway.recorder._units import HashCache
     except ImportError:
         return None
-    return Memory(KINDS, os.urandom(32))
+    return HashCache(KINDS, os.urandom(32))
 
 
 def _load(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json" if path.is_dir() else path
-    # The library raises bare exceptions from Rust for whatever is wrong with the file.
+    # The library raises plain exceptions from Rust for any defect of the file.
     try:
         return Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # noqa: BLE001
         raise ValueError(f"{file}: {error}") from None
 
 
-_MOST_WORDS = 8
-_MOST = 2**64 - 1
-_DRAWN = np.random.default_rng().integers(2**64, size=32, dtype=np.uint64) | np.uint64(1)
-_FACTORS: Final = _DRAWN[:_MOST_WORDS]
-_GRAM_FACTORS: Final = _DRAWN[8:24]
-_ID_FACTORS: Final = _DRAWN[24:26]
-_SIZE_FACTOR, _SECOND_FACTOR = _DRAWN[26], _DRAWN[27]
+_MAX_WORDS = 8
+_UINT64_MAX = 2**64 - 1
+_RANDOM = np.random.default_rng().integers(2**64, size=32, dtype=np.uint64) | np.uint64(1)
+_FACTORS: Final = _RANDOM[:_MAX_WORDS]
+_GRAM_FACTORS: Final = _RANDOM[8:24]
+_ID_FACTORS: Final = _RANDOM[24:26]
+_SIZE_FACTOR, _SECOND_FACTOR = _RANDOM[26], _RANDOM[27]
 _MASKS: Final = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)

@@ -1,4 +1,4 @@
-"""The recorder: a bounded queue on the request path, and the thread that empties it."""
+"""The recorder: a bounded queue filled by the request path, and the thread that empties it."""
 
 from __future__ import annotations
 
@@ -14,60 +14,59 @@ from collections import deque
 from pydantic import SecretStr
 
 from gateway.config.settings import PoolSettings, RecorderSettings
-from gateway.recorder.document import Documents, Waiting
+from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.take import FinishedRequest, RequestNotes
+from gateway.recorder.notes import FinishedRequest, RequestNotes
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
 from policies.features.request import TEXT_FEATURES, Endpoint
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
-_AT_ONCE, _AT_ONCE_BYTES = 32, 1 << 17
-"""Records left to the thread, and bytes of their texts, that it makes in one go: about a millisecond's work."""
+_POLL_S = 0.1
+_BATCH, _BATCH_BYTES = 32, 1 << 17
+"""Records that the thread completes together, and the bytes of their texts: about a millisecond of work."""
 _KEEP_PROMPT_BYTES = 1 << 14
-"""The prompt of a longer body is read again, rather than kept beside it for as long as the answer takes."""
+"""Size of the largest body whose prompt is kept in memory during the request; a longer body is parsed again."""
 
 _PAUSE_S = 0.0005
 _FRAME_BYTES = 1 << 18
-"""Of lines, before they are packed. So much fits a core's own cache, and memory of that size is kept by the allocator:
-with four times as much it went back to the kernel and came again, one or two page faults a record."""
-_COMPLAIN_S = 60.0
+"""Uncompressed lines per frame. This size fits a core's own cache, and the allocator keeps the memory: with four times
+as much it returned the memory to the kernel each time, which cost one or two page faults per record."""
+_LOG_INTERVAL_S = 60.0
 _STOP_S = 10.0
 
 
 class Recorder:
-    """Records requests of one gateway process.
+    """Records the requests of one gateway process.
 
     Attributes
     ----------
-    written, dropped
-        Records: in a file, and left out since the queue was full.
-    unmade, lost
-        Those that could not be made on the event loop (a defect); those left out in the thread since the disk took
-        none, or, a defect too, since they could not be made.
+    written
+        Records written to a file.
+    dropped
+        Records dropped because the queue was full.
     written_bytes
-        In files, packed.
+        Bytes written to files, compressed.
     """
 
     def __init__(self, settings: RecorderSettings) -> None:
         self._settings = settings
-        self._queue: deque[bytes | Waiting] = deque()
-        self._most = settings.queue
-        self._most_bytes = int(settings.queue_mib * 2**20)
+        self._queue: deque[bytes | PendingRecord] = deque()
+        self._max_records = settings.queue
+        self._max_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
         self._text_bytes = int(settings.max_text_kib * 1024)
         self._keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
-        self._entered_bytes = 0  # written on the event loop alone; the next by the thread alone
-        self._left_bytes = 0
-        self._until_full = 1.0
+        self._entered_bytes = 0  # into the queue, counted by the event loop only
+        self._left_bytes = 0  # out of the queue, counted by the thread only
+        self._until_full = 1.0  # share of a frame or batch still missing in the queue
         self._files = TraceFiles(settings)
         salt = _salt(settings)
         hasher = _hasher(settings, salt)
         quick_hasher = _hasher(settings, salt) if hasher is not None and hasher.is_quick else None
-        self._documents = Documents(settings.text, hasher, quick_hasher)
+        self._builder = RecordBuilder(settings.text, hasher, quick_hasher)
         self._wall_offset_s = _wall_offset_s()
         self._writer: threading.Thread | None = None
         self._awake = threading.Event()
@@ -75,14 +74,15 @@ class Recorder:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._oldest_s = 0.0
-        self._complained_s = -_COMPLAIN_S
+        self._logged_s = -_LOG_INTERVAL_S
         self._counted = (0, 0, 0, 0)
-        self.written = self.dropped = self.lost = self.unmade = self.written_bytes = 0
+        self._failed_on_loop = self._failed_in_thread = 0  # each counted by one thread only
+        self.written = self.dropped = self.written_bytes = 0
 
-    # On the request path.
+    # On the request path
 
-    def take(self, endpoint: Endpoint) -> RequestNotes | None:
-        """Return notes to be kept on a request; None if it is not recorded."""
+    def start_notes(self, endpoint: Endpoint) -> RequestNotes | None:
+        """Return empty notes for a request; None if it is not recorded."""
         if endpoint is Endpoint.OTHER:
             return None
         share = self._settings.sample
@@ -90,54 +90,54 @@ class Recorder:
             return None
         return RequestNotes([] if self._keeps_text else None, self._text_bytes, self._keep_prompt_bytes)
 
-    def body_wanted(self, routed: RoutedRequest, body: bytes) -> bytes:
-        """Return the body of a request if its record needs it, else nothing."""
-        wanted = (self._keeps_text and routed.prompt is None) or not routed.model.policy.text_features >= TEXT_FEATURES
-        return body if wanted and len(body) <= self._text_bytes else b""
+    def body_to_keep(self, routed: RoutedRequest, body: bytes) -> bytes:
+        """Return the body of a request if its record needs it and it is not too long; else empty."""
+        needed = (self._keeps_text and routed.prompt is None) or not routed.model.policy.text_features >= TEXT_FEATURES
+        return body if needed and len(body) <= self._text_bytes else b""
 
-    def add(self, taken: FinishedRequest) -> None:
-        """Put the record of a request that has ended into the queue, or drop it if that is full."""
+    def add(self, finished: FinishedRequest) -> None:
+        """Append the record of a finished request to the queue, or drop it if the queue is full."""
         queue = self._queue
-        if len(queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
+        if len(queue) >= self._max_records or self._entered_bytes - self._left_bytes > self._max_bytes:
             self.dropped += 1
             return
         try:
-            begun = self._documents.begin(taken, self._wall_offset_s)
-        except Exception as error:  # noqa: BLE001 -- a record that cannot be made must not fail its request
-            self.unmade += 1
-            self._complain(f"a request could not be recorded: {error!r}")
+            record = self._builder.begin(finished, self._wall_offset_s)
+        except Exception as error:  # noqa: BLE001 -- a defect in recording must not fail the request
+            self._failed_on_loop += 1
+            self._log_error(f"a request could not be recorded: {error!r}")
             return
-        if isinstance(begun, bytes):
-            self._entered_bytes += len(begun)
-            self._until_full -= len(begun) / _FRAME_BYTES
+        if isinstance(record, bytes):
+            self._entered_bytes += len(record)
+            self._until_full -= len(record) / _FRAME_BYTES
         else:
-            self._entered_bytes += begun.size_bytes
-            self._until_full -= 1.0 / _AT_ONCE
-        queue.append(begun)
+            self._entered_bytes += record.size_bytes
+            self._until_full -= 1.0 / _BATCH
+        queue.append(record)
         if self._until_full <= 0.0:
             self._until_full = 1.0
             self._awake.set()
 
-    # Beside it.
+    # Control
 
     def start(self) -> None:
         """Start the thread."""
-        # No daemon: it ends with the main thread, whatever ends that, after it has written what there is.
+        # Not a daemon thread: it writes the rest of the queue after the main thread has ended in any way.
         self._writer = threading.Thread(target=self._run, name="recorder")
         self._writer.start()
 
     def stop(self) -> None:
-        """Write what is in the queue and end the thread; called when no request is under way any more."""
+        """Write the rest of the queue and end the thread; called when no request is in flight."""
         self._stopping = True
         self._awake.set()
         if self._writer is not None:
             self._writer.join(_STOP_S)
             if self._writer.is_alive():
-                logger.error("recorder: the disk did not take the last records within %g s", _STOP_S)
+                logger.error("recorder: the last records could not be written within %g s", _STOP_S)
 
     def count(self, metrics: Metrics) -> None:
-        """Add what happened since the last call to the metrics; on the event loop."""
-        self._wall_offset_s = _wall_offset_s()  # the clock may have been set
+        """Add the changes since the last call to the metrics; runs on the event loop."""
+        self._wall_offset_s = _wall_offset_s()  # the system time may have been changed
         now = (self.written, self.dropped, self.failed, self.written_bytes)
         written, dropped, failed, written_bytes = (new - old for new, old in zip(now, self._counted, strict=True))
         self._counted = now
@@ -148,65 +148,65 @@ class Recorder:
 
     @property
     def failed(self) -> int:
-        """Records that were to be written, and are not."""
-        return self.lost + self.unmade
+        """Records that could not be built or written."""
+        return self._failed_on_loop + self._failed_in_thread
 
-    # In the thread.
+    # In the thread
 
     def _run(self) -> None:
         main = threading.main_thread()
         ending = False
         while not ending:
-            self._awake.wait(_LOOK_S)
+            self._awake.wait(_POLL_S)
             self._awake.clear()
             ending = self._stopping or not main.is_alive()
-            self._empty_queue(0 if ending else _AT_ONCE)
+            self._empty_queue(0 if ending else _BATCH)
             if self._pending and (ending or self._is_due()):
                 self._flush()
             self._files.maintenance()
         self._files.close()
 
-    def _empty_queue(self, least: int) -> None:
-        """Write what is in the queue, frame by frame; of what is to be ended, go on while it is `least`."""
+    def _empty_queue(self, min_records: int) -> None:
+        """Write the queue in frames; after a batch of pending records stop if fewer than `min_records` are queued."""
         while self._queue:
-            waiting = self._take_lines()
-            if waiting:
-                self._end(waiting)
+            batch = self._next_batch()
+            if batch:
+                self._complete(batch)
             if self._pending_bytes >= _FRAME_BYTES or (self._pending and self._is_due()):
                 self._flush()
-            if waiting:
-                time.sleep(_PAUSE_S)  # lets the event loop have the interpreter, which it would else wait 5 ms for
-                if len(self._queue) < least:
+            if batch:
+                time.sleep(_PAUSE_S)  # releases the interpreter, for which the event loop would otherwise wait 5 ms
+                if len(self._queue) < min_records:
                     return
 
-    def _take_lines(self) -> list[Waiting]:
-        """Take a frame of lines from the queue, or until as many are to be ended as is soon done; return these."""
-        waiting: list[Waiting] = []
-        waiting_bytes = 0
+    def _next_batch(self) -> list[PendingRecord]:
+        """Move lines from the queue to the frame, until it or a batch of pending records is full; return the batch."""
+        batch: list[PendingRecord] = []
+        batch_bytes = 0
         while self._queue and self._pending_bytes < _FRAME_BYTES:
-            one = self._queue.popleft()
-            if isinstance(one, bytes):
-                self._left_bytes += len(one)
-                self._append(one)
+            record = self._queue.popleft()
+            if isinstance(record, bytes):
+                self._left_bytes += len(record)
+                self._append(record)
                 continue
-            self._left_bytes += one.size_bytes
-            waiting_bytes += one.size_bytes
-            waiting.append(one)
-            if len(waiting) >= _AT_ONCE or waiting_bytes >= _AT_ONCE_BYTES:
+            self._left_bytes += record.size_bytes
+            batch_bytes += record.size_bytes
+            batch.append(record)
+            if len(batch) >= _BATCH or batch_bytes >= _BATCH_BYTES:
                 break
-        return waiting
+        return batch
 
-    def _end(self, waiting: list[Waiting]) -> None:
+    def _complete(self, batch: list[PendingRecord]) -> None:
         try:
-            lines = self._documents.end(waiting)
-        except Exception as error:  # noqa: BLE001 -- records that cannot be made must not end all others
-            self._lose(len(waiting), error)
+            lines = self._builder.end(batch)
+        except Exception as error:  # noqa: BLE001 -- a defect in one batch must not end the thread
+            self._fail(len(batch), error)
             return
         for line in lines:
             if isinstance(line, bytes):
                 self._append(line)
             else:
-                self._lose(1, line)
+                self._fail(1, line)
 
     def _append(self, line: bytes) -> None:
         if not self._pending:
@@ -214,9 +214,9 @@ class Recorder:
         self._pending.append(line)
         self._pending_bytes += len(line)
 
-    def _lose(self, records: int, error: Exception) -> None:
-        self.lost += records
-        self._complain(f"a request could not be recorded: {error!r}")
+    def _fail(self, records: int, error: Exception) -> None:
+        self._failed_in_thread += records
+        self._log_error(f"a request could not be recorded: {error!r}")
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._oldest_s >= self._settings.flush_s
@@ -228,25 +228,25 @@ class Recorder:
         try:
             self.written_bytes += self._files.write(lines)
         except OSError as error:
-            self.lost += records
-            self._complain(f"records are lost: {self._settings.path}: {error.strerror or error}")
+            self._failed_in_thread += records
+            self._log_error(f"records are lost: {self._settings.path}: {error.strerror or error}")
         else:
             self.written += records
 
-    def _complain(self, text: str) -> None:
+    def _log_error(self, message: str) -> None:
         now_s = time.monotonic()
-        if now_s - self._complained_s >= _COMPLAIN_S:
-            self._complained_s = now_s
-            logger.error("recorder: %s (said once a minute; gateway_recorder_records_total counts them)", text)
+        if now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            logger.error("recorder: %s (logged once a minute; gateway_recorder_records_total counts them)", message)
 
 
 def with_salt(settings: PoolSettings) -> PoolSettings:
-    """Return the settings with a salt made for the hashes, if they have none: the workers of a gateway share it."""
+    """Return the settings with a random salt if hashes need one and none is set; a gateway's workers share it."""
     recorder = settings.recorder
     if recorder is None or recorder.text != "hashes" or recorder.hash_salt is not None:
         return settings
-    made = recorder.model_copy(update={"hash_salt": SecretStr(secrets.token_hex(32))})
-    return settings.model_copy(update={"recorder": made})
+    salted = recorder.model_copy(update={"hash_salt": SecretStr(secrets.token_hex(32))})
+    return settings.model_copy(update={"recorder": salted})
 
 
 def _salt(settings: RecorderSettings) -> bytes:
@@ -260,9 +260,9 @@ def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
 
 
 def recorder_issue(settings: RecorderSettings) -> str:
-    """Return what would keep a recorder from writing; empty if nothing would. Creates nothing.
+    """Return why a recorder with these settings could not write; empty if it could. Creates nothing.
 
-    The folder may not exist yet: then its nearest parent that does must take it.
+    If the folder does not exist, its nearest existing parent must be writable.
     """
     folder = settings.path.absolute()
     with contextlib.suppress(OSError):
@@ -280,5 +280,5 @@ def recorder_issue(settings: RecorderSettings) -> str:
 
 
 def _wall_offset_s() -> float:
-    """Return the seconds since 1970 when the clock of `time.perf_counter` showed 0."""
+    """Return the seconds since 1970 at which `time.perf_counter` was 0."""
     return time.time() - time.perf_counter()

@@ -1,25 +1,30 @@
-"""The schema of a record: its version, and how texts are hashed in it."""
+"""The schema of records: its version, and how their texts are hashed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 VERSION = 3
-"""Of the schema (docs/trace.md). It goes up when a reader of the version before would misread a record."""
+"""Version of the schema (docs/trace.md); raised when readers of the previous version would misread a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
-    """How the text of a request was hashed; two records are comparable if all of this agrees.
+    """How the text of a request was hashed; hashes of two records are comparable if theirs are equal.
 
     Parameters
     ----------
     unit
-        `token`, or `piece` (a word, number or mark) where the gateway had no tokenizer.
+        `token`, or `piece` (a word, number or mark) if the gateway had no tokenizer.
     ngram
-        Units that each hash stands for: the one at its place and the `ngram - 1` before it.
+        Units per hash: a unit and the `ngram - 1` before it.
     salt
-        Eight hex digits by which salts can be told apart; the salt cannot be worked out from them.
+        Eight hex digits that identify the salt without revealing it.
+
+    Examples
+    --------
+    >>> Hashing("token", salt="01234567") == Hashing("token", salt="89abcdef")
+    False
     """
 
     unit: str = "token"

@@ -1,8 +1,8 @@
-"""Text cut into units, about what a vocabulary's tokens are: words, numbers of up to three digits, marks, blanks.
+"""Splits texts into units, similar to a vocabulary's tokens: words, numbers of up to three digits, marks, blanks.
 
-As the regular expression ` ?[letters_]+| ?[0-9]{1,3}| ?[marks]+|[blanks]+` cuts it, but many texts at once and in
-numpy, in a tenth of the time. What is not ASCII is told apart by its block: Chinese, Japanese and Korean characters
-stand each for themselves, punctuation, symbols, full-width forms and emoji are marks, all else is a letter.
+The units are the matches of ` ?[letters_]+| ?[0-9]{1,3}| ?[marks]+|[blanks]+`, found with numpy for many texts at once,
+in a tenth of the time of `re`. Characters beyond ASCII are classified by block: each Chinese, Japanese or Korean
+character is a unit; punctuation, symbols, full-width forms and emoji are marks; all others are letters.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 _BLANK, _OTHER_BLANK, _LETTER, _DIGIT, _MARK, _END, _ALONE, _CONTINUED = 0, 1, 2, 4, 6, 8, 10, 12
-"""Classes of bytes; the two kinds of blanks are one but for their lowest bit."""
+"""Classes of bytes; the two kinds of blanks differ only in the lowest bit, which does not separate units."""
 
-_TEXT_END = 0xFF  # a byte that UTF-8 never has
+_TEXT_END = 0xFF  # does not occur in UTF-8
 
 
 class Units(NamedTuple):
-    """The units of several texts, one text after the other.
+    """The units of several texts, in order.
 
     Parameters
     ----------
     data
-        The texts in UTF-8, each with one byte after it that is no text.
+        The texts in UTF-8, each followed by one separator byte.
     starts, sizes
-        Where each unit begins in `data`, and its bytes; int64, shape (units,). The bytes between texts are none.
+        Start of each unit in `data`, and its size in bytes; int64, shape (units,).
     counts
-        Units of each text.
+        Number of units of each text.
     """
 
     data: bytes
@@ -39,7 +39,14 @@ class Units(NamedTuple):
 
 
 def cut(texts: Sequence[str]) -> Units:
-    """Cut texts into units."""
+    """Return the units of texts.
+
+    Examples
+    --------
+    >>> units = cut(["Hello, world 1234"])
+    >>> [units.data[start : start + size] for start, size in zip(units.starts, units.sizes, strict=True)]
+    [b'Hello', b',', b' world', b' 123', b'4']
+    """
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     parts.append(b"")
     data = bytes((_TEXT_END,)).join(parts)
@@ -61,7 +68,7 @@ _Truths = npt.NDArray[np.bool_]
 
 
 def _unfolded(kinds: _Bytes) -> tuple[_Bytes, _Truths]:
-    """Return the kinds with a character's later bytes like its first, and where those begin that stand alone."""
+    """Return the kinds with a character's later bytes classified like its first, and where single units begin."""
     alone = kinds == _ALONE
     continued = kinds == _CONTINUED
     for _ in range(3):  # a character has four bytes at most
@@ -78,15 +85,15 @@ def _begins(kinds: _Bytes, alone: _Truths | None) -> _Truths:
     np.not_equal(runs[1:], runs[:-1], out=changes[1:])
     ends = kinds == _END
     begins: _Truths = changes | ends
-    # A single blank goes with what follows it.
+    # A single blank belongs to the unit after it.
     single = changes & (kinds == _BLANK)
     begins[1:] &= ~single[:-1] | ends[1:]
     begins[1:] |= ends[:-1]
     digits = kinds == _DIGIT
     fourth = digits[3:] & digits[2:-1] & digits[1:-2] & digits[:-3]
     thirds = changes & digits
-    while (found := thirds[:-3] & fourth).any():
-        thirds = np.concatenate((_NONE, found))
+    while (next_thirds := thirds[:-3] & fourth).any():
+        thirds = np.concatenate((_THREE_FALSE, next_thirds))
         begins |= thirds
     if alone is not None:
         single[1:] = single[:-1]
@@ -111,13 +118,13 @@ def _table() -> bytes:
         kinds[byte] = _LETTER
     for byte in range(0xE3, 0xEE):
         kinds[byte] = _ALONE
-    for byte in (0xC2, 0xE2, *range(0xEE, 0xFF)):  # signs of Latin-1, U+2000 to U+2FFF, forms from U+E000 on, emoji
+    for byte in (0xC2, 0xE2, *range(0xEE, 0xFF)):  # Latin-1 symbols, U+2000 to U+2FFF, U+E000 and above, emoji
         kinds[byte] = _MARK
     kinds[_TEXT_END] = _END
     return bytes(kinds)
 
 
 KINDS: Final = _table()
-"""Of the 256 bytes, the class of each."""
+"""The class of each of the 256 bytes."""
 
-_NONE: Final = np.zeros(3, np.bool_)
+_THREE_FALSE: Final = np.zeros(3, np.bool_)

@@ -1,1 +1,1 @@
-"""One request to one replica and back: the hot path."""
+"""The relay: passes a request to one backend, and its answer back to the client."""

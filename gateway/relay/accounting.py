@@ -1,4 +1,4 @@
-"""What an exchange came to: times, tokens, acceptance; told to the policy and counted for Prometheus."""
+"""The outcome of an exchange (times, tokens, acceptance), for the policy and for the metrics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from policies.policy import Decision, Outcome, Policy
 
 @dataclass(slots=True, init=False)
 class Timing:
-    """When things happened, on the clock of `time.perf_counter`; 0.0 for what did not.
+    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen.
 
     Parameters
     ----------
+    arrived_s, ended_s
+        Arrival of the request, and end of the answer.
     first_s, last_s
         First and last chunk of a stream.
     """
@@ -41,15 +43,17 @@ class Timing:
 
 
 @dataclass(slots=True, init=False)
-class Ended:
-    """An exchange that has ended, with everything that is known of it.
+class EndedExchange:
+    """An exchange that has ended.
 
     Parameters
     ----------
+    status
+        HTTP status of the answer.
     usage
-        The engine's own account; None if it gave none.
+        Usage as the engine reported it; None without a report.
     stream
-        What was seen of the stream; None if the answer was none.
+        The answer's event stream; None for other answers.
     """
 
     routed: RoutedRequest
@@ -79,22 +83,22 @@ class Ended:
         self.stream = stream
 
 
-def account(ended: Ended, metrics: Metrics) -> Outcome:
-    """Work out the outcome, count it, and let the policy observe it."""
+def account(ended: EndedExchange, metrics: Metrics) -> Outcome:
+    """Return the outcome of an exchange, after counting it and passing it to the policy."""
     outcome = outcome_of(ended)
     _count(outcome, ended, metrics)
     model = ended.routed.model
     try:
         model.policy.observe(outcome)
-    except Exception as error:  # noqa: BLE001 -- the request has been served, whatever the policy makes of it
+    except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
         model.fallback.note(model.policy.name, "observe", error)
     return outcome
 
 
 def is_plain(usage: Usage | None, model: Model) -> bool:
-    """Tell whether all that is to be counted of an answer in one piece is how long it took, and its tokens.
+    """Return whether only the duration and the tokens of an answer in one piece need counting.
 
-    So it is for a policy that learns nothing, where the engine told nothing of its own times and acceptance.
+    This is the case if the policy does not learn and the engine reported neither times nor acceptance.
     """
     return (
         usage is not None
@@ -109,7 +113,7 @@ def is_plain(usage: Usage | None, model: Model) -> bool:
 
 
 def count_plain(upstream: Upstream, usage: Usage, e2e_s: float) -> int:
-    """Count a plain answer, as `account` would; return its prompt and output tokens."""
+    """Count a plain answer as `account` would; return the sum of its prompt and output tokens."""
     bound = upstream.metrics
     prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
     bound.e2e.observe(e2e_s)
@@ -118,11 +122,11 @@ def count_plain(upstream: Upstream, usage: Usage, e2e_s: float) -> int:
     return prompt_tokens + output_tokens
 
 
-def outcome_of(ended: Ended) -> Outcome:
-    """Work out what became of a request.
+def outcome_of(ended: EndedExchange) -> Outcome:
+    """Return the outcome of a request.
 
-    Tokens come from the engine's usage, else from the number and size of the chunks; tokens per step from the
-    engine's acceptance, else from the tokens per chunk, since one content chunk is one step.
+    The number of tokens comes from the engine's usage, else from the number and size of the chunks. Tokens per step
+    come from the engine's acceptance, else from tokens per chunk: one content chunk is one step.
     """
     routed, timing, stream, usage = ended.routed, ended.timing, ended.stream, ended.usage or Usage()
     features = routed.features
@@ -158,7 +162,7 @@ def outcome_of(ended: Ended) -> Outcome:
     )
 
 
-def _count(outcome: Outcome, ended: Ended, metrics: Metrics) -> None:
+def _count(outcome: Outcome, ended: EndedExchange, metrics: Metrics) -> None:
     bound, usage, temperature = ended.upstream.metrics, ended.usage, outcome.request.temperature
     bound.e2e.observe(outcome.e2e_s)
     if outcome.ttft_s is not None:

@@ -1,8 +1,8 @@
-"""What the hot path shares: the request as a door read it, the reply it wants, and the exchanges under way.
+"""What exchanges share: the inbound request, the reply to write to, and the state of the gateway process.
 
-Everything there is callbacks on one loop: a door (see `gateway.frontend`) begins an `Exchange` with a `Reply`
-to write to, the upstream client tells of the answer, and each chunk goes on in the same call that read it. Nothing on
-this way waits for a file, a scrape or a fit.
+The hot path consists of callbacks on one event loop. A frontend (`gateway.frontend`) begins an `Exchange` with a
+`Reply`; the upstream client calls it with the answer; each chunk is passed on in the same call that read it. Nothing on
+this path waits for a file, a scrape or a fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.http.errors import GatewayError
 from gateway.http.headers import Header
 from gateway.recorder import Recorder
 from gateway.relay.limits import Limits
-from gateway.routing.keys import STRANGER, Client, Keyring
+from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
 from gateway.routing.request_head import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
@@ -29,38 +29,38 @@ from policies.policy import Outcome
 
 
 class Reply(Protocol):
-    """The client's side of an exchange, as a door offers it."""
+    """The client's side of an exchange, implemented by a frontend."""
 
     def head(self, status: int, lines: bytes) -> None:
-        """Begin the answer, with its headers as lines."""
+        """Begin the answer with its status and header lines."""
 
     def data(self, chunk: bytes) -> None:
-        """Send bytes of its body, now."""
+        """Send bytes of the body at once."""
 
     def end(self) -> None:
-        """End it well."""
+        """End the answer."""
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send all of an answer; its length is not among the lines."""
+        """Send a complete answer; `lines` lack its content length."""
 
-    def cut(self) -> None:
-        """Break the connection off: what was sent is not whole, and the client must notice."""
+    def abort(self) -> None:
+        """Close the connection, which shows the client that the answer is incomplete."""
 
 
 class Inbound:
-    """A request as a door read it.
+    """A request as a frontend received it.
 
     Parameters
     ----------
-    request_headers
-        What its headers tell.
+    path
+        Decoded path, without the query.
     target
-        Path and query as they came.
+        Path and query as received.
 
     Attributes
     ----------
     arrived_s
-        When its last byte came, on the clock of `time.perf_counter`.
+        Arrival of the last byte, by `time.perf_counter`.
     """
 
     __slots__ = ("arrived_s", "body", "path", "request_headers", "target")
@@ -75,27 +75,50 @@ class Inbound:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long an exchange may be silent, in seconds: before its first byte, and between two later ones."""
+    """How long a backend may be silent.
+
+    Parameters
+    ----------
+    first_byte_s
+        Seconds from sending the request to the first byte of the answer.
+    idle_s
+        Seconds between two reads of the answer.
+
+    Examples
+    --------
+    >>> Timeouts(idle_s=30.0)
+    Timeouts(first_byte_s=600.0, idle_s=30.0)
+    """
 
     first_byte_s: float = 600.0
     idle_s: float = 60.0
 
 
 class Ongoing(Protocol):
-    """An exchange under way, as the relay sees it."""
+    """An exchange in flight, as the relay context sees it."""
 
     def backend_is_down(self, backend: Backend) -> None:
-        """Go elsewhere if nothing was answered yet, and it is this backend that should."""
+        """Retry on another backend if the exchange waits for the first byte from this one."""
 
     def check_silence(self, now_s: float) -> None:
-        """Fail if the backend has been silent for longer than it may."""
+        """Retry or fail if the backend has been silent for too long."""
 
-    def break_off(self, error: GatewayError) -> None:
-        """End with an error."""
+    def end_with_error(self, error: GatewayError) -> None:
+        """End the exchange with an error."""
 
 
 class RelayContext:
-    """What all exchanges of a gateway process share, and those that are under way."""
+    """The state shared by all exchanges of a gateway process.
+
+    Attributes
+    ----------
+    exchanges
+        The exchanges in flight.
+    listeners
+        Called with the outcome of each answered request.
+    recorder
+        Records finished requests; None if recording is off.
+    """
 
     def __init__(
         self,
@@ -121,40 +144,40 @@ class RelayContext:
         self._id_numbers = count()
 
     def request_headers(self, method: str, headers: list[Header]) -> RequestHeaders:
-        """Read the headers of a request; raises as `identify` does."""
+        """Return the parsed headers of a request; raises as `identify` does."""
         return RequestHeaders.read(method, headers, self.identify)
 
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
-        """Tell who sends a request, before its body is read.
+        """Return the client that sends a request; called before the body is read.
 
-        A browser's preflight (OPTIONS) carries no key, and vLLM asks it for none.
+        A browser's preflight request (OPTIONS) has no API key, and vLLM requires none for it.
 
         Raises
         ------
         GatewayError
             401 without a valid key.
         """
-        return STRANGER if method == "OPTIONS" else self.keyring.identify(headers)
+        return UNAUTHENTICATED if method == "OPTIONS" else self.keyring.identify(headers)
 
     def new_request_id(self) -> bytes:
-        """Return 32 hex digits that no other request has, here or in another process."""
+        """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
 
     def abandon(self, backend: Backend) -> None:
-        """Send what waits for its first byte from a backend that went down to another one."""
+        """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
         for exchange in list(self.exchanges):
             exchange.backend_is_down(backend)
 
     def sweep(self) -> None:
-        """End the exchanges whose backend has been silent for too long; called every second or so."""
+        """Check all exchanges for silent backends; called about once a second."""
         now_s = time.perf_counter()
         for exchange in list(self.exchanges):
             exchange.check_silence(now_s)
 
     def stop(self) -> None:
-        """Break off what is still under way: the time to drain is over."""
+        """End the exchanges still in flight when the drain time is over."""
         error = GatewayError(
             503, "The gateway is stopping. Send the request again.", code="gateway_stopping", retry_after_s=1.0
         )
         for exchange in list(self.exchanges):
-            exchange.break_off(error)
+            exchange.end_with_error(error)

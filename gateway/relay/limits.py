@@ -1,4 +1,4 @@
-"""How much each key may ask: requests and tokens per minute, requests at a time."""
+"""Limits of each API key: requests and tokens per minute, and requests in flight."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gateway.routing.keys import Client
 
 @dataclass(slots=True)
 class _Bucket:
-    """A token bucket that holds a minute's worth; it may go below zero, since a cost is known only afterwards."""
+    """A token bucket of one minute's budget; its level may be negative, since costs are known only afterwards."""
 
     per_minute: float
     level: float
     at_s: float
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until one more can be taken; 0.0 if it can now."""
+        """Return the seconds until the level allows one more; 0.0 if it does now."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / 60.0)
         self.at_s = now_s
         return max(0.0, (1.0 - self.level) * 60.0 / self.per_minute)
 
 
 class KeyUse(NamedTuple):
-    """What a key used at one worker: requests and tokens since it last told, and requests under way there now.
+    """The use of a key at one worker: requests and tokens since the last report, and requests in flight.
 
-    A tuple, since it goes from process to process: instances of a class that is compiled cannot be pickled.
+    A tuple, since it is sent between processes and instances of compiled classes cannot be pickled.
     """
 
     requests: int
@@ -44,25 +44,34 @@ class _Account:
     in_flight: int = 0
     new_requests: int = 0
     new_tokens: int = 0
-    told_in_flight: int = 0
-    elsewhere: dict[int, int] = field(default_factory=dict)  # requests under way at each other worker
+    reported_in_flight: int = 0
+    elsewhere: dict[int, int] = field(default_factory=dict)  # requests in flight at each other worker
 
     def all_in_flight(self) -> int:
         return self.in_flight + sum(self.elsewhere.values())
 
 
 class Limits:
-    """Keeps each key within its limits. Tokens are charged when an answer ends, so they bound the next minute.
+    """Enforces the limits of each key. Tokens are charged when an answer ends, so they limit the next minute.
 
-    With several workers each tells the others what its keys used, twice a second: a key can be over its limit by
-    what it sends within that time.
+    Workers report the use of their keys to each other twice a second; a key can exceed its limit by what it sends in
+    between.
 
     Parameters
     ----------
     max_in_flight
-        Requests under way at a time in this process from all keys together; None for no bound.
+        Limit of requests in flight in this process, over all keys; None for no limit.
     clock
-        Seconds that only ever grow.
+        Returns monotonic seconds.
+
+    Examples
+    --------
+    >>> limits, client = Limits(clock=lambda: 0.0), Client("team", requests_per_minute=1)
+    >>> limits.enter(client)
+    >>> limits.leave(client, tokens=120)
+    >>> limits.enter(client)
+    Traceback (most recent call last):
+    gateway.http.errors.GatewayError: Key 'team' is limited to 1 requests per minute: try again in 60 s.
     """
 
     def __init__(self, max_in_flight: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,17 +81,17 @@ class Limits:
         self._accounts: dict[str, _Account] = {}
 
     def enter(self, client: Client) -> None:
-        """Let a request in. Every call that returns is owed one `leave`.
+        """Admit a request. Each call that returns must be followed by one of `leave`.
 
         Raises
         ------
         GatewayError
-            429 with Retry-After if the key is over a limit of its own, 503 if the gateway is full.
+            429 with Retry-After if the key has reached one of its limits, 503 if the gateway is full.
         """
         if self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
             raise GatewayError(
                 503,
-                f"The gateway has {self._in_flight} requests under way, all it may hold: try again shortly.",
+                f"The gateway is at its limit of {self._in_flight} requests in flight: try again shortly.",
                 code="gateway_full",
                 retry_after_s=1.0,
             )
@@ -90,19 +99,20 @@ class Limits:
         if client.max_in_flight is not None and account.all_in_flight() >= client.max_in_flight:
             raise GatewayError(
                 429,
-                f"Key {client.name!r} may have {client.max_in_flight} requests under way: wait for one to end.",
+                f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: wait for one to end.",
                 code="too_many_in_flight",
                 retry_after_s=1.0,
             )
         now_s = self._clock()
-        for bucket, what in ((account.requests, "requests"), (account.tokens, "tokens")):
+        for bucket, unit in ((account.requests, "requests"), (account.tokens, "tokens")):
             if bucket is None:
                 continue
             wait_s = bucket.wait_s(now_s)
             if wait_s > 0.0:
                 raise GatewayError(
                     429,
-                    f"Key {client.name!r} may use {bucket.per_minute:g} {what} a minute: try again in {wait_s:.0f} s.",
+                    f"Key {client.name!r} is limited to {bucket.per_minute:g} {unit} per minute: "
+                    f"try again in {wait_s:.0f} s.",
                     code="rate_limit_exceeded",
                     retry_after_s=wait_s,
                 )
@@ -112,7 +122,7 @@ class Limits:
         account.new_requests += 1
 
     def leave(self, client: Client, tokens: int) -> None:
-        """Take note that a request has ended, and of the prompt and output tokens it cost."""
+        """Release a request that has ended, and charge its prompt and output tokens."""
         account = self._account(client)
         account.in_flight -= 1
         self._in_flight -= 1
@@ -120,23 +130,23 @@ class Limits:
         account.new_tokens += tokens
 
     def take_used(self) -> dict[str, KeyUse]:
-        """Return what each key used since the last call, for the other workers; keys that did nothing are left out."""
+        """Return what each key has used since the last call, for the other workers; omits unused keys."""
         used = {}
         for name, account in self._accounts.items():
-            if account.new_requests or account.new_tokens or account.in_flight != account.told_in_flight:
+            if account.new_requests or account.new_tokens or account.in_flight != account.reported_in_flight:
                 used[name] = KeyUse(account.new_requests, account.new_tokens, account.in_flight)
                 account.new_requests = account.new_tokens = 0
-                account.told_in_flight = account.in_flight
+                account.reported_in_flight = account.in_flight
         return used
 
     def used_elsewhere(self, worker: int, client: Client, use: KeyUse) -> None:
-        """Take note of what a key used at another worker."""
+        """Charge a key for what it used at another worker."""
         account = self._account(client)
         account.elsewhere[worker] = use.in_flight
         self._charge(account, use.requests, use.tokens)
 
     def worker_died(self, worker: int) -> None:
-        """Forget what was under way at a worker that died."""
+        """Drop the requests in flight of a worker that died."""
         for account in self._accounts.values():
             account.elsewhere.pop(worker, None)
 

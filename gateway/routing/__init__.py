@@ -1,1 +1,1 @@
-"""From a request's head and body to the replica that serves it."""
+"""Routing: from the head and body of a request to the backend that serves it."""

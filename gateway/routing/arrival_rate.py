@@ -1,4 +1,4 @@
-"""How busy a model is: arrivals per second and requests under way."""
+"""The load of a model: arrivals per second and requests in flight."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import math
 
 
 class Traffic:
-    """The load of one model, as its own gateway process sees it.
+    """The load of one model in this gateway process.
 
     Parameters
     ----------
     window_s
-        Time constant of the arrival rate: what is older than a few of it no longer counts.
+        Time constant of the arrival rate, in seconds.
 
     Attributes
     ----------
     in_flight
-        Requests under way.
+        Requests in flight.
+
+    Examples
+    --------
+    >>> traffic = Traffic(window_s=10.0)
+    >>> for second in range(60):
+    ...     traffic.arrive(float(second))
+    >>> round(traffic.qps(60.0), 2)
+    0.95
     """
 
     __slots__ = ("_at_s", "_rate", "_window_s", "in_flight")
@@ -28,10 +36,10 @@ class Traffic:
         self.in_flight = 0
 
     def arrive(self, now_s: float) -> None:
-        """Take note of an arrival."""
+        """Count an arrival."""
         self._rate = self.qps(now_s) + 1.0 / self._window_s
         self._at_s = now_s
 
     def qps(self, now_s: float) -> float:
-        """Return the arrivals per second: an exponentially weighted rate, which estimates a Poisson rate unbiased."""
+        """Return the exponentially weighted arrivals per second, an unbiased estimate of a Poisson rate."""
         return self._rate * math.exp((self._at_s - now_s) / self._window_s) if self._rate else 0.0

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, compared in constant time."""
+"""API keys, compared in constant time, and the clients they identify."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from gateway.http.errors import GatewayError
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request, and what they may do.
+    """The sender of a request, with its permissions and limits.
 
     Parameters
     ----------
     name
-        The key's name in the pool file (never the key); `anonymous` where the gateway is open.
+        The key's name in the pool file (never the key itself); `anonymous` if the gateway is open.
     models
-        Models that it may ask for; None for all.
+        Models that the client may use; None for all.
     may_override
-        Whether `x-gateway-backend` and `x-gateway-method` in its requests are obeyed.
+        Whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`.
+    requests_per_minute, tokens_per_minute, max_in_flight
+        Limits; None for no limit.
     slo_ttft_s, slo_tpot_s
-        Bounds of its requests that bring none: seconds to the first token, and per output token; None for none.
+        SLOs of requests without SLO headers: seconds to the first token, and per output token; None for no SLO.
+
+    Examples
+    --------
+    >>> Client("team", models=frozenset({"llama"}), max_in_flight=8).may_override
+    False
     """
 
     name: str
@@ -37,24 +44,39 @@ class Client:
 
 
 ANONYMOUS = Client("anonymous", may_override=True)
-"""Whoever asks an open gateway."""
+"""The client of all requests to an open gateway."""
 
-STRANGER = Client("stranger")
-"""Whoever asks without a key for what needs none."""
+UNAUTHENTICATED = Client("unauthenticated")
+"""The client of requests that need no key, such as preflight requests."""
 
 
 def digest(key: str | bytes) -> bytes:
-    """Return the SHA-256 of a key: what is kept and compared instead of the key."""
+    """Return the SHA-256 digest of a key, which is stored and compared instead of the key.
+
+    Examples
+    --------
+    >>> digest("sk-1") == digest(b"sk-1"), len(digest("sk-1"))
+    (True, 32)
+    """
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
 
 class Keyring:
-    """The API keys of one gateway.
+    """The API keys of a gateway.
 
     Parameters
     ----------
     clients
-        Each with the digest of its key; none makes the gateway open to all.
+        Pairs of key digest and client; without any, the gateway is open.
+
+    Examples
+    --------
+    >>> keyring = Keyring([(digest("sk-1"), Client("team"))])
+    >>> keyring.identify({b"authorization": b"Bearer sk-1"}).name
+    'team'
+    >>> keyring.identify({b"x-api-key": b"sk-2"})
+    Traceback (most recent call last):
+    gateway.http.errors.GatewayError: This gateway does not know the API key.
     """
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]]) -> None:
@@ -66,23 +88,24 @@ class Keyring:
         return not self._clients
 
     def named(self, name: str) -> Client | None:
-        """Return the client of a key by the key's name."""
+        """Return the client of the key with a given name; None if there is no such key."""
         return next((client for _, client in self._clients if client.name == name), None)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
-        """Tell who sent a request.
+        """Return the client that sent a request.
 
-        Every key is compared, each in constant time, so that the time taken says nothing of any.
+        All keys are compared, each in constant time, so that the time taken reveals nothing about them.
 
         Parameters
         ----------
         headers
-            By lower-case name. The key is in `Authorization: Bearer KEY`, or `x-api-key` as Anthropic's clients send.
+            Headers by lower-case name. The key is in `Authorization: Bearer KEY`, or in `x-api-key`, which Anthropic's
+            clients send.
 
         Raises
         ------
         GatewayError
-            401 if there is no key, or an unknown one.
+            401 if the key is missing or unknown.
         """
         if not self._clients:
             return ANONYMOUS
@@ -94,17 +117,23 @@ class Keyring:
                 code="missing_api_key",
             )
         presented_digest = digest(presented)
-        found: Client | None = None
+        match: Client | None = None
         for key_digest, client in self._clients:
             if hmac.compare_digest(key_digest, presented_digest):
-                found = client
-        if found is None:
-            raise GatewayError(401, "The API key is not one of this gateway's.", code="invalid_api_key")
-        return found
+                match = client
+        if match is None:
+            raise GatewayError(401, "This gateway does not know the API key.", code="invalid_api_key")
+        return match
 
 
 def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the key that a request carries, or nothing."""
+    """Return the API key in the headers of a request; empty if there is none.
+
+    Examples
+    --------
+    >>> presented_key({b"authorization": b"Bearer sk-1"}), presented_key({b"x-api-key": b"sk-2"})
+    (b'sk-1', b'sk-2')
+    """
     scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer" and value:
         return value.strip()

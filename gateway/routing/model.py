@@ -1,4 +1,4 @@
-"""One model as the gateway serves it: its backends, its policy, its load."""
+"""A served model: its backends, its policy and its load."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Policy
 
-_FIRST_GUESS_BYTES = 4.0  # of English text in a token of a vocabulary of 128k
+_INITIAL_BYTES_PER_TOKEN = 4.0  # English text, vocabulary of 128k
 
 
 class Upstream:
-    """A backend with what the relay needs at hand to use it.
+    """A backend with its HTTP client and its metrics, as the relay uses it.
 
     Attributes
     ----------
     answers_json
-        Whether the answer whose head was last given to `lines_of_answer` is JSON as it stands, not compressed.
+        Whether the head last passed to `lines_of_answer` announces uncompressed JSON.
     """
 
     __slots__ = ("_answer", "_answer_lines", "_choice_lines", "answers_json", "backend", "client", "metrics")
@@ -34,20 +34,20 @@ class Upstream:
         self.answers_json = False
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
-        self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason: there are few of them
+        self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
 
     def lines_of_answer(self, head: AnswerHead) -> bytes:
-        """Write the headers of an answer as they go on to the client, less its length; written once for all alike."""
+        """Return the header lines of an answer for the client, without the content length; the last head is cached."""
         if head is not self._answer:
-            named = dict(head.headers)
+            by_name = dict(head.headers)
             self._answer = head
-            self._answer_lines = lines_for_client([one for one in head.headers if one[0] != b"content-length"])
-            kind = named.get(b"content-type", b"")
-            self.answers_json = kind.startswith(b"application/json") and b"content-encoding" not in named
+            self._answer_lines = lines_for_client([header for header in head.headers if header[0] != b"content-length"])
+            content_type = by_name.get(b"content-type", b"")
+            self.answers_json = content_type.startswith(b"application/json") and b"content-encoding" not in by_name
         return self._answer_lines
 
     def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:
-        """Write the headers that say why a request came here."""
+        """Return the `x-gateway-*` header lines of an answer; cached unless the request was retried."""
         policy, reason = decision.policy, decision.reason
         lines = None if retried_from else self._choice_lines.get((policy, reason))
         if lines is None:
@@ -60,16 +60,18 @@ class Upstream:
 
 @dataclass(slots=True)
 class Model:
-    """A model by the name that clients ask for.
+    """A served model with its pool and policy.
 
     Attributes
     ----------
-    lookups
-        Replays lookups on what was finished; None where the policy or the pool has no use for it.
-    failsafe
-        Chooses where the policy fails.
+    upstreams
+        Its backends by name.
+    shadow
+        Shadow drafting on finished texts; None if policy or pool make no use of it.
+    fallback
+        Chooses a backend when the policy fails.
     bytes_per_token
-        What a token of its streams measures, learned from those that end with a usage; used for those that do not.
+        Mean size of a streamed token. Learned from streams with usage, and used to count tokens in those without.
     """
 
     name: str
@@ -79,9 +81,9 @@ class Model:
     traffic: Traffic = field(default_factory=Traffic)
     shadow: ShadowDrafting | None = None
     fallback: Fallback = field(default_factory=Fallback)
-    bytes_per_token: float = _FIRST_GUESS_BYTES
+    bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:
-        """Move the size of a token towards what a stream of known length shows (each counts for 2%)."""
+        """Update the mean token size with a stream of known length, which gets a weight of 2%."""
         if tokens >= 16 and text_bytes > 0:
             self.bytes_per_token += 0.02 * (text_bytes / tokens - self.bytes_per_token)

@@ -1,4 +1,4 @@
-"""What the headers of a request tell, read before its body: who sends it, what it wishes, what goes on to a backend."""
+"""The head of a request, parsed before the body: its client, its routing headers, its headers for the backend."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from gateway.routing.router import RoutingHeaders
 
 
 class RequestHead:
-    """The head of a request as a door's parser read it.
+    """The head of a request as the frontend's parser read it.
 
     Attributes
     ----------
-    path, target
-        Without the query and with `%..` decoded; and as it came.
+    path
+        Decoded path, without the query.
+    target
+        Path and query as received.
     headers
-        In their order, names in lower case, without `content-length`.
-    announced
-        The value of `content-length`; empty if there is none.
-    expects
-        Whether it waits for `100 Continue`.
+        Headers in order, with lower-case names, without `content-length`.
+    content_length
+        Value of `content-length`; empty if there is none.
+    expects_continue
+        Whether the client waits for `100 Continue`.
     is_http_1_1
-        False for HTTP/1.0, which knows no chunks: the end of the connection is the end of the answer.
+        False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
     request_headers
-        None until the headers were understood.
+        The parsed headers; None until they have been parsed.
     """
 
     __slots__ = (
-        "announced",
-        "expects",
+        "content_length",
+        "expects_continue",
         "headers",
         "is_http_1_1",
         "keep_alive",
@@ -48,8 +50,8 @@ class RequestHead:
         target: bytes,
         headers: list[Header],
         *,
-        announced: bytes,
-        expects: bool,
+        content_length: bytes,
+        expects_continue: bool,
         is_http_1_1: bool,
         keep_alive: bool,
     ) -> None:
@@ -57,8 +59,8 @@ class RequestHead:
         self.path = path
         self.target = target
         self.headers = headers
-        self.announced = announced
-        self.expects = expects
+        self.content_length = content_length
+        self.expects_continue = expects_continue
         self.is_http_1_1 = is_http_1_1
         self.keep_alive = keep_alive
         self.request_headers: RequestHeaders | None = None
@@ -67,19 +69,19 @@ class RequestHead:
 Identify = Callable[[str, Mapping[bytes, bytes]], Client]
 
 
-# Not frozen, as nothing that is made for each request: that would make each of the fields cost a call to set.
+# Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
 @dataclass(slots=True)
 class RequestHeaders:
-    """The headers of one request, understood; the next request may come in the same.
+    """The parsed headers of a request; reused while the requests of a connection have equal headers.
 
     Parameters
     ----------
-    method, headers
-        As they came, the headers' names in lower case.
+    headers
+        Headers in order, with lower-case names.
     request_id
-        The client's own; empty if it sent none.
+        The client's request id; empty if it sent none.
     lines, key_lines
-        What goes on to a backend, ready to be written: headers, and those that carry the client's key.
+        Header lines for the backend, and separately those with the client's API key.
     """
 
     method: str
@@ -92,19 +94,15 @@ class RequestHeaders:
 
     @classmethod
     def read(cls, method: str, headers: list[Header], identify: Identify) -> RequestHeaders:
-        """Read the headers of a request.
+        """Return the parsed headers of a request.
 
         Raises
         ------
         GatewayError
-            As `identify` does: 401 without a valid key.
+            401 without a valid key; raised by `identify`.
         """
-        named = dict(headers)
-        client = identify(method, named)
+        by_name = dict(headers)
+        client = identify(method, by_name)
         lines, key_lines = lines_for_backend(headers)
-        request_id = named.get(b"x-request-id", b"")
-        return cls(method, headers.copy(), client, RoutingHeaders.read(named), request_id, lines, key_lines)
-
-    def is_of(self, method: str, headers: list[Header]) -> bool:
-        """Tell whether a request with these headers would have the same headers."""
-        return headers == self.headers and method == self.method
+        request_id = by_name.get(b"x-request-id", b"")
+        return cls(method, headers.copy(), client, RoutingHeaders.read(by_name), request_id, lines, key_lines)

@@ -1,4 +1,4 @@
-"""From a request to the backends that may serve it, and to the one that will."""
+"""The router: finds the model of a request, its candidate backends, and the one to send it to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ from policies.features.prompt import Prompt, read_prompt
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 from policies.policy import Decision, Policy
 
-# Members of enums are looked up anew each time; and whatever is not final, compiled too.
+# Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """What a request's own headers say about where it should go; empty strings for nothing."""
+    """The `x-gateway-*` and SLO headers of a request; empty strings for headers that were not sent.
+
+    Examples
+    --------
+    >>> headers = RoutingHeaders.read({b"x-gateway-method": b"eagle3", b"x-slo-ttft-ms": b"500"})
+    >>> headers.method, headers.slo_ttft_ms, headers.backend
+    ('eagle3', '500', '')
+    """
 
     model: str = ""
     backend: str = ""
@@ -40,25 +47,25 @@ class RoutingHeaders:
 
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
-        """Read what `_WISHES` names."""
-        if _ANY_WISH.isdisjoint(headers):
-            return _NO_WISH
-        return cls(*[headers.get(name, b"").decode("latin-1") for name in _WISHES])
+        """Return the routing headers among headers by lower-case name."""
+        if _NAME_SET.isdisjoint(headers):
+            return _NO_ROUTING_HEADERS
+        return cls(*[headers.get(name, b"").decode("latin-1") for name in _NAMES])
 
     def applied(self, features: RequestFeatures) -> RequestFeatures:
-        """Return the features with what the headers ask of the policy.
+        """Return the features with exploration and SLOs as the headers set them.
 
         Raises
         ------
         GatewayError
-            400 if an SLO is no positive number of milliseconds, or `x-gateway-explore` neither yes nor no.
+            400 if an SLO is not a positive number of milliseconds, or `x-gateway-explore` neither yes nor no.
         """
         if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
             return features
         explore = self.explore.strip().lower() or "yes"
         if explore not in ("yes", "no"):
             raise GatewayError(
-                400, f"x-gateway-explore is {self.explore!r}; it takes yes or no.", code="invalid_header"
+                400, f"x-gateway-explore is {self.explore!r}; expected yes or no.", code="invalid_header"
             )
         return replace(
             features,
@@ -77,12 +84,12 @@ def _bound_s(header: str, value: str) -> float | None:
         bound_ms = math.nan
     if not 0 < bound_ms < math.inf:
         raise GatewayError(
-            400, f"{header} is {value!r}; it takes a positive number of milliseconds.", code="invalid_header"
+            400, f"{header} is {value!r}; expected a positive number of milliseconds.", code="invalid_header"
         )
     return 1e-3 * bound_ms
 
 
-_WISHES: Final = (
+_NAMES: Final = (
     b"x-gateway-model",
     b"x-gateway-backend",
     b"x-gateway-method",
@@ -93,12 +100,12 @@ _WISHES: Final = (
 )
 """In the order of the fields of `RoutingHeaders`."""
 
-_ANY_WISH: Final = frozenset(_WISHES)
-_NO_WISH: Final = RoutingHeaders()
+_NAME_SET: Final = frozenset(_NAMES)
+_NO_ROUTING_HEADERS: Final = RoutingHeaders()
 
 
-class UndescribedRequest:
-    """A request whose features nobody has asked for yet, and the load when it arrived."""
+class DeferredFeatures:
+    """The features of a request, to be computed on first use, with the load at its arrival."""
 
     __slots__ = ("_body", "_endpoint", "_in_flight", "_qps")
 
@@ -108,8 +115,8 @@ class UndescribedRequest:
         self._qps = qps
         self._in_flight = in_flight
 
-    def described(self, model: Model) -> RequestFeatures:
-        """Return what `describe` finds without a look at the text."""
+    def compute(self, model: Model) -> RequestFeatures:
+        """Return the features that do not depend on the text."""
         return describe(
             self._endpoint,
             _parse(self._body, required=False),
@@ -122,19 +129,23 @@ class UndescribedRequest:
 
 
 class RoutedRequest:
-    """A request that is understood: which model it wants and what it looks like.
+    """A request with its model and its features.
 
     Parameters
     ----------
+    features
+        The features; None if they are deferred.
     home
-        The one backend that can answer it, where it refers to a response stored there.
+        Name of the backend with the stored response that the request refers to; None without such a reference.
+    deferred_features
+        Computes the features on first use, if they are deferred.
     baseline_only
-        As in the features, which may be described later.
+        The parameters that only a baseline backend supports, if the features are deferred.
     prompt
-        Where it was read and is to be kept.
+        The prompt, if it was read and is kept for the recorder.
     """
 
-    __slots__ = ("_features", "_undescribed", "baseline_only", "home", "model", "prompt")
+    __slots__ = ("_deferred_features", "_features", "baseline_only", "home", "model", "prompt")
 
     def __init__(
         self,
@@ -142,7 +153,7 @@ class RoutedRequest:
         features: RequestFeatures | None,
         home: str | None = None,
         *,
-        undescribed_request: UndescribedRequest | None = None,
+        deferred_features: DeferredFeatures | None = None,
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
     ) -> None:
@@ -151,25 +162,30 @@ class RoutedRequest:
         self.prompt = prompt
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
-        self._undescribed = undescribed_request
+        self._deferred_features = deferred_features
 
     @property
     def features(self) -> RequestFeatures:
-        """What the request looks like."""
+        """The features of the request."""
         if self._features is None:
-            assert self._undescribed is not None
-            self._features = self._undescribed.described(self.model)
-            self._undescribed = None
+            assert self._deferred_features is not None
+            self._features = self._deferred_features.compute(self.model)
+            self._deferred_features = None
         return self._features
 
 
 class Router:
-    """Finds the model, describes the request, and lets the model's policy choose among those that can serve it.
+    """Finds the model and the features of a request, and has the model's policy choose a backend.
 
     Parameters
     ----------
     models
-        By every name that clients may ask for, aliases included.
+        Models by each name that clients may use, including aliases.
+
+    Attributes
+    ----------
+    locations
+        The backends that hold stored responses.
     """
 
     def __init__(self, models: Mapping[str, Model], pool: Pool) -> None:
@@ -191,20 +207,22 @@ class Router:
         whole: bool = False,
         keep_bytes: int = 0,
     ) -> RoutedRequest:
-        """Read a request as far as choosing needs it.
+        """Return a request with its model and the features that the choice needs.
 
         Parameters
         ----------
+        now_s
+            Current time, by `time.monotonic`.
         whole
-            Work out every feature, not only those that the model's policy decides by.
+            Whether to compute all features, not only those that the model's policy uses.
         keep_bytes
-            Keep the prompt of a body that is no longer.
+            Size of the largest body whose prompt is kept.
 
         Raises
         ------
         GatewayError
-            400 if the body cannot be read or names no model where it must, 403 if the key may not use the model,
-            404 if there is no such model.
+            400 if the body is not valid or names no model and there are several, 403 if the client may not use the
+            model, 404 if the model does not exist.
         """
         endpoint = endpoint_of(path)
         document = _parse(body, required=endpoint is not _OTHER and method == "POST")
@@ -212,11 +230,11 @@ class Router:
         policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
         if (
             not (whole or policy.reads_requests)
-            and routing_headers is _NO_WISH
+            and routing_headers is _NO_ROUTING_HEADERS
             and client.slo_ttft_s is client.slo_tpot_s is None
         ):
-            later = UndescribedRequest(endpoint, body, traffic.qps(now_s), traffic.in_flight)
-            return RoutedRequest(model, None, home, undescribed_request=later, baseline_only=baseline_only(document))
+            deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)
+            return RoutedRequest(model, None, home, deferred_features=deferred, baseline_only=baseline_only(document))
         prompt = read_prompt(document)
         features = describe(
             endpoint,
@@ -239,25 +257,26 @@ class Router:
     def candidates(
         self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders, tried: Collection[str] = ()
     ) -> list[Backend]:
-        """Return the backends that are up and can serve the request, less those already tried.
+        """Return the backends that are up and can serve the request, without those already tried.
 
         Raises
         ------
         GatewayError
-            400 or 403 if the request's wish cannot be granted, 503 if no backend is left.
+            400 or 403 if the routing headers name no backend or the client may not choose one, 503 if no backend is
+            left.
         """
         name = routed.model.name
         members = self._pool.of(name)
         if routing_headers.backend or routing_headers.method:
-            members = _granted(members, client, routing_headers, name)
+            members = _requested(members, client, routing_headers, name)
         elif routed.home is not None:
-            members = [one for one in members if one.name == routed.home] or members
+            members = [backend for backend in members if backend.name == routed.home] or members
         elif routed.baseline_only:
-            # Without a baseline in the pool any engine will do: it answers with an error that says what it lacks.
-            members = [one for one in members if one.method is Method.BASELINE] or members
-        ready = [one for one in members if one.state is _UP]
+            # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
+            members = [backend for backend in members if backend.method is Method.BASELINE] or members
+        ready = [backend for backend in members if backend.state is _UP]
         if tried:
-            ready = [one for one in ready if one.name not in tried]
+            ready = [backend for backend in ready if backend.name not in tried]
         if not ready:
             raise self._none_left(routed, members, tried)
         return ready
@@ -269,9 +288,9 @@ class Router:
         routing_headers: RoutingHeaders,
         policy: Policy | None = None,
     ) -> Decision:
-        """Let the policy (by default the model's) choose; a wish leaves it the choice among what was wished for.
+        """Return the decision of a policy, by default the model's.
 
-        Where it fails, the least loaded candidate is chosen.
+        If the policy fails, the least loaded candidate is chosen.
         """
         model = routed.model
         policy = policy or model.policy
@@ -279,8 +298,8 @@ class Router:
         try:
             decision = policy.choose(features, candidates)
             if decision.backend not in model.upstreams:
-                raise LookupError(f"{decision.backend!r} is no backend of {model.name}")  # noqa: TRY301 -- as any other
-        except Exception as error:  # noqa: BLE001 -- anybody's code: no defect of it shall turn requests away
+                raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 -- a defect in third-party code must not fail requests
             model.fallback.note(policy.name, "choose", error)
             decision = model.fallback.choose(ANY_REQUEST, candidates)
         if routed.home == decision.backend:
@@ -290,23 +309,23 @@ class Router:
             return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
-    def _find(self, wanted: object, client: Client, path: str) -> Model:
-        if wanted is None and self._only is not None:
+    def _find(self, name: object, client: Client, path: str) -> Model:
+        if name is None and self._only is not None:
             model: Model | None = self._only
-        elif wanted is None:
+        elif name is None:
             raise GatewayError(
                 400,
-                f'Say which model {path} is for, as "model" in a JSON body or in the header x-gateway-model; '
+                f'{path} needs a model: send it as "model" in a JSON body or in the header x-gateway-model; '
                 f"there are: {self._names()}.",
                 code="model_required",
                 param="model",
             )
         else:
-            model = self._models.get(wanted) if isinstance(wanted, str) else None
+            model = self._models.get(name) if isinstance(name, str) else None
         if model is None:
             raise GatewayError(
                 404,
-                f"The model `{wanted}` does not exist here; there are: {self._names()}.",
+                f"The model `{name}` does not exist here; there are: {self._names()}.",
                 code="model_not_found",
                 param="model",
             )
@@ -323,20 +342,22 @@ class Router:
         return ", ".join(sorted(self._models))
 
     def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
-        why = "; ".join(
-            f"{one.name} failed this request" if one.name in tried else f"{one.name} is {one.state}: {one.state_reason}"
-            for one in members
+        reasons = "; ".join(
+            f"{backend.name} failed this request"
+            if backend.name in tried
+            else f"{backend.name} is {backend.state}: {backend.state_reason}"
+            for backend in members
         )
         needs = f" that can serve {' and '.join(routed.baseline_only)}" if routed.baseline_only else ""
         return GatewayError(
             503,
-            f"No backend of {routed.model.name}{needs} is up ({why}). Try again shortly.",
+            f"No backend of {routed.model.name}{needs} is up ({reasons}). Try again shortly.",
             code="no_backend",
             retry_after_s=2.0,
         )
 
 
-def _granted(
+def _requested(
     members: Collection[Backend], client: Client, routing_headers: RoutingHeaders, model: str
 ) -> list[Backend]:
     if not client.may_override:
@@ -346,19 +367,19 @@ def _granted(
             "or set may_override for it.",
             code="override_not_allowed",
         )
-    granted = [
-        one
-        for one in members
-        if routing_headers.backend in {"", one.name} and routing_headers.method in {"", one.method}
+    requested = [
+        backend
+        for backend in members
+        if routing_headers.backend in {"", backend.name} and routing_headers.method in {"", backend.method}
     ]
-    if not granted:
-        there_are = ", ".join(f"{one.name} ({one.method})" for one in members)
+    if not requested:
+        known = ", ".join(f"{backend.name} ({backend.method})" for backend in members)
         raise GatewayError(
             400,
-            f"No backend of {model} is what x-gateway-backend and x-gateway-method ask for; there are: {there_are}.",
+            f"No backend of {model} matches x-gateway-backend and x-gateway-method; there are: {known}.",
             code="backend_not_found",
         )
-    return granted
+    return requested
 
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
@@ -368,7 +389,7 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         try:
-            document = json.loads(body)  # takes NaN and large integers, which vLLM does too
+            document = json.loads(body)  # accepts NaN and large integers, as vLLM does
         except (ValueError, RecursionError) as error:
             if not required:
                 return {}
@@ -378,5 +399,5 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     if not isinstance(document, dict):
         if not required:
             return {}
-        raise GatewayError(400, "The body is JSON, but not an object: send {...}.", code="invalid_json")
+        raise GatewayError(400, "The body is JSON, but not an object. Send a JSON object.", code="invalid_json")
     return document

@@ -1,4 +1,4 @@
-"""Which backend keeps which stored response: what refers to one can only be answered there."""
+"""The locations of stored responses: a request that refers to one must go to the backend that holds it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,26 @@ _PATH: Final = "/v1/responses/"
 
 
 class ResponseLocations:
-    """Remembers where the latest responses of the responses API were made.
+    """Remembers which backend holds each recent response of the responses API.
 
     Parameters
     ----------
     capacity
-        Responses remembered; the oldest is forgotten for a new one.
+        Number of responses remembered; a new one replaces the oldest.
+
+    Attributes
+    ----------
+    on_new
+        Called with id and backend of each response found by `note_answer`.
+
+    Examples
+    --------
+    >>> locations = ResponseLocations()
+    >>> locations.note_answer(b'{"id": "resp_1", "object": "response"}', "a")
+    >>> locations.home_of("/v1/responses/resp_1/cancel", {})
+    'a'
+    >>> locations.home_of("/v1/responses", {"previous_response_id": "resp_1"})
+    'a'
     """
 
     def __init__(self, capacity: int = 16_384) -> None:
@@ -26,7 +40,7 @@ class ResponseLocations:
         self.on_new: Callable[[str, str], None] | None = None
 
     def note_answer(self, beginning: bytes, backend: str) -> None:
-        """Take note of an answer by its first bytes."""
+        """Remember the backend of an answer whose first bytes contain a response id."""
         if (match := _ID.search(beginning)) is not None:
             response_id = match[1].decode("latin-1")
             self.remember(response_id, backend)
@@ -34,13 +48,13 @@ class ResponseLocations:
                 self.on_new(response_id, backend)
 
     def remember(self, response_id: str, backend: str) -> None:
-        """Take note of where a response was made."""
+        """Remember the backend that holds a response."""
         self._homes[response_id] = backend
         if len(self._homes) > self._capacity:
             self._homes.popitem(last=False)
 
     def home_of(self, path: str, document: dict[str, Any]) -> str | None:
-        """Return the backend that a request must go to because it refers to a response; None for any other request."""
+        """Return the backend with the response that a request refers to; None if unknown or without such reference."""
         if path.startswith(_PATH):
             return self._homes.get(path[len(_PATH) :].partition("/")[0])
         previous = document.get("previous_response_id")

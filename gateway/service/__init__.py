@@ -1,1 +1,1 @@
-"""The running service: application, administration, workers, start and stop."""
+"""The running service: application, administration, workers, startup and shutdown."""

@@ -1,4 +1,4 @@
-"""What an operator may see and do: `/admin`, behind its own key."""
+"""The `/admin` endpoints, behind their own key."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from policies.policy import Assessment, Decision
 log = logging.getLogger(__name__)
 
 
-class Place(BaseModel):
-    """Which replica an operator means."""
+class BackendReference(BaseModel):
+    """A replica, by model and name."""
 
     model: str
     backend: str
 
 
 def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter:
-    """Return the routes under `/admin`."""
+    """Return the router of `/admin`."""
 
     async def authorised(request: Request) -> None:
         presented = presented_key(dict(request.scope["headers"]))
         if not presented or not hmac.compare_digest(digest(presented), gateway.admin_digest):
             raise GatewayError(
                 401,
-                "/admin needs the admin key, as 'Authorization: Bearer KEY': it is admin.key of the pool file, "
-                "or was printed at start.",
+                "/admin needs the admin key, as 'Authorization: Bearer KEY': admin.key of the pool file, "
+                "or the key printed at start.",
                 code="invalid_admin_key",
             )
 
@@ -48,7 +48,7 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter
 
     @router.get("/pool")
     async def pool() -> dict[str, Any]:
-        """Describe every replica: what it is, how it is, what it does."""
+        """Return the settings, state and load of every replica."""
         launched = worker_messages.launched
         return {
             "models": {
@@ -58,8 +58,8 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter
                     "qps": round(model.traffic.qps(time.monotonic()), 3),
                     "in_flight": model.traffic.in_flight,
                     "backends": {
-                        one.name: _describe(gateway, one) | dict(launched.get(f"{name}/{one.name}", {}))
-                        for one in gateway.pool.of(name)
+                        backend.name: _describe(gateway, backend) | dict(launched.get(f"{name}/{backend.name}", {}))
+                        for backend in gateway.pool.of(name)
                     },
                 }
                 for name, model in gateway.models.items()
@@ -68,25 +68,25 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter
 
     @router.get("/config")
     async def config() -> dict[str, Any]:
-        """Return the settings in force, keys left out."""
+        """Return the active settings, without keys."""
         return gateway.settings.model_dump(mode="json")
 
     @router.post("/drain")
-    async def drain(place: Place) -> dict[str, Any]:
-        """Send a replica nothing more; what it works on may finish."""
-        return _change(gateway, worker_messages, place, drained=True)
+    async def drain(reference: BackendReference) -> dict[str, Any]:
+        """Stop sending requests to a replica; those in flight finish."""
+        return _change(gateway, worker_messages, reference, drained=True)
 
     @router.post("/resume")
-    async def resume(place: Place) -> dict[str, Any]:
-        """Let a drained replica back in."""
-        return _change(gateway, worker_messages, place, drained=False)
+    async def resume(reference: BackendReference) -> dict[str, Any]:
+        """Send requests to a drained replica again."""
+        return _change(gateway, worker_messages, reference, drained=False)
 
     @router.post("/explain")
     async def explain(
         request: Request,
-        path: Annotated[str, Query(description="The path it would be sent to")] = "/v1/chat/completions",
+        path: Annotated[str, Query(description="Path of the request")] = "/v1/chat/completions",
     ) -> dict[str, Any]:
-        """Tell where a request would go and why, sending nothing; the body is the request's own."""
+        """Return where a request would be sent and why, without sending it; the body is that of the request."""
         return _explain(gateway, await request.body(), path, RoutingHeaders.read(dict(request.scope["headers"])))
 
     add_policy_routes(router, gateway)
@@ -116,18 +116,20 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     }
 
 
-def _change(gateway: Gateway, worker_messages: WorkerMessages, place: Place, *, drained: bool) -> dict[str, Any]:
-    backend = next((one for one in gateway.pool.of(place.model) if one.name == place.backend), None)
+def _change(
+    gateway: Gateway, worker_messages: WorkerMessages, reference: BackendReference, *, drained: bool
+) -> dict[str, Any]:
+    backend = next((member for member in gateway.pool.of(reference.model) if member.name == reference.backend), None)
     if backend is None:
-        there_are = ", ".join(f"{one.model}/{one.name}" for one in gateway.pool)
-        raise GatewayError(404, f"There is no backend {place.model}/{place.backend}; there are: {there_are}.")
+        names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
+        raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
     gateway.pool.set_drained(backend, drained=drained)
     worker_messages.share_drain(backend.model, backend.name, drained=drained)
     return {"model": backend.model, "backend": backend.name, "state": backend.state, "in_flight": backend.in_flight}
 
 
-def _told(choice: Decision) -> dict[str, Any]:
-    """Return a decision without what the policy keeps of it for itself."""
+def _public(choice: Decision) -> dict[str, Any]:
+    """Return a decision without the policy's private memo."""
     return {name: value for name, value in dataclasses.asdict(choice).items() if name != "memo"}
 
 
@@ -145,37 +147,38 @@ def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingH
     choice: Decision | None = None
     if eligible:
         try:
-            policy = routed.model.policy.dry_run_copy()  # choosing moves a turn on or draws a number; not for this
-            assessed = {one.backend: one for one in policy.assess(routed.features, eligible)}
+            policy = routed.model.policy.dry_run_copy()  # choosing would advance a turn or a random generator
+            assessed = {each.backend: each for each in policy.assess(routed.features, eligible)}
         except Exception as error:
-            log.exception("policy %s cannot explain itself", routed.model.policy.name)
+            log.exception("policy %s failed to explain a request", routed.model.policy.name)
             raise GatewayError(500, f"The policy failed: {error!r}.", code="policy_failed") from error
         choice = router.choose(routed, eligible, routing_headers, policy)
     return {
         "features": orjson.loads(orjson.dumps(dataclasses.asdict(routed.features))),
         "candidates": [
             {
-                "backend": one.name,
-                "method": one.method,
-                "state": one.state,
-                "simulated": one.simulated,
-                "in_flight": one.in_flight,
-                "eligible": one.name in assessed,
-                "score": assessed[one.name].score if one.name in assessed else None,
-                "note": assessed[one.name].note
-                if one.name in assessed
-                else _why_not(one, routed.features.baseline_only),
+                "backend": member.name,
+                "method": member.method,
+                "state": member.state,
+                "simulated": member.simulated,
+                "in_flight": member.in_flight,
+                "eligible": member.name in assessed,
+                "score": assessed[member.name].score if member.name in assessed else None,
+                "note": assessed[member.name].note
+                if member.name in assessed
+                else _ineligible(member, routed.features.baseline_only),
             }
-            for one in members
+            for member in members
         ],
-        "choice": None if choice is None else _told(choice),
+        "choice": None if choice is None else _public(choice),
         "problem": problem,
     }
 
 
-def _why_not(backend: Backend, baseline_only: tuple[str, ...]) -> str:
+def _ineligible(backend: Backend, baseline_only: tuple[str, ...]) -> str:
+    """Return why a backend cannot serve a request."""
     if backend.state is not State.UP:
         return f"{backend.state}: {backend.state_reason}" if backend.state_reason else backend.state.value
     if baseline_only:
-        return f"a speculating vLLM does not serve {' and '.join(baseline_only)}"
-    return "not what the request's own headers ask for"
+        return f"a speculating vLLM does not support {' and '.join(baseline_only)}"
+    return "excluded by the headers of the request"

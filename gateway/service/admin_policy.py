@@ -1,4 +1,4 @@
-"""`/admin/policy`: what decides, rules from experience, and which of their versions is pinned."""
+"""The `/admin/policy` endpoints: rules distilled from the learned policy, their versions, and pins."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
 
 
-class Which(BaseModel):
-    """The model that is meant; it may be left out where only one learns."""
+class ModelReference(BaseModel):
+    """A model with a learned policy; may be omitted if there is only one."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
 
 
-class WhichVersion(Which):
+class VersionReference(ModelReference):
     """A version of a model's rules."""
 
     version: int
 
 
 def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
-    """Add the routes under `/admin/policy`."""
+    """Add the routes of `/admin/policy`."""
 
     @router.get("/policy")
     async def policy() -> dict[str, Any]:
-        """Tell for each model what decides, which versions of its rules are kept, and which one is pinned."""
+        """Return for each model what decides, the versions of its rules, and the pinned one."""
         return {
             "models": {
-                name: gateway.pinnings[name].describe() if name in gateway.pinnings else {"policy": model.policy.name}
+                name: gateway.policy_versions[name].describe()
+                if name in gateway.policy_versions
+                else {"policy": model.policy.name}
                 for name, model in gateway.models.items()
             }
         }
@@ -42,25 +44,25 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/policy/rules")
     async def rules(
         model: str | None = None,
-        version: Annotated[int | None, Query(description="By default the latest")] = None,
+        version: Annotated[int | None, Query(description="The latest by default")] = None,
     ) -> dict[str, Any]:
         """Return one version of the rules, as YAML."""
-        meant = _meant(gateway, model)
-        document = meant.rules() if version is None else await meant.find_rules(version)
+        versions = _versions(gateway, model)
+        document = versions.rules() if version is None else await versions.find_rules(version)
         return {
-            "model": meant.name,
+            "model": versions.name,
             "version": document.version,
             "written_s": document.written_s,
             "text": document.text,
         }
 
     @router.post("/policy/distill")
-    async def distill(which: Which) -> dict[str, Any]:
-        """Make rules of what was learned, and keep them as the next version; they decide only once pinned."""
-        meant = _meant(gateway, which.model)
-        distilled, document = await meant.distill(list(gateway.pool.of(meant.name)))
+    async def distill(reference: ModelReference) -> dict[str, Any]:
+        """Distil rules from the learned policy and store them as the next version; they decide once pinned."""
+        versions = _versions(gateway, reference.model)
+        distilled, document = await versions.distill(list(gateway.pool.of(versions.name)))
         return {
-            "model": meant.name,
+            "model": versions.name,
             "version": document.version,
             "kept_share": distilled.kept_share,
             "learned_gain": distilled.learned_gain,
@@ -70,48 +72,51 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         }
 
     @router.post("/policy/pin")
-    async def pin(which: WhichVersion) -> dict[str, Any]:
-        """Have a version of the rules decide in place of the policy, in all gateways; it goes on learning."""
-        meant = _meant(gateway, which.model)
-        await meant.set_pin(which.version)
-        return _told(meant)
+    async def pin(reference: VersionReference) -> dict[str, Any]:
+        """Route by a version of the rules in all gateways; the policy continues to learn."""
+        versions = _versions(gateway, reference.model)
+        await versions.set_pin(reference.version)
+        return _description(versions)
 
     @router.post("/policy/unpin")
-    async def unpin(which: Which) -> dict[str, Any]:
-        """Let the policy itself decide again."""
-        meant = _meant(gateway, which.model)
-        await meant.set_pin(None)
-        return _told(meant)
+    async def unpin(reference: ModelReference) -> dict[str, Any]:
+        """Route by the policy itself again."""
+        versions = _versions(gateway, reference.model)
+        await versions.set_pin(None)
+        return _description(versions)
 
     @router.post("/policy/rollback")
-    async def rollback(which: Which) -> dict[str, Any]:
-        """Go back to what was pinned before, or to nothing pinned."""
-        meant = _meant(gateway, which.model)
-        await meant.roll_back()
-        return _told(meant)
+    async def rollback(reference: ModelReference) -> dict[str, Any]:
+        """Restore the previous pin, or no pin."""
+        versions = _versions(gateway, reference.model)
+        await versions.roll_back()
+        return _description(versions)
 
     @router.post("/policy/thaw")
-    async def thaw(which: Which) -> dict[str, Any]:
-        """Let a policy that froze itself go on, and forget what was held against it."""
-        meant = _meant(gateway, which.model)
-        return {"model": meant.name, "thawed": await meant.thaw()}
+    async def thaw(reference: ModelReference) -> dict[str, Any]:
+        """Resume a policy that its guardrail has frozen, and reset the comparison."""
+        versions = _versions(gateway, reference.model)
+        return {"model": versions.name, "thawed": await versions.thaw()}
 
 
-def _told(meant: PolicyVersions) -> dict[str, Any]:
-    return {"model": meant.name, **meant.describe()}
+def _description(versions: PolicyVersions) -> dict[str, Any]:
+    return {"model": versions.name, **versions.describe()}
 
 
-def _meant(gateway: Gateway, name: str | None) -> PolicyVersions:
-    known = gateway.pinnings
-    if name is None and len(known) == 1:
-        return next(iter(known.values()))
+def _versions(gateway: Gateway, name: str | None) -> PolicyVersions:
+    learning = gateway.policy_versions
+    if name is None and len(learning) == 1:
+        return next(iter(learning.values()))
     if name is None:
         raise GatewayError(
-            400, f"Name the model: {', '.join(known)}." if known else "No model of this pool has the policy `learned`."
+            400,
+            f"Name the model: {', '.join(learning)}."
+            if learning
+            else "No model of this pool has the policy `learned`.",
         )
     if name not in gateway.models:
         raise GatewayError(404, f"There is no model {name}; there are: {', '.join(gateway.models)}.")
-    if name not in known:
+    if name not in learning:
         policy = gateway.models[name].policy.name
-        raise GatewayError(409, f"{name} has the policy `{policy}`; only `learned` makes rules and takes pins.")
-    return known[name]
+        raise GatewayError(409, f"{name} has the policy `{policy}`; only `learned` has rules and pins.")
+    return learning[name]

@@ -1,4 +1,4 @@
-"""The application: FastAPI for what the gateway answers itself, the relay for everything else."""
+"""The application: FastAPI for the gateway's own endpoints, the relay for all other paths."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from gateway.http.paths import is_own
 from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
+from gateway.service.default_temperature import find_temperature, known_temperature
 from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Work
 
 log = logging.getLogger(__name__)
 
-_SWEEP_S = 0.5
-_FIRST_LOOK_S = 1.0
-_LEARN_SHARE = 0.02
-"""Most of a core that fitting may take, once it takes more than that of half a second."""
-_LONGEST_PAUSE_S = 30.0
-_LET_OTHERS_S = 0.002
+_TICK_S = 0.5
+_FIRST_PROBE_TIMEOUT_S = 1.0
+_MAX_CPU_SHARE = 0.02
+"""Largest share of a core for fitting a policy; longer fits are done less often."""
+_MAX_PAUSE_S = 30.0
+_YIELD_S = 0.002
 
 
 class Application:
     """The ASGI application of a gateway process.
 
-    The relay's paths never enter FastAPI: a route there costs several times the hop itself.
+    Relayed requests bypass FastAPI, whose routing costs several times as much as the relay.
     """
 
     def __init__(self, gateway: Gateway, worker_messages: WorkerMessages) -> None:
@@ -43,7 +44,7 @@ class Application:
         self._relay = AsgiFrontend(gateway.relay, max_body_bytes(gateway))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or take part in the server's lifespan."""
+        """Handle a request or the lifespan protocol."""
         if scope["type"] == "http" and not is_own(scope["path"]):
             await self._relay(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -54,7 +55,7 @@ class Application:
 
 
 def max_body_bytes(gateway: Gateway) -> int:
-    """Return the largest request body that is taken."""
+    """Return the size limit of request bodies."""
     return int(gateway.settings.server.max_body_mib * 2**20)
 
 
@@ -65,14 +66,19 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         recorder = gateway.relay.recorder
         await _start(gateway)
-        beside = [asyncio.create_task(_tick(gateway, worker_messages))]
-        beside += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
+        tasks = [asyncio.create_task(_tick(gateway, worker_messages))]
+        tasks += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
+        tasks += [
+            asyncio.create_task(find_temperature(model, gateway.settings.models[model.name], gateway.pool))
+            for model in gateway.models.values()
+            if known_temperature(gateway.settings.models[model.name]) is None
+        ]
         try:
             yield
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             for model in gateway.models.values():
                 if model.shadow is not None:
                     await asyncio.to_thread(model.shadow.stop)
@@ -80,7 +86,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
             await gateway.state.stop()
-            gateway.metrics.flush()  # siblings go on answering for what this worker counted
+            gateway.metrics.flush()  # other workers still report this worker's counts
             await gateway.pool.stop()
             for model in gateway.models.values():
                 for upstream in model.upstreams.values():
@@ -103,31 +109,33 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        """Say that the process lives."""
+        """Answer 200 while the process runs."""
         return Response()
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Say whether every model has a backend that is up: 200 if so, 503 if not."""
-        up = {name: [one.name for one in gateway.pool.up(name)] for name in gateway.models}
+        """Answer 200 if every model has a backend that is up, else 503."""
+        up = {name: [backend.name for backend in gateway.pool.up(name)] for name in gateway.models}
         ready = all(up.values())
         return JSONResponse({"ready": ready, "up": up}, 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Write the page for Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         _refresh(gateway)
-        page = await asyncio.to_thread(gateway.metrics.render)  # 15 ms for 200 series: not on the loop
+        page = await asyncio.to_thread(
+            gateway.metrics.render
+        )  # takes 15 ms for 200 series, too long for the event loop
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
-        """List the models, as OpenAI and vLLM do."""
+        """List the models in OpenAI's format."""
         return {"object": "list", "data": _cards(gateway, request)}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> dict[str, Any]:
-        """Describe one model."""
+        """Return one model."""
         cards = _cards(gateway, request)
         card = next((card for card in cards if card["id"] == name), None)
         if card is None:
@@ -146,32 +154,32 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
     for name, settings in gateway.settings.models.items():
         if client.models is not None and name not in client.models:
             continue
-        known = gateway.pool.model_card(name) or {}
-        simulated = all(one.simulated for one in gateway.pool.of(name))
+        engine_card = gateway.pool.model_card(name) or {}
+        simulated = all(backend.simulated for backend in gateway.pool.of(name))
         for alias in (name, *settings.aliases):
             card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}
-            card |= known | {"id": alias}
+            card |= engine_card | {"id": alias}
             cards.append(card | {"simulated": True} if simulated else card)
     return cards
 
 
 async def _start(gateway: Gateway) -> None:
-    """Make everything ready for the first request."""
+    """Start everything that the first request needs."""
     if gateway.relay.recorder is not None:
         gateway.relay.recorder.start()
-    await gateway.state.start()  # so that it meets what was learned
+    await gateway.state.start()
     await gateway.pool.start()
     for model in gateway.models.values():
         if model.shadow is not None:
-            model.shadow.start()  # its process makes itself ready meanwhile
+            model.shadow.start()  # its process loads during the warm-up
         await asyncio.to_thread(model.policy.warm_up)
-    await gateway.pool.looked_at(_FIRST_LOOK_S)
+    await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
 async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
-    """Do what is due every half second beside the requests."""
+    """Run the periodic tasks every half second."""
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(_TICK_S)
         gateway.relay.sweep()
         worker_messages.share_limits(gateway.relay.limits)
         for model in gateway.models.values():
@@ -181,41 +189,41 @@ async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
 
 
 async def _learn(model: Model) -> None:
-    """Have a policy fit what it observed, in a thread; a fit that fails leaves what was learned before.
+    """Run a policy's maintenance periodically in a thread; after a failure the previous fit stays in use.
 
-    The more there is to fit the longer it takes, and the less one more request changes: so it is done less often.
+    With more observations a fit takes longer and changes less, so the pauses grow with its cost.
     """
-    pause_s = _SWEEP_S
+    pause_s = _TICK_S
     while True:
         await asyncio.sleep(pause_s)
         try:
             if (work := model.policy.maintenance()) is not None:
                 cpu_s = await asyncio.to_thread(_cpu_s, work)
-                pause_s = max(_SWEEP_S, min(_LONGEST_PAUSE_S, cpu_s / _LEARN_SHARE))
-        except Exception as error:  # noqa: BLE001 -- it goes on with what it knew, and tries again
+                pause_s = max(_TICK_S, min(_MAX_PAUSE_S, cpu_s / _MAX_CPU_SHARE))
+        except Exception as error:  # noqa: BLE001 -- plugins may raise anything; retried after the pause
             model.fallback.note(model.policy.name, "maintenance", error)
 
 
 def _cpu_s(work: Work) -> float:
-    """Do something a little at a time, and return the seconds of a core that it took this thread."""
+    """Run `work`, yielding to the event loop, and return the CPU seconds of this thread."""
     began_s = time.thread_time()
-    work(_let_others)
+    work(_yield_to_event_loop)
     return time.thread_time() - began_s
 
 
-def _let_others() -> None:
-    time.sleep(_LET_OTHERS_S)  # the event loop has the interpreter meanwhile, and does what has come
+def _yield_to_event_loop() -> None:
+    time.sleep(_YIELD_S)  # releases the interpreter lock
 
 
 def _refresh(gateway: Gateway) -> None:
     if gateway.relay.recorder is not None:
         gateway.relay.recorder.count(gateway.metrics)
-    gateway.metrics.refresh((one, gateway.pool.engine(one)) for one in gateway.pool)
+    gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
     for name, model in gateway.models.items():
         model.fallback.count(gateway.metrics, name)
         if model.shadow is not None:
             model.shadow.count(gateway.metrics, name)
-    for name, policy_versions in gateway.pinnings.items():
-        guardrail, out = policy_versions.policy.guardrail, policy_versions.policy.outlier_ejection.reasons
-        quarantined = {one.name: one.name in out for one in gateway.pool.of(name)}
-        gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, quarantined)
+    for name, versions in gateway.policy_versions.items():
+        guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
+        ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}
+        gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, ejected)

@@ -1,4 +1,4 @@
-"""Putting a gateway process together from the pool file: the one place where everything meets."""
+"""Assembly of a gateway process from the settings of the pool file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring, digest
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
-from gateway.service.policy_versions import PolicyVersions, pinnings
+from gateway.service.default_temperature import assumed_temperature
+from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.shadow import ShadowDrafting
 from gateway.state import State
 from gateway.state.location import open_store
@@ -34,13 +35,13 @@ class Gateway:
     Attributes
     ----------
     models
-        By their own name, in the order of the pool file.
+        Models by name, in the order of the pool file.
     admin_digest
         SHA-256 of the admin key.
     state
-        What outlives the process and is shared with others.
-    pinnings
-        Rules from experience, and pins, of each model whose policy learns.
+        State that outlives the process and is shared with others.
+    policy_versions
+        Rules and pins of each model with a learned policy.
     """
 
     settings: PoolSettings
@@ -50,30 +51,30 @@ class Gateway:
     metrics: Metrics
     admin_digest: bytes
     state: State
-    pinnings: dict[str, PolicyVersions]
+    policy_versions: dict[str, PolicyVersions]
 
 
 def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
-    """Build a gateway process; nothing is opened or started yet.
+    """Return the parts of a gateway process, without opening or starting anything.
 
     Parameters
     ----------
     backends
-        Every replica of the pool, those that the gateway starts with the address they will have.
+        All replicas of the pool, including those that the gateway has yet to start.
     """
     metrics, writes = Metrics(), WriteBatch()
-    tls = ssl.create_default_context() if any(one.url.startswith("https:") for one in backends) else None
-    known_policies = policies()
+    tls = ssl.create_default_context() if any(backend.url.startswith("https:") for backend in backends) else None
+    registered = policies()
     models: dict[str, Model] = {}
     by_name: dict[str, Model] = {}
     for name, model_settings in settings.models.items():
-        policy = known_policies[model_settings.policy.name](model_settings.policy.settings)
+        policy = registered[model_settings.policy.name](model_settings.policy.settings)
         upstreams = {
             backend.name: Upstream(backend, _client(backend, settings, tls, writes), metrics.bind(backend))
             for backend in backends
             if backend.model == name
         }
-        model = models[name] = Model(name, policy, model_settings.default_temperature, upstreams)
+        model = models[name] = Model(name, policy, assumed_temperature(model_settings), upstreams)
         model.shadow = _shadow(model)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
@@ -94,10 +95,10 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         for model in models.values():
             model.policy.explain_candidates = True
     state = _state(settings, models, metrics)
-    pinned = pinnings(models, state.documents)
-    for policy_versions in pinned.values():
-        policy_versions.follow()
-    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, pinned)
+    policy_versions = policy_versions_of(models, state.documents)
+    for versions in policy_versions.values():
+        versions.follow()
+    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, policy_versions)
 
 
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
@@ -107,12 +108,12 @@ def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics
 
 
 def _shadow(model: Model) -> ShadowDrafting | None:
-    wanted = model.policy.shadow
+    settings = model.policy.shadow
     backends = [upstream.backend for upstream in model.upstreams.values()]
-    arms = shadow_arms((one.method, one.num_speculative_tokens, one.speculative_config) for one in backends)
-    if wanted is None or wanted.sample == 0 or not arms or len(backends) < 2:
+    arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
+    if settings is None or settings.sample == 0 or not arms or len(backends) < 2:
         return None
-    return ShadowDrafting(model.policy, wanted, arms)
+    return ShadowDrafting(model.policy, settings, arms)
 
 
 def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None, writes: WriteBatch) -> UpstreamClient:

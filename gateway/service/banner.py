@@ -1,4 +1,4 @@
-"""What is printed at start: the pool as a table, and how to talk to it."""
+"""Output at startup: the pool as a table, and how to send a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pool_table(settings: PoolSettings) -> Table:
-    """Return the replicas, one a row: model, name, method, tokens drafted a step at most (k), place and weight."""
+    """Return a table of the replicas: model, name, method, most tokens drafted per step (k), location and weight."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -26,17 +26,17 @@ def pool_table(settings: PoolSettings) -> Table:
     table.add_column("where", overflow="fold")
     table.add_column("weight", justify="right")
     for model, model_settings in settings.models.items():
-        shown = model
+        model_cell = model
         for name, backend in model_settings.backends.items():
             drafted = num_speculative_tokens(backend.method, backend.speculative_config)
-            row = (shown, name, _method(backend), str(drafted or ""), where(backend), f"{backend.weight:g}")
-            table.add_row(*map(Text, row))  # as they stand: `http://[fd00::1]` is no markup
-            shown = ""
+            row = (model_cell, name, _method(backend), str(drafted or ""), location(backend), f"{backend.weight:g}")
+            table.add_row(*map(Text, row))  # Text, because `http://[fd00::1]` looks like markup
+            model_cell = ""
     return table
 
 
-def where(backend: BackendSettings) -> str:
-    """Return where a replica is, in a few words; a simulated one is always called so."""
+def location(backend: BackendSettings) -> str:
+    """Return the address of a replica, or how it is started; simulated replicas are always marked."""
     if backend.simulate is not None:
         return f"simulated ({backend.simulate.calibration})"
     if backend.serve is not None:
@@ -44,31 +44,33 @@ def where(backend: BackendSettings) -> str:
     return backend.url or ""
 
 
-def start_lines(settings: PoolSettings, url: str, made_admin_key: str | None = None) -> list[str]:
-    """Return the lines printed under the table once the gateway listens.
+def start_lines(settings: PoolSettings, url: str, generated_admin_key: str | None = None) -> list[str]:
+    """Return the lines printed once the gateway listens.
 
     Parameters
     ----------
     url
-        Where it listens, `http://host:port`.
-    made_admin_key
-        The admin key made at start because none is set; it is shown, since nothing else tells it.
+        Address of the gateway, `http://host:port`.
+    generated_admin_key
+        The admin key, if it was generated at start; printed because it is stored nowhere.
     """
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"
-        lines.append(f"{len(simulated)} {what} simulated: made-up answers, as fast as published measurements say.")
+        lines.append(
+            f"{len(simulated)} {what} simulated: answers are made up, with the timing of published measurements."
+        )
     if not settings.keys:
-        lines.append("Open: no keys are set, so whoever reaches this address may use it.")
-    if made_admin_key is not None:
-        lines.append(f"Admin key of this run: {made_admin_key}")
+        lines.append("Open: no keys are set, so anyone who can reach this address can use it.")
+    if generated_admin_key is not None:
+        lines.append(f"Admin key of this run: {generated_admin_key}")
     lines += ["Try it:", "  " + try_line(settings, url)]
     return lines
 
 
 def try_line(settings: PoolSettings, url: str) -> str:
-    """Return a shell line that sends one streamed chat request to the first model."""
+    """Return a shell command that streams a chat request to the first model."""
     model = next(iter(settings.models))
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
     key = " -H 'Authorization: Bearer YOUR-KEY'" if settings.keys else ""

@@ -1,7 +1,7 @@
-"""Rules made from experience, and pins: which version decides in place of the learned policy, in all gateways.
+"""Versions of the rules distilled from a learned policy, and the pin that selects one in all gateways.
 
-Three documents of each model: `MODEL/rules`, of which each distillation is a version; `MODEL/pin`, what is pinned now;
-`MODEL/thaw`, written when an operator lets a frozen policy go on.
+Each model has three documents: `MODEL/rules`, with a version per distillation; `MODEL/pin`, the current pin; and
+`MODEL/thaw`, written when an operator resumes a frozen policy.
 """
 
 from __future__ import annotations
@@ -28,20 +28,27 @@ from policies.rules.policy import Thresholds, ThresholdSettings
 
 log = logging.getLogger(__name__)
 
-_STEPS_BACK = 20
+_MAX_ROLLBACKS = 20
 _UNAVAILABLE = 503
-_REACHES_ALL_S = 2.0
+_PROPAGATION_S = 2.0
 
 
 class Pin(BaseModel):
-    """What `MODEL/pin` says; with the rules themselves, so that it holds where their version is no longer kept.
+    """Content of `MODEL/pin`, including the rules, so that a pin survives the removal of its version.
 
     Parameters
     ----------
     version
-        Of the rules that decide; None if the policy itself does.
+        Version of the rules that decides; None if the policy itself decides.
+    rules
+        Text of that version.
     before
-        What was pinned earlier, the last at the end: where a rollback goes.
+        Earlier pins, oldest first, for rollbacks.
+
+    Examples
+    --------
+    >>> Pin.model_validate_json(Pin(version=2, before=(None, 1)).model_dump_json()).before
+    (None, 1)
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,110 +60,110 @@ class Pin(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersions:
-    """The rules and pins of one model whose policy learns."""
+    """Rules and pins of one model with a learned policy."""
 
     name: str
     policy: Learned
     documents: Documents
 
     def follow(self) -> None:
-        """Do from now on what the documents say, whoever changes them; call it before the gateway starts."""
+        """Apply the documents now and whenever they change; called before the gateway starts."""
         self.documents.watch(self._pin_name, self._apply)
         self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
 
     def pin(self) -> Pin:
-        """Return what is pinned."""
+        """Return the current pin."""
         document = self.documents.get(self._pin_name)
         return Pin() if document is None else Pin.model_validate_json(document.text)
 
     def rules(self, version: int | None = None) -> Document:
-        """Return one version of the rules, by default the latest.
+        """Return one version of the rules, the latest by default.
 
         Raises
         ------
         GatewayError
-            404 if there is none such.
+            404 if there is no such version.
         """
         history = self.documents.history(self._rules_name)
         if not history:
             raise GatewayError(
-                404, f"There are no rules for {self.name} yet: `gateway policy distill` makes them from experience."
+                404, f"There are no rules for {self.name} yet; create them with `gateway policy distill`."
             )
-        found = [one for one in history if version is None or one.version == version]
-        if not found:
-            there_are = ", ".join(str(one.version) for one in history)
-            raise GatewayError(404, f"There is no version {version} of the rules for {self.name}; kept: {there_are}.")
-        return found[-1]
+        matching = [document for document in history if version is None or document.version == version]
+        if not matching:
+            kept = ", ".join(str(document.version) for document in history)
+            raise GatewayError(404, f"There is no version {version} of the rules for {self.name}; kept: {kept}.")
+        return matching[-1]
 
     async def find_rules(self, version: int) -> Document:
-        """Return one version of the rules, which may just have been made at another worker or gateway.
+        """Return one version of the rules, waiting for one that another process may just have stored.
 
         Raises
         ------
         GatewayError
-            404 if there is none such.
+            404 if there is no such version.
         """
-        until_s = time.monotonic() + _REACHES_ALL_S
+        end_s = time.monotonic() + _PROPAGATION_S
         while True:
             latest = self.documents.get(self._rules_name)
             is_new = version == (0 if latest is None else latest.version) + 1
-            if not is_new or time.monotonic() > until_s:
+            if not is_new or time.monotonic() > end_s:
                 return self.rules(version)
             await asyncio.sleep(0.05)
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Distilled, Document]:
-        """Make rules of what is known now, and keep them as the next version; nothing is pinned by that.
+        """Distil rules from the policy and store them as the next version, without pinning it.
 
         Raises
         ------
         GatewayError
-            409 if nothing was learned yet; 503 if they cannot be kept.
+            409 if nothing was learned yet; 503 if the rules cannot be stored.
         """
         try:
             distilled = await asyncio.to_thread(distill, self.policy, candidates)
         except NothingLearnedError as error:
-            raise GatewayError(409, f"There is nothing to make rules of for {self.name}: {error}.") from None
+            raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return distilled, await self._put(self._rules_name, distilled.text)
 
     async def set_pin(self, version: int | None) -> Pin:
-        """Have a version of the rules decide, or with None the policy itself.
+        """Pin a version of the rules, or None for the policy itself.
 
         Raises
         ------
         GatewayError
-            404 if there is no such version; 409 if it is pinned already; 503 if it cannot be kept.
+            404 if there is no such version; 409 if it is pinned already; 503 if the pin cannot be stored.
         """
-        present = self.pin()
-        if present.version == version:
+        current = self.pin()
+        if current.version == version:
             what = "nothing" if version is None else f"version {version}"
             raise GatewayError(409, f"{self.name} has {what} pinned already.")
-        return await self._put_pin(version, (*present.before, present.version)[-_STEPS_BACK:])
+        return await self._put_pin(version, (*current.before, current.version)[-_MAX_ROLLBACKS:])
 
     async def roll_back(self) -> Pin:
-        """Go back to what was pinned before.
+        """Restore the previous pin.
 
         Raises
         ------
         GatewayError
-            409 if nothing was pinned before; 404 if that version is no longer kept; 503 if it cannot be kept.
+            409 if there is no previous pin; 404 if its version is no longer kept; 503 if the pin cannot be stored.
         """
-        present = self.pin()
-        if not present.before:
+        current = self.pin()
+        if not current.before:
             raise GatewayError(409, f"There is nothing to roll back to: nothing was pinned for {self.name} before.")
-        return await self._put_pin(present.before[-1], present.before[:-1])
+        return await self._put_pin(current.before[-1], current.before[:-1])
 
     async def thaw(self) -> str:
-        """Let a frozen policy go on, and return where that holds."""
+        """Resume a frozen policy, and return where that takes effect."""
         try:
             await self._put(self._thaw_name, "")
         except GatewayError as error:
             self.policy.guardrail.thaw()
             if error.status == _UNAVAILABLE:
-                return "this process alone, since what is kept cannot be reached"
+                return "this process alone, because the store cannot be reached"
         return "all gateways"
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides, and how it fares."""
+        """Return the pin, the versions and the state of the guardrail, as `/admin/policy` shows them."""
         pin, guardrail = self.pin(), self.policy.guardrail
         history = self.documents.history(self._rules_name)
         return {
@@ -164,7 +171,7 @@ class PolicyVersions:
             "decides": self.policy.name if pin.version is None else f"rules, version {pin.version}",
             "pinned": pin.version,
             "pinned_before": list(pin.before),
-            "versions": [{"version": one.version, "written_s": one.written_s} for one in history],
+            "versions": [{"version": each.version, "written_s": each.written_s} for each in history],
             "frozen": guardrail.frozen,
             "ratio_to_least_loaded": None if math.isnan(guardrail.ratio) else round(guardrail.ratio, 4),
             "ejected": dict(self.policy.outlier_ejection.reasons),
@@ -177,20 +184,20 @@ class PolicyVersions:
         return pin
 
     async def _put(self, name: str, text: str) -> Document:
-        present = self.documents.get(name)
+        stored = self.documents.get(name)
         try:
-            return await self.documents.put(name, text, after=0 if present is None else present.version)
+            return await self.documents.put(name, text, after=0 if stored is None else stored.version)
         except Conflict as conflict:
-            raise GatewayError(409, f"Somebody else was faster: {conflict}. Look again, then repeat.") from None
+            raise GatewayError(409, f"Changed by another process: {conflict}. Check it and try again.") from None
         except StateError as error:
-            raise GatewayError(503, f"It cannot be kept, so it is not done: {error}.") from None
+            raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
 
     def _apply(self, document: Document) -> None:
         try:
             pin = Pin.model_validate_json(document.text)
             pinned = None if pin.version is None else Thresholds(settings_of(pin.rules))
         except (ValidationError, ValueError, yaml.YAMLError):
-            log.exception("%s cannot be used; what decided before goes on deciding", document.name)
+            log.exception("%s cannot be used; the previous pin stays in effect", document.name)
             return
         self.policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
@@ -209,12 +216,17 @@ class PolicyVersions:
 
 
 def settings_of(text: str) -> ThresholdSettings:
-    """Return the settings that a version of the rules stands for.
+    r"""Return the settings of the `thresholds` policy in the text of a version.
 
     Raises
     ------
     ValueError
-        If it is not the text of a `thresholds` policy.
+        If the text has another form.
+
+    Examples
+    --------
+    >>> settings_of("name: thresholds\nrules: [{name: default, prefer: [ngram]}]").rules[0].prefer
+    ('ngram',)
     """
     document = yaml.safe_load(text)
     if not isinstance(document, dict) or document.pop("name", None) != Thresholds.name:
@@ -222,8 +234,8 @@ def settings_of(text: str) -> ThresholdSettings:
     return ThresholdSettings.model_validate(document)
 
 
-def pinnings(models: Mapping[str, Model], documents: Documents) -> dict[str, PolicyVersions]:
-    """Return those of the models whose policy learns, by name."""
+def policy_versions_of(models: Mapping[str, Model], documents: Documents) -> dict[str, PolicyVersions]:
+    """Return the versions of each model with a learned policy, by model."""
     return {
         name: PolicyVersions(name, model.policy, documents)
         for name, model in models.items()

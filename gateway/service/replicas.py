@@ -1,4 +1,4 @@
-"""The replicas of the pool file as backends with an address, and how to start those that are started here."""
+"""Addresses of the replicas in the pool file, and the processes that the gateway starts for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SIMULATOR = "simulator"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The whole pool, ready to be started.
+    """The replicas of a pool, before they are started.
 
     Parameters
     ----------
     backends
-        Every replica, in the order of the pool file.
+        All replicas, in the order of the pool file.
     launches
-        The processes to start: one for each served replica, and one for all simulated ones together.
+        The processes to start: one for each served replica, and one for all simulated replicas.
     """
 
     backends: tuple[Backend, ...]
@@ -35,59 +35,61 @@ class Replicas:
 
 
 def plan(settings: PoolSettings, run_dir: Path) -> Replicas:
-    """Give every replica an address, and work out what must be started.
+    """Assign addresses to the replicas, and return the processes to start.
 
     Parameters
     ----------
     run_dir
-        For logs, and for the simulator's own settings.
+        Folder for logs and for the settings of the simulator.
     """
     backends: list[Backend] = []
     launches: list[LaunchSpec] = []
     simulated: list[dict[str, Any]] = []
     for model, model_settings in settings.models.items():
         names = (model, *model_settings.aliases)
-        for name, one in model_settings.backends.items():
-            port = 0 if one.url is not None else free_port(_HOST)
-            backend = _backend(model, name, one, f"http://{_HOST}:{port}")
+        for name, backend_settings in model_settings.backends.items():
+            port = 0 if backend_settings.url is not None else free_port(_HOST)
+            backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
             backends.append(backend)
-            if one.serve is not None:
-                launches.append(_launch(backend, one, names, port, run_dir))
-            elif one.simulate is not None:
-                simulated.append(_simulated(backend, one, names, port))
+            if backend_settings.serve is not None:
+                launches.append(_launch(backend, backend_settings, names, port, run_dir))
+            elif backend_settings.simulate is not None:
+                simulated.append(_simulated(backend, backend_settings, names, port))
     if simulated:
         launches.append(_launch_simulator(simulated, run_dir))
     return Replicas(tuple(backends), tuple(launches))
 
 
-def _backend(model: str, name: str, one: BackendSettings, started_at: str) -> Backend:
+def _backend(model: str, name: str, settings: BackendSettings, launch_url: str) -> Backend:
     return Backend(
         name=name,
         model=model,
-        method=one.method,
-        url=one.url or started_at,
-        num_speculative_tokens=num_speculative_tokens(one.method, one.speculative_config),
-        speculative_config=serve_config(one.method, one.speculative_config),
-        api_key=one.api_key.get_secret_value() if one.api_key is not None else None,
-        weight=one.weight,
-        simulated=one.simulate is not None,
+        method=settings.method,
+        url=settings.url or launch_url,
+        num_speculative_tokens=num_speculative_tokens(settings.method, settings.speculative_config),
+        speculative_config=serve_config(settings.method, settings.speculative_config),
+        api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
+        weight=settings.weight,
+        simulated=settings.simulate is not None,
     )
 
 
-def _launch(backend: Backend, one: BackendSettings, names: tuple[str, ...], port: int, run_dir: Path) -> LaunchSpec:
-    assert one.serve is not None
-    env = dict(one.serve.env)
+def _launch(
+    backend: Backend, settings: BackendSettings, names: tuple[str, ...], port: int, run_dir: Path
+) -> LaunchSpec:
+    assert settings.serve is not None
+    env = dict(settings.serve.env)
     if backend.api_key is not None:
-        env["VLLM_API_KEY"] = backend.api_key  # not on the command line, which every user of the machine can read
+        env["VLLM_API_KEY"] = backend.api_key  # command lines are visible to all users of the machine
     argv = vllm_serve_argv(
-        command=one.serve.command,
-        model=one.serve.model,
+        command=settings.serve.command,
+        model=settings.serve.model,
         served_names=names,
         host=_HOST,
         port=port,
         method=backend.method,
         speculative_config=backend.speculative_config,
-        flags=one.serve.flags,
+        flags=settings.serve.flags,
     )
     return LaunchSpec(
         f"{backend.model}/{backend.name}",
@@ -95,36 +97,36 @@ def _launch(backend: Backend, one: BackendSettings, names: tuple[str, ...], port
         (f"{backend.url}/health",),
         env,
         run_dir / f"{backend.model.replace('/', '_')}-{backend.name.replace('/', '_')}.log",
-        one.serve.startup_timeout_s,
+        settings.serve.startup_timeout_s,
     )
 
 
-def _simulated(backend: Backend, one: BackendSettings, names: tuple[str, ...], port: int) -> dict[str, Any]:
-    assert one.simulate is not None
+def _simulated(backend: Backend, settings: BackendSettings, names: tuple[str, ...], port: int) -> dict[str, Any]:
+    assert settings.simulate is not None
     return {
         "name": f"{backend.model}/{backend.name}",
         "model": backend.model,
         "served_model_names": names,
         "method": backend.method,
         "speculative_config": {key: value for key, value in backend.speculative_config.items() if key != "method"},
-        "calibration": one.simulate.calibration,
+        "calibration": settings.simulate.calibration,
         "host": _HOST,
         "port": port,
-        "seed": one.simulate.seed,
+        "seed": settings.simulate.seed,
         "api_key": backend.api_key,
-        "max_model_len": one.simulate.max_model_len,
-        "time_scale": one.simulate.time_scale,
+        "max_model_len": settings.simulate.max_model_len,
+        "time_scale": settings.simulate.time_scale,
     }
 
 
 def _launch_simulator(simulated: list[dict[str, Any]], run_dir: Path) -> LaunchSpec:
     path = run_dir / "simulator.json"
-    path.touch(mode=0o600)  # it holds the API keys
+    path.touch(mode=0o600)  # it contains API keys
     path.write_bytes(orjson.dumps({"replicas": simulated}))
     return LaunchSpec(
         SIMULATOR,
         (sys.executable, "-m", "backends.simulator", str(path)),
-        tuple(f"http://{_HOST}:{one['port']}/health" for one in simulated),
+        tuple(f"http://{_HOST}:{replica['port']}/health" for replica in simulated),
         {},
         run_dir / "simulator.log",
         startup_timeout_s=60.0,

@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway process: uvicorn, with signals and draining as the gateway wants them."""
+"""The HTTP server of a gateway process: uvicorn with its own handling of signals and draining."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from gateway.service.worker_messages import WorkerMessages
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_YOUNG_OBJECTS = 20_000  # more than a thousand requests under way hold
-_KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that they, not we, close
+_GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
+_KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that the client closes first
 
 
 class Server(uvicorn.Server):
-    """Serves one gateway process on sockets that are open already.
+    """The HTTP server of one gateway process, on sockets that are already open.
 
-    uvicorn by itself dies of the signal that ended it; this one only stops when told to, so that the process can end
-    with status 0 after it has stopped what it started.
+    uvicorn raises the signal that stopped it again. This server stops only through `drain`, so that the process can
+    stop its replicas and exit with status 0.
 
     Parameters
     ----------
     fast
-        Whether the relay's requests are taken before ASGI (`gateway.frontend.uvicorn`), where uvicorn allows that.
+        Whether relayed requests bypass ASGI (`gateway.frontend.uvicorn`), if the version of uvicorn allows it.
     has_process
-        Whether nothing else goes on in this process: then what lives when it has started is kept from the garbage
-        collector, which would go through all of it again and again.
+        Whether the process serves nothing else, so that its garbage collector can be tuned.
     """
 
     def __init__(
@@ -46,7 +45,10 @@ class Server(uvicorn.Server):
         self._gateway = gateway
         self._has_process = has_process
         if fast and not is_supported():
-            logger.warning("uvicorn %s is not built as expected: served by ASGI alone, slower", uvicorn.__version__)
+            logger.warning(
+                "uvicorn %s is not supported by the fast frontend; serving through ASGI, which is slower",
+                uvicorn.__version__,
+            )
             fast = False
         self._drain_s = gateway.settings.server.drain_s
         super().__init__(
@@ -67,18 +69,18 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
+        """Start serving."""
         await super().startup(sockets)
         if self._has_process:
-            spare_the_collector()
+            tune_garbage_collector()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process around."""
+        """Ignore signals; the process handles them."""
         yield
 
     def drain(self) -> None:
-        """Take nothing new, let what is under way end, and break it off when its time is over; a second call, now."""
+        """Stop accepting requests, and abort those still in flight after `drain_s`; a second call aborts them now."""
         if self.should_exit:
             self._gateway.relay.stop()
             self.force_exit = True
@@ -87,42 +89,43 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
 
 
-def allow_many_files() -> None:
-    """Raise this process's limit on open files as far as it may: each stream needs two, and 1,024 is a usual limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def raise_open_file_limit() -> None:
+    """Raise the limit on open files to its maximum: each stream needs two, and 1,024 is a common default."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def spare_the_collector() -> None:
-    """Keep the garbage collector off what is there already, and let it look at new objects less often.
+def tune_garbage_collector() -> None:
+    """Exclude existing objects from garbage collection, and collect new ones less often.
 
-    What was imported and assembled stays for the life of the process; looking through all of it takes tens of
-    milliseconds, in which no request moves. Requests and connections go by reference counts, so that little is left to
-    be found.
+    Modules and long-lived objects stay until the process ends, and traversing them blocks all requests for tens of
+    milliseconds. Requests and connections are freed by reference counting, which leaves few cycles to find.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
-    """Open the socket to serve on.
+    """Return a bound socket to serve on.
 
     Parameters
     ----------
     shared
-        True if several worker processes listen on the same port (SO_REUSEPORT).
+        Whether several worker processes listen on the same port (SO_REUSEPORT).
     checked
-        True if the port is known to be ours, as it is to a worker.
+        Whether the port is known to be reserved for this gateway, as it is in a worker.
 
     Raises
     ------
     OSError
-        If the address is not this machine's or the port is taken.
+        If the address does not belong to this machine or the port is in use.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
     if shared and port and not checked:
-        with socket.socket(family, kind, protocol) as probe:  # a port shared with a stranger would be split silently
+        with socket.socket(
+            family, kind, protocol
+        ) as probe:  # SO_REUSEPORT would silently share a port with another program
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     opened = socket.socket(family, kind, protocol)

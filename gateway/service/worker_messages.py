@@ -1,7 +1,6 @@
-"""What the worker processes of one gateway tell each other, through the process that started them.
+"""Messages between the worker processes of a gateway, passed on by their parent process.
 
-A drain must hold in all of them, and a key's limits are for the gateway, not for a worker. With one worker there is
-nobody to tell, and the same calls do nothing.
+Draining a replica and the limits of a key apply to all workers. With a single worker, nothing is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A replica was drained, or let back in, by an operator."""
+    """An operator has drained or resumed a replica."""
 
     model: str
     backend: str
@@ -27,7 +26,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class KeysUsed:
-    """What keys used at one worker since it last told."""
+    """Use of the limits of keys at one worker since its last message."""
 
     worker: int
     used: Mapping[str, KeyUse]
@@ -35,21 +34,21 @@ class KeysUsed:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """How the replicas are that the gateway started, by `model/backend`."""
+    """Status of the replicas that the gateway started, by `model/backend`."""
 
     replicas: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker is gone, and with it what was under way there."""
+    """A worker process has ended, with all of its requests."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """A response of the responses API was made by a backend, which may have stored it."""
+    """A backend has created a response of the Responses API, which it may have stored."""
 
     response_id: str
     backend: str
@@ -60,43 +59,51 @@ WorkerMessage = Drained | KeysUsed | Launched | WorkerDied | ResponseStored
 
 @dataclass(slots=True)
 class WorkerMessages:
-    """The other workers, as one of them sees them.
+    """One worker's connection to the other workers.
 
     Parameters
     ----------
     worker
         Number of this worker, from 0.
-    tell
-        Sends a note to all others; None if there are none.
+    send
+        Function that sends a message to all other workers; None if there are none.
 
     Attributes
     ----------
     launched
-        How the replicas are that the gateway started: `pid`, `restarts`, ... by `model/backend`.
+        Status of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
+
+    Examples
+    --------
+    >>> sent = []
+    >>> messages = WorkerMessages(worker=1, send=sent.append)
+    >>> messages.share_drain("llama", "plain", drained=True)
+    >>> sent
+    [Drained(model='llama', backend='plain', drained=True)]
     """
 
     worker: int = 0
-    tell: Callable[[WorkerMessage], None] | None = None
+    send: Callable[[WorkerMessage], None] | None = None
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def share_drain(self, model: str, backend: str, *, drained: bool) -> None:
-        """Tell that an operator drained a replica or let it back in."""
-        if self.tell is not None:
-            self.tell(Drained(model, backend, drained))
+        """Send that an operator has drained or resumed a replica."""
+        if self.send is not None:
+            self.send(Drained(model, backend, drained))
 
     def share_response(self, response_id: str, backend: str) -> None:
-        """Tell where a response was made that later requests may refer to."""
-        if self.tell is not None:
-            self.tell(ResponseStored(response_id, backend))
+        """Send which backend created a response that later requests may refer to."""
+        if self.send is not None:
+            self.send(ResponseStored(response_id, backend))
 
     def share_limits(self, limits: Limits) -> None:
-        """Tell what keys used here since the last time."""
-        if self.tell is not None and (used := limits.take_used()):
-            self.tell(KeysUsed(self.worker, used))
+        """Send the use of limits at this worker since the last call."""
+        if self.send is not None and (used := limits.take_used()):
+            self.send(KeysUsed(self.worker, used))
 
-    def hear(self, note: WorkerMessage, gateway: Gateway) -> None:
-        """Do what a note from the others asks for."""
-        match note:
+    def receive(self, message: WorkerMessage, gateway: Gateway) -> None:
+        """Apply a message from another worker."""
+        match message:
             case Launched(replicas):
                 self.launched = replicas
             case Drained(model, name, drained):

@@ -1,4 +1,4 @@
-"""Several worker processes on one port: starting them, passing on what they tell each other, ending them."""
+"""Worker processes on one port: starting, supervising, and passing messages between them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All that a worker process needs to know; it is pickled to it over a pipe."""
+    """The settings of a worker process, pickled when it is spawned."""
 
     number: int
     settings: PoolSettings
@@ -48,14 +48,14 @@ class _Worker:
 
 
 class Workers:
-    """The worker processes, seen from the process that started them.
+    """The worker processes, as managed by their parent.
 
     Parameters
     ----------
     address
-        Host and port that all of them listen on (SO_REUSEPORT).
+        Host and port that all workers listen on (SO_REUSEPORT).
     run_dir
-        Where they keep the values of their metrics.
+        Folder for the shared values of their metrics.
     """
 
     def __init__(
@@ -79,25 +79,25 @@ class Workers:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
 
     async def run(self) -> int:
-        """Keep the workers running until `stop`, then wait for them to end."""
-        tasks = [asyncio.create_task(self._keep(number)) for number in range(self._settings.server.workers)]
+        """Run the workers until `stop`, then wait for them to end."""
+        tasks = [asyncio.create_task(self._supervise(number)) for number in range(self._settings.server.workers)]
         await self._stopping.wait()
         await asyncio.gather(*tasks)
         return 0
 
     def stop(self) -> None:
-        """Let every worker drain and end; a second call ends them sooner."""
+        """Tell every worker to drain and end; a second call aborts their requests."""
         self._stopping.set()
         for worker in self._workers.values():
             worker.process.terminate()
 
-    def tell_launched(self, replicas: Mapping[str, Mapping[str, Any]]) -> None:
-        """Tell the workers how the replicas are that the gateway started."""
+    def send_launched(self, replicas: Mapping[str, Mapping[str, Any]]) -> None:
+        """Send the workers the status of the replicas that the gateway started."""
         self._launched = Launched(replicas)
-        self._tell_all(self._launched)
+        self._send_all(self._launched)
 
-    async def _keep(self, number: int) -> None:
-        """Run one worker, and another in its place if it dies."""
+    async def _supervise(self, number: int) -> None:
+        """Run one worker, and replace it when it dies."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
             worker = self._start(number)
@@ -105,7 +105,7 @@ class Workers:
             self._forget(number)
             if self._stopping.is_set():
                 return
-            logger.warning("worker %d ended with %s; another is started in %g s", number, code, backoff_s)
+            logger.warning("worker %d exited with status %s; restarting it in %g s", number, code, backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
             backoff_s = min(2.0 * backoff_s, _MAX_BACKOFF_S)
@@ -118,23 +118,23 @@ class Workers:
         process.start()
         theirs.close()
         worker = self._workers[number] = _Worker(process, ours)
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, number)
-        notes: list[WorkerMessage] = [self._launched, *self._drained.values()]
-        for note in notes:
-            self._tell(worker, note)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, number)
+        state: list[WorkerMessage] = [self._launched, *self._drained.values()]
+        for message in state:
+            self._send(worker, message)
         return worker
 
     async def _wait(self, worker: _Worker) -> int | None:
-        """Wait for a worker to end, and kill it if it does not although it was told to."""
+        """Return the exit status of a worker; after `stop`, kill it if it does not end in time."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         sentinel = worker.process.sentinel
 
-        def note_end() -> None:
+        def on_exit() -> None:
             loop.remove_reader(sentinel)
             ended.set()
 
-        loop.add_reader(sentinel, note_end)
+        loop.add_reader(sentinel, on_exit)
         stopping = asyncio.ensure_future(self._stopping.wait())
         waiting = asyncio.ensure_future(ended.wait())
         await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,36 +153,38 @@ class Workers:
         asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
         worker.pipe.close()
         mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
-        self._tell_all(WorkerDied(number))
+        self._send_all(WorkerDied(number))
 
-    def _hear(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         worker = self._workers[number]
         try:
-            note: WorkerMessage = worker.pipe.recv()
-        except (EOFError, OSError):  # it died; `_wait` sees to that
+            message: WorkerMessage = worker.pipe.recv()
+        except (EOFError, OSError):  # the worker has ended; `_wait` handles that
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
             return
-        if isinstance(note, Drained):
-            self._drained[note.model, note.backend] = note
-        for other, sibling in self._workers.items():
-            if other != number:
-                self._tell(sibling, note)
+        if isinstance(message, Drained):
+            self._drained[message.model, message.backend] = message
+        for other_number, other in self._workers.items():
+            if other_number != number:
+                self._send(other, message)
 
-    def _tell_all(self, note: WorkerMessage) -> None:
+    def _send_all(self, message: WorkerMessage) -> None:
         for worker in self._workers.values():
-            self._tell(worker, note)
+            self._send(worker, message)
 
     @staticmethod
-    def _tell(worker: _Worker, note: WorkerMessage) -> None:
-        with contextlib.suppress(OSError):  # it died; `_wait` sees to that
-            worker.pipe.send(note)
+    def _send(worker: _Worker, message: WorkerMessage) -> None:
+        with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
+            worker.pipe.send(message)
 
 
 def work(assignment: Assignment, pipe: Connection) -> None:
-    """Be a worker process: what `multiprocessing` runs in it."""
+    """Run a worker process; the target of `multiprocessing.Process`."""
     logging.basicConfig(
         format=f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]: %(message)s",
-        level=logging.INFO if assignment.number == 0 else logging.ERROR,  # each would report the same of the pool
+        level=logging.INFO
+        if assignment.number == 0
+        else logging.ERROR,  # all workers would log the same about the pool
         stream=sys.stderr,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -203,18 +205,18 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     server = Server(gateway, worker_messages, has_process=True)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the parent too, which tells us
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
 
-    def hear() -> None:
+    def receive() -> None:
         try:
-            note: WorkerMessage = pipe.recv()
-        except (EOFError, OSError):  # the parent is gone, and so is what it started
+            message: WorkerMessage = pipe.recv()
+        except (EOFError, OSError):  # the parent has ended
             loop.remove_reader(pipe.fileno())
             server.drain()
             return
-        worker_messages.hear(note, gateway)
+        worker_messages.receive(message, gateway)
 
-    loop.add_reader(pipe.fileno(), hear)
+    loop.add_reader(pipe.fileno(), receive)
     with listen(*assignment.address, shared=True, checked=True) as opened:
         await server.serve(sockets=[opened])
     return 0 if server.started else 1

@@ -1,12 +1,12 @@
-"""Replaying lookups on finished texts: what n-gram and suffix decoding would have done, whoever wrote them.
+"""Shadow drafting: replays n-gram and suffix drafting on finished texts, whichever backend produced them.
 
-The request path keeps the bytes of an answer and appends them to a bounded queue; a thread hands them to a process of
-its own (`python -m gateway.shadow`), which reads the text and replays it, so that nothing of that holds up the event
-loop; the policy observes the result there, half a second later at most. When the queue is full, texts are left out and
-counted.
+The request path puts the bytes of an answer in a bounded queue. A thread passes them to a separate process
+(`python -m gateway.shadow`), which parses the text and replays drafting on it, so the event loop is never blocked. The
+policy observes the result on the event loop, at most half a second later. Texts are dropped and counted
+while the queue is full.
 """
 
-from gateway.shadow.finished import Kept
+from gateway.shadow.finished import AnswerBuffer
 from gateway.shadow.replay import ShadowDrafting
 
-__all__ = ["Kept", "ShadowDrafting"]
+__all__ = ["AnswerBuffer", "ShadowDrafting"]

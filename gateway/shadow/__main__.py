@@ -1,8 +1,8 @@
-"""The process that replays lookups: texts come on its standard input, one answer a text goes to its standard output.
+"""The process that replays drafting on texts from standard input and writes one result per text to standard output.
 
-First comes a line of JSON, a list of the arms to replay. A text is a line of JSON (`endpoint`, `streamed`, and the
-lengths `body` and `answer`), and then those bytes. Its answer is a line of JSON: `shadow`, tokens per step by arm, and
-`cpu_s`. It ends where its input does.
+The first line is a JSON list of the arms to replay. Each text is a line of JSON (`endpoint`, `streamed`, and the
+lengths `body` and `answer` in bytes), followed by those bytes. Its result is a line of JSON: `cpu_s`, and
+`tokens_per_step` by arm or `error`. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from policies.features.request import Endpoint
 from policies.features.words import piece_ids
 from policies.learned.shadow_drafting import ShadowArm, replayed
 
-_FEWEST_UNITS = 8
+_MIN_TOKENS = 8
 
 
 def main(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the input ends."""
+    """Replay texts until the input ends."""
     arms = [ShadowArm(**arm | {"method": Method(arm["method"])}) for arm in orjson.loads(source.readline() or b"[]")]
     if any(arm.method is Method.SUFFIX for arm in arms):
-        suffix_jit.load()  # 0.7 s and 130 MiB, and each text then takes a thirtieth of its time
+        suffix_jit.load()  # takes 0.7 s and 130 MiB, and makes replays 30 times as fast
     while head := source.readline():
-        asked: dict[str, Any] = orjson.loads(head)
-        body, answer = source.read(asked["body"]), source.read(asked["answer"])
+        text: dict[str, Any] = orjson.loads(head)
+        body, answer = source.read(text["body"]), source.read(text["answer"])
         began_s = time.process_time()
         try:
-            shadow = replayed_text(asked, body, answer, arms)
-            told: dict[str, Any] = {"tokens_per_step": shadow, "cpu_s": time.process_time() - began_s}
+            tokens_per_step = replayed_text(text, body, answer, arms)
+            result: dict[str, Any] = {"tokens_per_step": tokens_per_step, "cpu_s": time.process_time() - began_s}
         except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-            told = {"error": repr(error), "cpu_s": time.process_time() - began_s}
-        sink.write(orjson.dumps(told) + b"\n")
+            result = {"error": repr(error), "cpu_s": time.process_time() - began_s}
+        sink.write(orjson.dumps(result) + b"\n")
         sink.flush()
 
 
-def replayed_text(asked: dict[str, Any], body: bytes, answer: bytes, arms: Sequence[ShadowArm]) -> dict[str, float]:
-    """Return the tokens per step of each arm; nothing for a text too short to tell.
+def replayed_text(text: dict[str, Any], body: bytes, answer: bytes, arms: Sequence[ShadowArm]) -> dict[str, float]:
+    """Return the tokens per step of each arm; empty if the text is too short.
 
-    On token ids, where the request brought them or the engine was asked to return them; else on pieces of the text.
+    Uses token ids if the request and the answer contain them, or else pieces of the text.
     """
-    endpoint = Endpoint(asked["endpoint"])
+    endpoint = Endpoint(text["endpoint"])
     document = orjson.loads(body)
     if not isinstance(document, dict):
         return {}
-    transcript = read_answer(endpoint, answer, stream=asked["streamed"])
+    transcript = read_answer(endpoint, answer, stream=text["streamed"])
     prompt = read_prompt(document)
     prompt_ids, output_ids = transcript.prompt_token_ids or prompt.ids, transcript.token_ids
     if not (prompt_ids and output_ids):
         prompt_ids, output_ids = piece_ids("\n".join(prompt.pieces), transcript.text)
-    if not prompt_ids or len(output_ids) < _FEWEST_UNITS:
+    if not prompt_ids or len(output_ids) < _MIN_TOKENS:
         return {}
     return replayed(prompt_ids, output_ids, arms)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the gateway tells when it is over
-    os.nice(19)  # requests come first: where no core is idle it has a seventieth of one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the gateway ends this one
+    os.nice(19)  # requests have priority: on a busy machine this gets a seventieth of a core
     main(sys.stdin.buffer, sys.stdout.buffer)

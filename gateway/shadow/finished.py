@@ -1,4 +1,4 @@
-"""What is kept of a request whose text is to be replayed."""
+"""Requests whose text is to be replayed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from policies.policy import Outcome
 
 
 @dataclass(slots=True)
-class Kept:
-    """The bytes of an answer under way.
+class AnswerBuffer:
+    """Collects the bytes of an answer in flight, up to a limit.
 
     Attributes
     ----------
     room
-        Bytes that it may still have; negative once it was too long, and nothing is kept of it.
+        Bytes left; negative if the answer exceeded the limit and was discarded.
+
+    Examples
+    --------
+    >>> buffer = AnswerBuffer(room=4)
+    >>> buffer.append(b"abc")
+    >>> buffer.append(b"de")
+    >>> buffer.parts, buffer.room
+    ([], -1)
     """
 
     room: int
     parts: list[bytes] = field(default_factory=list)
 
-    def keep(self, data: bytes) -> None:
-        """Keep a part, or all of it."""
+    def append(self, data: bytes) -> None:
+        """Add a part of the answer."""
         self.room -= len(data)
         if self.room < 0:
             self.parts.clear()
@@ -30,15 +38,21 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that has ended, as it waits to be replayed.
+class FinishedText:
+    """A finished request that waits to be replayed.
 
     Parameters
     ----------
+    outcome
+        Outcome of the request.
     body
-        Of the request.
+        Body of the request.
+    answer
+        Parts of the response body.
     streamed
-        Whether the answer is the events of a stream, not one document.
+        Whether the response is a stream of events.
+    size_bytes
+        Size of body and answer.
     """
 
     outcome: Outcome

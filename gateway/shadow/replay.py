@@ -1,4 +1,4 @@
-"""The bounded queue of finished texts, the thread that empties it, and the process that does the work."""
+"""The bounded queue of finished texts, the thread that empties it, and the process that replays them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.shadow.finished import Finished, Kept
+from gateway.shadow.finished import AnswerBuffer, FinishedText
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import Metrics
 from policies.features.request import Endpoint, RequestFeatures
@@ -27,10 +27,10 @@ from policies.policy import Outcome, Policy
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
-_AGAIN_S = 30.0
-_LONGEST_PAUSE_S = 10.0
-_FEWEST_TOKENS = 8
+_IDLE_WAIT_S = 0.1
+_RESTART_DELAY_S = 30.0
+_MAX_PAUSE_S = 10.0
+_MIN_TOKENS = 8
 _TEXTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
 
 
@@ -38,44 +38,45 @@ _COMMAND = (sys.executable, "-P", "-m", "gateway.shadow")
 
 
 def _environment() -> dict[str, str]:
-    """Return that of a process which imports what this one did, and not what the working directory calls `gateway`."""
-    here = str(Path(__file__).parents[2])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    """Return the environment in which the process imports this package, not one in the working directory."""
+    root = str(Path(__file__).parents[2])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 class ShadowDrafting:
-    """Replays what was finished with one model.
+    """Replays drafting on the finished texts of one model.
 
     Attributes
     ----------
     replayed, dropped, failed
-        Texts: replayed, left out since too much waited, and those of which nothing could be made.
+        Numbers of texts: replayed, dropped because the queue was full, and failed to replay.
     cpu_s
-        What replaying took.
+        CPU seconds used for replaying.
     """
 
     def __init__(self, policy: Policy, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
         self._settings = settings
-        self._most = settings.queue
+        self._max_texts = settings.queue
         self._arms = orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
-        self._text_bytes = int(1024 * settings.max_text_kib)
-        self._most_bytes = int(2**20 * settings.queue_mib)
-        self._queue: deque[Finished] = deque()
+        self._max_text_bytes = int(1024 * settings.max_text_kib)
+        self._max_bytes = int(2**20 * settings.queue_mib)
+        self._queue: deque[FinishedText] = deque()
         self._results: deque[Outcome] = deque()
-        self._entered_bytes = 0  # written on the event loop alone; the next by the thread alone
+        # Two counters with one writer each: the event loop and the thread. Their difference is what waits.
+        self._entered_bytes = 0
         self._left_bytes = 0
         self._awake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._again_s = 0.0
+        self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
         self.cpu_s = 0.0
         self._counted = (0, 0, 0, 0.0)
 
     def start(self) -> None:
-        """Start the thread and its process, which has made itself ready when the first text has ended."""
+        """Start the thread and its process, which loads while the first requests run."""
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
         self._thread.start()
 
@@ -83,58 +84,58 @@ class ShadowDrafting:
 
     @property
     def waiting(self) -> int:
-        """Texts in the queue."""
+        """Number of texts in the queue."""
         return len(self._queue)
 
-    def begin(self, features: RequestFeatures, body: bytes) -> Kept | None:
-        """Return where to keep the answer of a request; None if it is not to be replayed."""
-        if features.endpoint not in _TEXTS or features.n != 1 or len(body) > self._text_bytes:
+    def begin(self, features: RequestFeatures, body: bytes) -> AnswerBuffer | None:
+        """Return a buffer for the answer of a request; None if the request is not replayed."""
+        if features.endpoint not in _TEXTS or features.n != 1 or len(body) > self._max_text_bytes:
             return None
         sample = self._settings.sample
         if sample < 1.0 and random.random() >= sample:
             return None
-        if len(self._queue) >= self._most:  # at a rate at which most are left out, they are spared the keeping too
+        if len(self._queue) >= self._max_texts:  # saves buffering an answer that would probably be dropped
             self.dropped += 1
             return None
-        return Kept(self._text_bytes)
+        return AnswerBuffer(self._max_text_bytes)
 
-    def add(self, outcome: Outcome, body: bytes, kept: Kept, *, streamed: bool) -> None:
-        """Put a request that has ended into the queue, or leave it out if too much waits."""
-        if not kept.parts or outcome.output_tokens < _FEWEST_TOKENS:
+    def add(self, outcome: Outcome, body: bytes, answer: AnswerBuffer, *, streamed: bool) -> None:
+        """Queue a finished request, or drop it if the queue is full."""
+        if not answer.parts or outcome.output_tokens < _MIN_TOKENS:
             return
-        if len(self._queue) >= self._most or self._entered_bytes - self._left_bytes > self._most_bytes:
+        if len(self._queue) >= self._max_texts or self._entered_bytes - self._left_bytes > self._max_bytes:
             self.dropped += 1
             return
-        size = len(body) + self._text_bytes - kept.room
+        size = len(body) + self._max_text_bytes - answer.room
         self._entered_bytes += size
-        self._queue.append(Finished(outcome, body, kept.parts, streamed, size))
+        self._queue.append(FinishedText(outcome, body, answer.parts, streamed, size))
         if len(self._queue) == 1:
             self._awake.set()
 
     def deliver(self, fallback: Fallback) -> None:
-        """Let the policy observe what was found out; called every half second."""
+        """Pass results to the policy; called every half second."""
         while self._results:
             outcome = self._results.popleft()
             try:
                 self._policy.observe_shadow(outcome)
-            except Exception as error:  # noqa: BLE001 -- what else is due twice a second must go on
+            except Exception as error:  # noqa: BLE001 -- plugins may raise anything; other periodic tasks must run
                 fallback.note(self._policy.name, "observe_shadow", error)
 
     def count(self, metrics: Metrics, model: str) -> None:
-        """Add what happened since the last call to the metrics."""
-        now = (self.replayed, self.dropped, self.failed, self.cpu_s)
-        since = [new - old for new, old in zip(now, self._counted, strict=True)]
-        self._counted = now
-        for result, texts in zip(("replayed", "dropped", "failed"), since, strict=False):
+        """Add the changes since the last call to the metrics."""
+        counts = (self.replayed, self.dropped, self.failed, self.cpu_s)
+        increments = [new - old for new, old in zip(counts, self._counted, strict=True)]
+        self._counted = counts
+        for result, texts in zip(("replayed", "dropped", "failed"), increments, strict=False):
             metrics.shadow.labels(model, result).inc(texts)
-        metrics.lookup_cpu.labels(model).inc(since[-1])
+        metrics.shadow_cpu.labels(model).inc(increments[-1])
 
     def stop(self) -> None:
-        """End the thread and its process; what still waits is not replayed."""
+        """End the thread and its process; texts in the queue are not replayed."""
         self._stopping.set()
         self._awake.set()
         if (process := self._process) is not None:
-            process.kill()  # it holds nothing that would be lost, and may be at something that takes long
+            process.kill()  # it holds no state, and a replay may take long
         if self._thread is not None:
             self._thread.join()
 
@@ -142,15 +143,15 @@ class ShadowDrafting:
 
     def _run(self) -> None:
         try:
-            self._begin_process()
+            self._start_process()
         except OSError as error:
-            self._put_off(error)
+            self._postpone(error)
         try:
             while not self._stopping.is_set():
                 try:
                     finished = self._queue.popleft()
                 except IndexError:
-                    self._awake.wait(_LOOK_S)
+                    self._awake.wait(_IDLE_WAIT_S)
                     self._awake.clear()
                     continue
                 self._left_bytes += finished.size_bytes
@@ -159,33 +160,33 @@ class ShadowDrafting:
         finally:
             self._end_process()
 
-    def _replay(self, finished: Finished) -> float:
-        """Have a text replayed, and return how long to pause so that no more than its share of a core is taken."""
+    def _replay(self, finished: FinishedText) -> float:
+        """Replay a text, and return the pause in seconds that keeps the process within its share of a core."""
         try:
-            told = self._ask(finished)
-        except (OSError, ValueError) as error:  # it was killed, or could not be started
+            result = self._request(finished)
+        except (OSError, ValueError) as error:  # the process was killed or could not be started
             self._end_process()
             self.failed += 1
-            self._put_off(error)
+            self._postpone(error)
             return 0.0
-        if told is None:
+        if result is None:
             return 0.0
-        cpu_s: float = told["cpu_s"]
+        cpu_s: float = result["cpu_s"]
         self.cpu_s += cpu_s
-        if "error" in told:
+        if "error" in result:
             self.failed += 1
-            log.debug("a text could not be replayed: %s", told["error"])
+            log.debug("a text could not be replayed: %s", result["error"])
         else:
             self.replayed += 1
-            if shadow := told["tokens_per_step"]:
-                self._results.append(dataclasses.replace(finished.outcome, shadow=shadow))
-        return min(_LONGEST_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
+            if tokens_per_step := result["tokens_per_step"]:
+                self._results.append(dataclasses.replace(finished.outcome, shadow=tokens_per_step))
+        return min(_MAX_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
-    def _ask(self, finished: Finished) -> dict[str, Any] | None:
-        if self._process is None and time.monotonic() < self._again_s:
+    def _request(self, finished: FinishedText) -> dict[str, Any] | None:
+        if self._process is None and time.monotonic() < self._restart_at_s:
             self.failed += 1
             return None
-        process = self._process or self._begin_process()
+        process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = b"".join(finished.answer)
@@ -199,12 +200,12 @@ class ShadowDrafting:
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise OSError(f"its process ended with status {process.poll()}")
+            raise OSError(f"the process exited with status {process.poll()}")
         return orjson.loads(line)  # type: ignore[no-any-return]
 
-    def _begin_process(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603
-        self._process = process  # where `stop` finds it, unless it looked before
+        self._process = process  # before the check: `stop` may run concurrently
         if self._stopping.is_set():
             process.kill()
         assert process.stdin is not None
@@ -212,11 +213,11 @@ class ShadowDrafting:
         process.stdin.flush()
         return process
 
-    def _put_off(self, error: Exception) -> None:
-        """Say that the process is not to be had, unless that is since all is to end."""
+    def _postpone(self, error: Exception) -> None:
+        """Log a failure of the process, and delay its restart; ignored while stopping."""
         if not self._stopping.is_set():
-            self._again_s = time.monotonic() + _AGAIN_S
-            log.warning("lookups cannot be replayed: %s; trying again in %g s", error, _AGAIN_S)
+            self._restart_at_s = time.monotonic() + _RESTART_DELAY_S
+            log.warning("shadow drafting failed: %s; trying again in %g s", error, _RESTART_DELAY_S)
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -226,5 +227,5 @@ class ShadowDrafting:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what it had not read yet goes nowhere
+                with contextlib.suppress(OSError):  # unread input is lost with the process
                     pipe.close()

@@ -1,7 +1,7 @@
-"""What outlives a gateway process, and is shared between several: experience, and documents such as pinned rules.
+"""State that outlives a process and is shared between processes: statistics, and documents such as pinned rules.
 
-Everything here runs beside the request path. A `Store` (an SQLite file or Redis) is called from one thread that may
-wait; a `State` drives it once a second, and is all that the rest of the gateway sees.
+None of it is on the request path. A `Store` (an SQLite file or Redis) is called from one thread that may block; a
+`State` synchronises with it once a second, and is all that the rest of the gateway uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts with a name that all gateways of a pool know, such as distilled rules and pins: every version is kept."""
+"""Named texts shared by all gateways of a pool, such as distilled rules and pins, with their versions."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ Watcher = Callable[[Document], None]
 
 
 class Ask(Protocol):
-    """Calls something with the store, in the thread that may wait."""
+    """Calls a function with the store, in the thread that may block."""
 
     def __call__(self, job: Callable[[Store], None]) -> Awaitable[None]:
-        """Return when it is done, or raise what it raised; `StateError` if there is no store."""
+        """Wait for `job`, and raise what it raises; raise `StateError` if there is no store."""
 
 
 class Documents:
-    """The documents, as this process knows them: what it reads is in memory, and at most two seconds old.
+    """The documents as known to this process: in memory, and at most two seconds old.
 
-    Called on the event loop, but for `refresh`.
+    All methods but `refresh` are called on the event loop.
     """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._known: dict[str, tuple[Document, ...]] = {}
         self._watchers: dict[str, list[Watcher]] = {}
-        self._all_again = False
+        self._reread_all = False
 
     def get(self, name: str) -> Document | None:
-        """Return the present version of a document; None if there is none, or the store was not reached yet."""
+        """Return the latest version of a document; None if there is none, or the store was not reached yet."""
         history = self._known.get(name)
         return history[-1] if history else None
 
     def history(self, name: str) -> tuple[Document, ...]:
-        """Return the versions that are kept, the present one last."""
+        """Return the stored versions of a document, oldest first."""
         return self._known.get(name, ())
 
     async def put(self, name: str, text: str, *, after: int) -> Document:
-        """Write a new version of a document, and return it once it is in the store.
+        """Write a new version of a document, and return it once it is stored.
 
         Parameters
         ----------
         after
-            The version that it takes the place of: the one that whoever changed it has seen; 0 for a new document.
+            The version that the change is based on; 0 for a new document.
 
         Raises
         ------
         Conflict
-            If there is a newer one.
+            If the store has a newer version.
         StateError
-            If the store cannot be reached, or there is none: nothing is changed then, except where the answer was
-            lost, in which case `get` will tell.
+            If there is no store or it cannot be reached. The document is then unchanged, unless only the store's reply
+            was lost; `get` returns the new version later in that case.
         """
         document = Document(name, after + 1, text, time.time())
         await self._ask(lambda store: store.put(document))
@@ -62,9 +62,9 @@ class Documents:
         return document
 
     def watch(self, name: str, watcher: Watcher) -> None:
-        """Call `watcher` with the present version, if there is one, and with each that comes.
+        """Call `watcher` with the latest version, if there is one, and with each new one.
 
-        Whoever watches before the gateway starts has the present version before the first request.
+        A watcher added before the gateway starts is called before the first request.
         """
         self._watchers.setdefault(name, []).append(watcher)
         if (document := self.get(name)) is not None:
@@ -72,46 +72,46 @@ class Documents:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody wants to know of a document."""
+        """Whether any document is watched."""
         return bool(self._watchers)
 
     def refresh(self, store: Store) -> dict[str, tuple[Document, ...]]:
-        """Return the histories that are others than those known, and put back what the store lost; in any thread.
+        """Return the histories that changed in the store, and restore those that the store lost; in any thread.
 
-        A store that was wiped or set back gets back the versions that are missing at its end. If somebody has written
-        to it since, what it says holds.
+        A store that was wiped or reset to an older state gets its latest versions back, unless another process has
+        written to it since.
 
         Raises
         ------
         StateError
-            If the store does not work.
+            If the store fails.
         """
         changed: dict[str, tuple[Document, ...]] = {}
         versions = store.versions()
         for name, version in versions.items():
             known = self._known.get(name, ())
-            if known and known[-1].version == version and not self._all_again:
+            if known and known[-1].version == version and not self._reread_all:
                 continue
             history = tuple(store.history(name))
             if history and known and history[-1] in known[:-1]:
                 store.restore(known)
             elif history and history != known:
                 changed[name] = history
-        for name, known in list(self._known.items()):  # `put` may add one meanwhile
+        for name, known in list(self._known.items()):  # a copy: `put` may add a document meanwhile
             if name not in versions:
                 store.restore(known)
-        self._all_again = False
+        self._reread_all = False
         return changed
 
     def read_again(self) -> None:
-        """Take nothing for known of what stands in the store: it may not be the same one."""
-        self._all_again = True
+        """Reread every document at the next refresh: the store may have been replaced."""
+        self._reread_all = True
 
     def settle(self, changed: dict[str, tuple[Document, ...]]) -> None:
-        """Take over what `refresh` found, and tell those who watch."""
+        """Apply the result of `refresh`, and call the watchers."""
         for name, history in changed.items():
-            before = self.get(name)
+            previous = self.get(name)
             self._known[name] = history
-            if history[-1] != before:
+            if history[-1] != previous:
                 for watcher in self._watchers.get(name, ()):
                     watcher(history[-1])

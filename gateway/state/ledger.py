@@ -1,4 +1,4 @@
-"""What of a model's experience is in the store, and what is still to be put there."""
+"""Synchronisation of a model's statistics with a store: what has been pushed, and what is still to be pushed."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from gateway.state.store import Content, Push, Receipt, Store
 from policies.statistics import Key, Row, Statistics, Sums, Table
 
 _ROUNDING = 1e-9
-"""What is left of a sum when ours is taken from it, relative to it, is nobody's if it is no more than this."""
+"""Relative tolerance below which (total - own) counts as zero."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """One table and epoch, as this writer knows it.
+    """A writer's view of a page: one table over one epoch.
 
     Parameters
     ----------
     generation
-        Of the page in the store that `batch` and `pushed` speak of; empty if it was not seen yet.
+        Generation of the page in the store that `batch` and `pushed` refer to; empty before it was seen.
     batch
-        Number of our last push that is known to be there.
+        Number of our last acknowledged push.
     pushed
-        Our sums that are there.
+        Our sums in the store.
     changed
-        Our sums that are to go there with the next push.
+        Our sums to push next.
     sent
-        A push on its way, or one of which it is not known whether it arrived, and `sent_sums`, which it makes ours.
+        A push that has not been acknowledged; it may or may not have arrived.
+    sent_sums
+        What `pushed` becomes for its keys once `sent` is acknowledged.
     stamp
-        Of the content that was last read.
+        Stamp of the content read last.
     lost
-        True if all of ours must be pushed again.
+        Whether all our sums must be pushed again.
     """
 
     table: Table
@@ -46,7 +48,7 @@ class _Page:
     lost: bool = False
 
     def forget(self, generation: str) -> None:
-        """Know that nothing of ours is in the store."""
+        """Reset the page: the store holds none of our sums."""
         self.generation = generation
         self.batch = 0
         self.pushed, self.changed, self.sent_sums = {}, {}, {}
@@ -56,53 +58,53 @@ class _Page:
 
 
 class Ledger:
-    """Exchanges one model's experience with a store, counting nothing twice.
+    """Exchanges one model's statistics with a store, counting nothing twice.
 
-    Three steps, to be called in turn: `stage` and `settle` where the experience may be touched, `exchange` in any
-    thread. A step that fails, or is not known to have succeeded, is simply taken again.
+    Called in three steps: `stage` and `settle` in the thread that owns the statistics, `exchange` in any thread. A step
+    that fails, or whose outcome is unknown, is repeated.
 
     Parameters
     ----------
     writer
-        A word that no other process has, now or earlier.
+        Unique name of this process, never reused.
     """
 
     def __init__(self, model: str, statistics: Statistics, writer: str) -> None:
         self.model = model
-        self._experience = statistics
+        self._statistics = statistics
         self._writer = writer
         self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
         self._pages: dict[str, _Page] = {}
-        self._others: dict[str, dict[Key, Sums]] = {}
+        self._fetched: dict[str, dict[Key, Sums]] = {}
         self.rows_pushed = 0
         self.rows_read = 0
         self.pages_lost = 0
 
     def stage(self) -> None:
-        """Take what was observed since the last time, and make ready what is to be pushed."""
-        now_s = self._experience.clock()
+        """Collect the sums that changed since the last call, and prepare the pushes."""
+        now_s = self._statistics.clock()
         for name, page in [*self._pages.items()]:
             if page.table.end_s(page.epoch) <= now_s:
-                self._experience.set_others_of(page.table.name, page.epoch, {})
+                self._statistics.set_others_of(page.table.name, page.epoch, {})
                 del self._pages[name]
-        for row in self._experience.take_changed():
+        for row in self._statistics.take_changed():
             self._page_of(row).changed[row.key] = row.sums
         for name, page in self._pages.items():
             if page.lost:
-                page.changed = {row.key: row.sums for row in self._experience.own_of(page.table.name, page.epoch)}
+                page.changed = {row.key: row.sums for row in self._statistics.own_of(page.table.name, page.epoch)}
                 page.lost = False
             if page.changed and page.sent is None:
                 page.sent_sums, page.changed = page.changed, {}
                 page.sent = self._push(name, page, _difference(page.sent_sums, page.pushed))
 
     def exchange(self, store: Store) -> None:
-        """Push what is ready, and read what others have pushed.
+        """Send the prepared pushes, and read what other writers have pushed.
 
         Raises
         ------
         StateError
-            If the store does not work.
+            If the store fails.
         """
         staged = [(page, page.sent) for page in self._pages.values() if page.sent is not None]
         receipts = store.push(self.model, self._writer, [push for _, push in staged]) if staged else []
@@ -112,20 +114,20 @@ class Ledger:
         for name, page in self._pages.items():
             if page.batch and name not in stamps:
                 self._lose(page, "")
-        fresh = [name for name, stamp in stamps.items() if self._is_ours(name) and self._find(name).stamp != stamp]
-        for name, content in store.read(self.model, self._writer, fresh).items() if fresh else ():
+        updated = [name for name, stamp in stamps.items() if self._is_current(name) and self._find(name).stamp != stamp]
+        for name, content in store.read(self.model, self._writer, updated).items() if updated else ():
             self._compare(name, content, stamps[name])
 
     def settle(self) -> None:
-        """Tell the experience what others have observed."""
-        others, self._others = self._others, {}
-        for name, buckets in others.items():
-            if (page := self._pages.get(name)) is None:  # its time has come meanwhile
+        """Update the statistics with the sums of other writers."""
+        fetched, self._fetched = self._fetched, {}
+        for name, buckets in fetched.items():
+            if (page := self._pages.get(name)) is None:  # it expired meanwhile
                 continue
-            self._experience.set_others_of(page.table.name, page.epoch, buckets)
+            self._statistics.set_others_of(page.table.name, page.epoch, buckets)
 
     def read_again(self) -> None:
-        """Take nothing for known of what stands in the store: it may not be the same one."""
+        """Reread every page at the next exchange: the store may have been replaced."""
         for page in self._pages.values():
             page.stamp = ""
 
@@ -146,13 +148,13 @@ class Ledger:
                 return
             page.generation = content.generation
         elif content.batch < page.batch:
-            # The store was set back. A push that comes too soon lets it begin the page again, for every writer.
+            # The store was reset to an older state. A push with a gap in its numbers restarts the page for all writers.
             page.sent = self._push(name, page, {})
             return
         page.stamp = stamp
         self.rows_read += len(content.rows)
         rows = {key: sums for key, sums in content.rows.items() if len(sums) == page.table.width}
-        self._others[name] = _without(rows, page.pushed)
+        self._fetched[name] = _without(rows, page.pushed)
 
     def _lose(self, page: _Page, generation: str) -> None:
         self.pages_lost += 1
@@ -171,11 +173,11 @@ class Ledger:
             page = self._pages[name] = _Page(self._tables[table], int(epoch))
         return page
 
-    def _is_ours(self, name: str) -> bool:
-        """Return whether a page is one that still counts; those of other versions of the tables do not."""
+    def _is_current(self, name: str) -> bool:
+        """Return whether a page has not expired and belongs to this version of the tables."""
         name, _, epoch = name.rpartition(".")
         table = self._tables.get(name)
-        return table is not None and epoch.isdecimal() and table.end_s(int(epoch)) > self._experience.clock()
+        return table is not None and epoch.isdecimal() and table.end_s(int(epoch)) > self._statistics.clock()
 
 
 def _difference(sums: Mapping[Key, Sums], pushed: Mapping[Key, Sums]) -> dict[Key, Sums]:
@@ -187,13 +189,13 @@ def _difference(sums: Mapping[Key, Sums], pushed: Mapping[Key, Sums]) -> dict[Ke
 
 
 def _without(total: Mapping[Key, Sums], pushed: Mapping[Key, Sums]) -> dict[Key, Sums]:
-    """Return what others have of a total; sums that rounding alone leaves over are zero."""
-    others: dict[Key, Sums] = {}
+    """Return the sums of other writers: total - pushed, with rounding errors set to zero."""
+    remainder: dict[Key, Sums] = {}
     for key, sums in total.items():
         own = pushed.get(key)
         rest = sums
         if own is not None:
             rest = tuple(a - b if abs(a - b) > _ROUNDING * abs(b) else 0.0 for a, b in zip(sums, own, strict=True))
         if any(rest):
-            others[key] = rest
-    return others
+            remainder[key] = rest
+    return remainder

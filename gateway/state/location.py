@@ -1,4 +1,4 @@
-"""Where the store of a pool is: from the pool file, or a place of its own for each pool file."""
+"""Location of a pool's store: from the pool file, or a default file per pool file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gateway.state.store import StateError, Store
 _FOLDER = "speculation-gateway"
 
 
-def with_place(settings: PoolSettings, config_path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettings:
-    """Return the settings with a file for the state, if they name none and no Redis either; `~` is the user's home."""
+def with_state_file(settings: PoolSettings, config_path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettings:
+    """Return the settings with the default file of the state if they set neither a file nor Redis, and `~` expanded."""
     state = settings.state
     if state is None or state.redis is not None:
         return settings
@@ -26,56 +26,61 @@ def with_place(settings: PoolSettings, config_path: Path, environ: Mapping[str, 
 
 
 def default_file(config_path: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file for a pool file that names none.
+    """Return the default file of a pool file.
 
-    It is in `$STATE_DIRECTORY`, which systemd sets, else in `speculation-gateway` under `$XDG_STATE_HOME` or
-    `~/.local/state`; its name is that of the pool file and eight digits that tell pool files of one name apart. A path
-    that is a link is not followed: Kubernetes points it elsewhere whenever the file changes.
+    It is in `$STATE_DIRECTORY`, which systemd sets, or else in `speculation-gateway` under `$XDG_STATE_HOME` or
+    `~/.local/state`. Its name is that of the pool file with eight digits of a hash of its path. Links are not resolved:
+    Kubernetes changes their targets whenever the file changes.
+
+    Examples
+    --------
+    >>> default_file(Path("/etc/gateway/pool.yaml"), {"STATE_DIRECTORY": "/var/lib/gateway"})
+    PosixPath('/var/lib/gateway/pool-6d6d4fab.sqlite')
     """
     digits = hashlib.sha256(os.fsencode(os.path.abspath(config_path))).hexdigest()[:8]
     name = f"{config_path.stem}-{digits}.sqlite"
-    if own := environ.get("STATE_DIRECTORY"):
-        return Path(own.split(":")[0]) / name
+    if directories := environ.get("STATE_DIRECTORY"):
+        return Path(directories.split(":")[0]) / name
     base = Path(environ.get("XDG_STATE_HOME") or "~/.local/state")
     return _expanded(base) / _FOLDER / name
 
 
 def _expanded(path: Path) -> Path:
-    return Path(os.path.expanduser(path))  # that of Path fails where there is no home
+    return Path(os.path.expanduser(path))  # Path.expanduser raises where there is no home directory
 
 
 def open_store(state: StateSettings | None) -> Store | None:
-    """Return the store that settings name; nothing is opened before it is used. None if nothing is to be kept."""
+    """Return the store of the settings, which opens nothing before it is used; None for `state: none`."""
     if state is None:
         return None
     if state.redis is not None:
-        from gateway.state.redis import RedisStore  # its client takes a moment to import, and most have no use for it
+        from gateway.state.redis import RedisStore  # slow to import, and an extra
 
         return RedisStore(state.redis.get_secret_value(), state.prefix)
     return SqliteStore(state.file) if state.file is not None else None
 
 
 def describe(state: StateSettings | None) -> str:
-    """Return in one line where what is learned would be kept, and why not if it could not: for `gateway check`.
+    """Return one line for `gateway check`: where the state is kept, or why it cannot be.
 
-    A file is tried where there is one, or the nearest folder that exists; Redis is not asked.
+    An existing file, or else its nearest existing folder, is checked for access; Redis is not contacted.
     """
     store = open_store(state)
     if state is None or store is None:
-        return "What is learned is not kept (state: none)."
-    if state.file is not None and (trouble := _trouble(state.file)):
-        return f"What is learned would not be kept: {trouble}. The gateway would serve all the same."
-    return f"What is learned is kept in {store.place}."
+        return "State is not kept (state: none)."
+    if state.file is not None and (obstacle := _obstacle(state.file)):
+        return f"State would not be kept: {obstacle}. The gateway would still serve requests."
+    return f"State is kept in {store.location}."
 
 
-def _trouble(path: Path) -> str:
+def _obstacle(path: Path) -> str:
     if path.exists():
         try:
             probe(path)
         except StateError as error:
             return str(error)
         except sqlite3.Error as error:
-            # A broken file does not keep anything from being kept: it is set aside.
+            # A corrupt file is no obstacle: it is renamed when the gateway starts.
             return "" if is_corrupt(error) else f"{path}: {error}"
         return ""
     folder = path.parent

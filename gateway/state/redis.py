@@ -1,7 +1,7 @@
 """A store in Redis, for gateways on several hosts.
 
-Each page is a hash that expires when it no longer counts; an index tells the version of each. Whatever has to be done
-in one go is a script there. Keys begin with a prefix, so that several pools can use one Redis.
+Each page is a hash that expires with its epoch; an index holds the version of each. Atomic updates are Lua scripts. All
+keys have a prefix, so that several pools can share one Redis.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONNECT_S = 0.5
 _ANSWER_S = 1.0
 _SCRIPTS = resources.files("gateway.state") / "redis_scripts"
 _PUSH, _PUT, _RESTORE = ((_SCRIPTS / f"{name}.lua").read_text(encoding="utf-8") for name in ("push", "put", "restore"))
-_KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
+_KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts
     (exceptions.TimeoutError, "timeout"),
     (exceptions.OutOfMemoryError, "full"),
     (exceptions.AuthenticationError, "refused"),
@@ -56,24 +56,24 @@ class RedisStore:
     url
         `redis://[user:password@]host[:port][/database]`, `rediss://...` for TLS, or `unix:///path`.
     prefix
-        What its keys begin with.
+        Prefix of all its keys.
 
     Raises
     ------
     ValueError
-        If the URL is none of these.
+        If the URL has none of these forms.
     """
 
     kind = "redis"
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.place = place(url)
+        self.location = without_credentials(url)
         self._prefix = prefix
         self._client = Redis.from_url(
             url,
             socket_connect_timeout=_CONNECT_S,
             socket_timeout=_ANSWER_S,
-            retry=Retry(NoBackoff(), 0),  # whoever calls comes again, and knows what that means
+            retry=Retry(NoBackoff(), 0),  # the caller retries, and handles replies that were lost
             protocol=2,
             single_connection_client=False,
             client_name="speculation-gateway",
@@ -87,33 +87,33 @@ class RedisStore:
             head = (push.page, repr(push.end_s), int(time.time()), writer, push.generation, push.batch, uuid4().hex)
             keys = (self._page(model, push.page), self._index(model))
             commands.append(("EVAL", _PUSH, len(keys), *keys, *head, *buckets))
-        return [Receipt(generation.decode(), batch) for generation, batch in self._ask(*commands)]
+        return [Receipt(generation.decode(), batch) for generation, batch in self._execute(*commands)]
 
     def stamps(self, model: str) -> dict[str, str]:
         """See `Store.stamps`."""
-        (index,) = self._ask(("HGETALL", self._index(model)))
+        (index,) = self._execute(("HGETALL", self._index(model)))
         return {page.decode(): stamp.decode() for page, stamp in index.items()}
 
     def read(self, model: str, writer: str, pages: Sequence[str]) -> dict[str, Content]:
         """See `Store.read`."""
-        hashes = self._ask(*(("HGETALL", self._page(model, page)) for page in pages))
+        hashes = self._execute(*(("HGETALL", self._page(model, page)) for page in pages))
         return {page: _content(fields, writer) for page, fields in zip(pages, hashes, strict=True) if fields}
 
     def versions(self) -> dict[str, int]:
         """See `Store.versions`."""
-        (versions,) = self._ask(("HGETALL", self._documents()))
+        (versions,) = self._execute(("HGETALL", self._documents()))
         return {name.decode(): int(version) for name, version in versions.items()}
 
     def history(self, name: str) -> list[Document]:
         """See `Store.history`."""
-        (entries,) = self._ask(("LRANGE", self._history(name), 0, -1))
+        (entries,) = self._execute(("LRANGE", self._history(name), 0, -1))
         return [_document(name, entry) for entry in entries]
 
     def put(self, document: Document) -> None:
         """See `Store.put`."""
         expected = document.version - 1
         keys = (self._documents(), self._history(document.name))
-        (version,) = self._ask(
+        (version,) = self._execute(
             ("EVAL", _PUT, len(keys), *keys, document.name, expected, _entry(document), VERSIONS_KEPT)
         )
         if version != expected:
@@ -121,10 +121,10 @@ class RedisStore:
 
     def restore(self, documents: Iterable[Document]) -> None:
         """See `Store.restore`."""
-        several = list(documents)
-        keys = (self._documents(), self._history(several[0].name))
-        entries = [part for document in several for part in (document.version, _entry(document))]
-        self._ask(("EVAL", _RESTORE, len(keys), *keys, several[0].name, VERSIONS_KEPT, *entries))
+        versions = list(documents)
+        keys = (self._documents(), self._history(versions[0].name))
+        entries = [part for document in versions for part in (document.version, _entry(document))]
+        self._execute(("EVAL", _RESTORE, len(keys), *keys, versions[0].name, VERSIONS_KEPT, *entries))
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -142,25 +142,31 @@ class RedisStore:
     def _history(self, name: str) -> str:
         return f"{self._prefix}:document:{name}"
 
-    def _ask(self, *commands: Sequence[str | bytes | float]) -> list[Any]:
-        """Send commands in one go, and return their answers."""
-        with self._telling():
+    def _execute(self, *commands: Sequence[str | bytes | float]) -> list[Any]:
+        """Send commands in one pipeline, and return their replies."""
+        with self._translate_errors():
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
             return list(pipeline.execute())
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (exceptions.RedisError, OSError) as error:
-            kind = next(kind for known, kind in _KINDS if isinstance(error, known))
-            raise StateError(kind, f"{self.place}: {error}") from error
+            kind = next(kind for error_type, kind in _KINDS if isinstance(error, error_type))
+            raise StateError(kind, f"{self.location}: {error}") from error
 
 
-def place(url: str) -> str:
-    """Return a Redis URL without what is secret in it."""
+def without_credentials(url: str) -> str:
+    """Return a Redis URL without user and password.
+
+    Examples
+    --------
+    >>> without_credentials("redis://user:secret@cache/2")
+    'redis://cache:6379/2'
+    """
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return f"unix://{parts.path}"
@@ -182,7 +188,7 @@ def _entry(document: Document) -> bytes:
 
 def _document(name: str, entry: bytes) -> Document:
     try:
-        told = orjson.loads(entry)
-        return Document(name, int(told["version"]), str(told["text"]), float(told["written_s"]))
+        fields = orjson.loads(entry)
+        return Document(name, int(fields["version"]), str(fields["text"]), float(fields["written_s"]))
     except (ValueError, KeyError, TypeError):
-        raise StateError("foreign", f"a version of {name} is not ours") from None
+        raise StateError("foreign", f"a version of {name} was not written by the gateway") from None

@@ -1,4 +1,4 @@
-"""A store in an SQLite file, for the workers of one gateway, or for several gateways on one host."""
+"""A store in an SQLite file, for the workers of one gateway or several gateways on one host."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SqliteStore:
     Parameters
     ----------
     path
-        The file, on a local disk. A broken one is set aside and a new one begun.
+        The file, on a local disk. A corrupt file is renamed and replaced by a new one.
     """
 
     kind = "sqlite"
 
     def __init__(self, path: Path) -> None:
-        self.place = str(path)
+        self.location = str(path)
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -121,7 +121,7 @@ class SqliteStore:
             try:
                 yield connection
             except BaseException:
-                if connection.in_transaction:  # some errors end it themselves
+                if connection.in_transaction:  # some errors roll back by themselves
                     connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
@@ -135,7 +135,7 @@ class SqliteStore:
             raise StateError("unwritable", f"{self._path}: {error.strerror}") from error
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection; another one if the file was taken away or replaced."""
+        """Return the connection, reopened if the file was deleted or replaced."""
         if self._connection is not None:
             try:
                 if self._path.stat().st_ino == self._inode:
@@ -148,30 +148,28 @@ class SqliteStore:
         return self._connection
 
     def _set_aside(self) -> None:
-        with contextlib.suppress(
-            sqlite3.Error
-        ):  # told with the error that led here, and tried again with the next call
+        with contextlib.suppress(sqlite3.Error):  # the caller raises the original error; the next call tries again
             set_aside(self._path)
 
 
 def _push(connection: sqlite3.Connection, model: str, writer: str, push: Push) -> Receipt:
-    place = (model, push.page)
-    generation = _generation(connection, *place)
-    last = _last_batch(connection, *place, writer)
+    page_key = (model, push.page)
+    generation = _generation(connection, *page_key)
+    last = _last_batch(connection, *page_key, writer)
     if push.generation and push.generation != generation:
         return Receipt(generation, 0)
-    if generation and last >= push.batch:  # it came before, and the answer was lost
+    if generation and last >= push.batch:  # a repeated push, whose receipt was lost
         return Receipt(generation, last)
-    if last < push.batch - 1:  # the file was set back: no writer knows any more what of this page is its own
-        _forget(connection, [place])
+    if last < push.batch - 1:  # the file was reset to an older state, so no writer knows its share of this page
+        _forget(connection, [page_key])
         return Receipt("", 0)
     if not generation:
         generation = uuid4().hex
-        ended = connection.execute("SELECT model, page FROM pages WHERE end_s <= ?", (time.time(),)).fetchall()
-        _forget(connection, ended)
-        connection.execute("INSERT INTO pages VALUES (?, ?, ?, 0, ?)", (*place, generation, push.end_s))
+        expired = connection.execute("SELECT model, page FROM pages WHERE end_s <= ?", (time.time(),)).fetchall()
+        _forget(connection, expired)
+        connection.execute("INSERT INTO pages VALUES (?, ?, ?, 0, ?)", (*page_key, generation, push.end_s))
     for key, sums in push.rows.items():
-        bucket = (*place, write_key(key))
+        bucket = (*page_key, write_key(key))
         total = sums
         before = connection.execute(
             "SELECT sums FROM cells WHERE model = ? AND page = ? AND key = ?", bucket
@@ -179,27 +177,27 @@ def _push(connection: sqlite3.Connection, model: str, writer: str, push: Push) -
         if before is not None:
             total = tuple(map(operator.add, sums, read_sums(before[0])))
         connection.execute("REPLACE INTO cells VALUES (?, ?, ?, ?)", (*bucket, write_sums(total)))
-    connection.execute("UPDATE pages SET version = version + 1 WHERE model = ? AND page = ?", place)
-    connection.execute("REPLACE INTO batches VALUES (?, ?, ?, ?)", (*place, writer, push.batch))
+    connection.execute("UPDATE pages SET version = version + 1 WHERE model = ? AND page = ?", page_key)
+    connection.execute("REPLACE INTO batches VALUES (?, ?, ?, ?)", (*page_key, writer, push.batch))
     return Receipt(generation, push.batch)
 
 
 def _generation(connection: sqlite3.Connection, model: str, page: str) -> str:
-    found = connection.execute("SELECT generation FROM pages WHERE model = ? AND page = ?", (model, page)).fetchone()
-    return "" if found is None else str(found[0])
+    row = connection.execute("SELECT generation FROM pages WHERE model = ? AND page = ?", (model, page)).fetchone()
+    return "" if row is None else str(row[0])
 
 
 def _last_batch(connection: sqlite3.Connection, model: str, page: str, writer: str) -> int:
-    found = connection.execute(
+    row = connection.execute(
         "SELECT batch FROM batches WHERE model = ? AND page = ? AND writer = ?", (model, page, writer)
     ).fetchone()
-    return 0 if found is None else int(found[0])
+    return 0 if row is None else int(row[0])
 
 
 def _forget(connection: sqlite3.Connection, pages: Iterable[tuple[str, str]]) -> None:
-    places = list(pages)
+    page_keys = list(pages)
     for table in ("cells", "batches", "pages"):
-        connection.executemany(f"DELETE FROM {table} WHERE model = ? AND page = ?", places)  # noqa: S608
+        connection.executemany(f"DELETE FROM {table} WHERE model = ? AND page = ?", page_keys)  # noqa: S608
 
 
 def _version(connection: sqlite3.Connection, name: str) -> int:

@@ -1,4 +1,4 @@
-"""An SQLite file that several processes use: opened, checked, and set aside when it is broken."""
+"""The SQLite file of the state: opening, checking, and renaming it if it is corrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.state.store import StateError
 
 logger = logging.getLogger(__name__)
 
-_APPLICATION_ID = 0x5350_4757  # "SPGW": tells our file from any other
+_APPLICATION_ID = 0x5350_4757  # "SPGW": marks the file as the gateway's
 _FORMAT = 1
 _BUSY_S = 2.0
 _TABLES = """
@@ -39,19 +39,19 @@ CREATE TABLE documents (
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the file, and make it if it is not there; a broken one is set aside first.
+    """Open the file, or create it; a corrupt file is renamed first.
 
     Raises
     ------
     OSError
-        If its folder cannot be made or read.
+        If its folder cannot be created or read.
     sqlite3.Error
         If it cannot be opened or written.
     StateError
-        If it is somebody else's.
+        If it belongs to another program or version.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent):
+    with _locked(path.parent):
         try:
             return _open(path)
         except sqlite3.DatabaseError as error:
@@ -62,8 +62,8 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a file that proved broken while it was used, unless another process has done so already."""
-    with _alone(path.parent):
+    """Rename a file that turned out to be corrupt, unless another process has already done so."""
+    with _locked(path.parent):
         try:
             _open(path).close()
         except sqlite3.DatabaseError as error:
@@ -73,25 +73,25 @@ def set_aside(path: Path) -> None:
 
 
 def probe(path: Path) -> None:
-    """Try whether a file that exists can be used; it is left as it is.
+    """Check that an existing file can be used.
 
     Raises
     ------
     sqlite3.Error
-        If it cannot be opened or written, or is broken.
+        If it cannot be opened or written, or is corrupt.
     StateError
-        If it is somebody else's.
+        If it belongs to another program or version.
     """
     _open(path).close()
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
-    """Return whether an error says that the file is broken."""
+    """Return whether an error means that the file is corrupt."""
     return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """Return SQLite's own code of an error, 0 for one of the Python module's."""
+    """Return SQLite's primary result code of an error, 0 for an error of the Python module."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -109,9 +109,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != _APPLICATION_ID and (application_id or tables):
-        raise StateError("foreign", f"{path}: not a file of the gateway's")
+        raise StateError("foreign", f"{path}: not a state file of the gateway")
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")  # power that fails may cost the last seconds, never the file
+    connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last seconds, but not the file
     if not tables:
         connection.executescript(
             f"BEGIN IMMEDIATE; {_TABLES}"
@@ -120,29 +120,29 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != _FORMAT:
         raise StateError("foreign", f"{path}: written by another version of the gateway (format {version})")
-    (sound,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if sound != "ok":
-        error = sqlite3.DatabaseError(sound)
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        error = sqlite3.DatabaseError(result)
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error
 
 
 def _set_aside(path: Path) -> None:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    renamed = path.with_name(f"{path.name}.corrupt-{stamp}")
     count = 1
-    while kept.exists():
+    while renamed.exists():
         count += 1
-        kept = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
+        renamed = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
-    logger.error("%s is corrupt; it is kept as %s, and a new one is begun", path, kept.name)
+            path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))
+    logger.error("%s is corrupt; it was renamed to %s and a new file is created", path, renamed.name)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold off other processes that open or set aside a file in this folder; the lock is the folder's own."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the folder, so that one process at a time opens or renames a file in it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)

@@ -1,10 +1,12 @@
-"""What a store is: pages of sums that several processes add to, and documents of which every version is kept.
+"""The interface of a store: pages of sums that several processes add to, and versioned documents.
 
-A *page* holds the sums of one table of one model over one epoch of time. Several processes, the *writers*, add to it at
-once, and each must be able to tell what of it is its own. So a page has a *generation*, a word made up when it is
-begun: a writer that finds another one than it knows knows that what it had added is gone, whoever wiped it and why.
-And it counts the batches of each writer: one that is sent again, because its answer was lost, counts once; and a store
-that was set back to an older state is found out.
+A *page* holds the sums of one table of one model over one epoch. Several processes, the *writers*, add to it, and each
+must know its own share of the total.
+
+- A page has a *generation*, a random word chosen when it is created. A writer that finds a different generation has
+  lost its share, because the store was wiped or replaced.
+- A page counts the batches of each writer. A batch sent again after a lost reply counts once, and a gap in the numbers
+  shows that the store was reset to an older state.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ import orjson
 from policies.statistics import Key, Sums
 
 VERSIONS_KEPT = 50
-"""Of each document; older ones are dropped."""
+"""Versions kept of each document."""
 
 ERRORS = ("unreachable", "timeout", "refused", "full", "unwritable", "corrupt", "foreign", "lost")
-"""Kinds of trouble with a store; the last is counted where something that was there is gone."""
+"""Kinds of store failures; `lost` counts pages that disappeared from the store."""
 
 
 class StateError(Exception):
-    """A store that does not do what it was asked to.
+    """Raised by a failed operation of a store.
 
     Parameters
     ----------
     kind
         One of `ERRORS`.
     message
-        For a person; without passwords.
+        Message for the operator, without passwords.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -40,30 +42,30 @@ class StateError(Exception):
         self.kind = kind
 
 
-class Conflict(Exception):  # noqa: N818 -- nothing is wrong: somebody else was faster
-    """A document was changed by somebody else meanwhile.
+class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
+    """Raised when a document was changed by another process meanwhile.
 
     Parameters
     ----------
     version
-        The one that it has now.
+        Its version in the store.
     """
 
     def __init__(self, name: str, version: int) -> None:
-        super().__init__(f"{name} has version {version} by now")
+        super().__init__(f"{name} already has version {version}")
         self.version = version
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One version of a text with a name.
+    """One version of a named text.
 
     Parameters
     ----------
     version
-        From 1; each change has the next.
+        Consecutive number, from 1.
     written_s
-        When it was written, in seconds since 1970.
+        Time of writing, in seconds since 1970.
     """
 
     name: str
@@ -74,16 +76,18 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What one writer adds to one page.
+    """Sums that one writer adds to one page.
 
     Parameters
     ----------
     end_s
-        When the page may be forgotten, in seconds since 1970.
+        Expiry of the page, in seconds since 1970.
     generation
-        The one the writer knows; empty if it has not seen the page, and so has nothing in it.
+        The generation known to the writer; empty if it has not seen the page, and so has no share in it.
     batch
-        Number of this push among the writer's to this page in this generation, from 1.
+        Number of this push among the writer's pushes to this generation of the page, from 1.
+    rows
+        Sums to add, by key.
     """
 
     page: str
@@ -94,14 +98,15 @@ class Push:
 
 
 class Receipt(NamedTuple):
-    """What a page says to a push.
+    """The store's reply to a push.
 
     Parameters
     ----------
     generation
-        Of the page now. If it is not the one of the push, nothing was added, and nothing of this writer's is there.
+        Current generation of the page. If it differs from that of the push, nothing was added and the writer has no
+        share in the page.
     batch
-        Number of the writer's last push that is in the page.
+        Number of the writer's last push to the page.
     """
 
     generation: str
@@ -109,7 +114,7 @@ class Receipt(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A page as one writer reads it; `batch` as in its receipts."""
+    """A page as read by one writer; `generation` and `batch` as in its receipts."""
 
     generation: str
     batch: int
@@ -117,36 +122,35 @@ class Content(NamedTuple):
 
 
 class Store(Protocol):
-    """Somewhere to keep things; called from one thread at a time, which may have to wait a second or two.
+    """A store of pages and documents, called from one thread at a time, which may block for a second or two.
 
-    Every call raises `StateError` where the store cannot be reached or does not work; what it was to do may then have
-    been done or not.
+    Every method raises `StateError` if the store fails or cannot be reached. The operation may have happened or not.
 
     Attributes
     ----------
     kind
         `sqlite` or `redis`: a label in the metrics.
-    place
-        Where it is, for a person; without passwords.
+    location
+        Path or URL for messages, without passwords.
     """
 
     kind: str
-    place: str
+    location: str
 
     def push(self, model: str, writer: str, pushes: Sequence[Push]) -> list[Receipt]:
-        """Add to pages, each in one go or not at all; a page that was set back is begun again, empty."""
+        """Add to pages, each atomically; a page that was reset to an older state is deleted and started anew."""
 
     def stamps(self, model: str) -> dict[str, str]:
-        """Return a word for each page that is another one whenever its content is."""
+        """Return a stamp for each page, which changes with its content."""
 
     def read(self, model: str, writer: str, pages: Sequence[str]) -> dict[str, Content]:
-        """Return what stands in those of `pages` that exist."""
+        """Return the content of those of `pages` that exist."""
 
     def versions(self) -> dict[str, int]:
-        """Return the present version of each document."""
+        """Return the latest version of each document."""
 
     def history(self, name: str) -> list[Document]:
-        """Return the versions of a document that are kept, the present one last; none if there is no such document."""
+        """Return the stored versions of a document, oldest first; empty if there is no such document."""
 
     def put(self, document: Document) -> None:
         """Write the next version of a document.
@@ -154,52 +158,64 @@ class Store(Protocol):
         Raises
         ------
         Conflict
-            If the present one is not that before `document.version`; 0 stands for a document that does not exist.
+            If the stored version is not `document.version - 1`; a document that does not exist has version 0.
         """
 
     def restore(self, documents: Iterable[Document]) -> None:
-        """Put back versions of one document, in ascending order, that the store lost; it takes those above its own."""
+        """Restore lost versions of one document, in ascending order; versions that the store has are ignored."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
 
 
 def write_key(key: Key) -> str:
-    """Write a cell's key as a text that begins with `[`."""
+    """Return the text of a bucket's key, which begins with `[`.
+
+    Examples
+    --------
+    >>> write_key(("ngram", "chat"))
+    '["ngram","chat"]'
+    """
     return orjson.dumps(key).decode()
 
 
 def read_key(text: str | bytes) -> Key:
-    """Read what `write_key` wrote.
+    """Return the key of a text written by `write_key`.
 
     Raises
     ------
     StateError
-        If it was not written by it.
+        If the text has another form.
     """
     try:
         key = orjson.loads(text)
     except ValueError:
         key = None
     if not isinstance(key, list) or not all(isinstance(part, str) for part in key):
-        raise StateError("foreign", f"not a key of ours: {text!r}")
+        raise StateError("foreign", f"not a key written by the gateway: {text!r}")
     return tuple(key)
 
 
 def write_sums(sums: Sums) -> str:
-    """Write sums so that they are read back to the last bit."""
+    """Return a text from which `read_sums` restores the exact sums.
+
+    Examples
+    --------
+    >>> write_sums((1.0, 0.1))
+    '1.0 0.1'
+    """
     return " ".join(map(repr, sums))
 
 
 def read_sums(text: str | bytes) -> Sums:
-    """Read what `write_sums`, or the script in Redis, wrote.
+    """Return the sums of a text written by `write_sums` or by the Redis script.
 
     Raises
     ------
     StateError
-        If it was not written by it.
+        If the text has another form.
     """
     try:
         return tuple(map(float, text.split()))
     except ValueError:
-        raise StateError("foreign", f"not sums of ours: {text!r}") from None
+        raise StateError("foreign", f"not sums written by the gateway: {text!r}") from None

@@ -1,4 +1,4 @@
-"""Keeping a store and this process in step, once a second and beside the request path."""
+"""Synchronisation of this process with a store, once a second and off the request path."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from policies.statistics import Statistics
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-_LEAST_PAUSE_S = 0.2
+_MIN_PAUSE_S = 0.2
 _MAX_BACKOFF_S = 15.0
-_CPU_SHARE = 0.05
-"""Most of a core that exchanging experience may take: with very much of it, it is done less often."""
-_START_S = 1.0
-_STOP_S = 3.0
+_MAX_CPU_SHARE = 0.05
+"""Largest share of a core for exchanging statistics; large statistics are exchanged less often."""
+_START_TIMEOUT_S = 1.0
+_STOP_TIMEOUT_S = 3.0
 
 
 class State:
-    """What one gateway process keeps and shares.
+    """The state that one gateway process keeps and shares: statistics and documents.
 
-    A store that is slow, gone, wiped or back costs requests nothing: it is spoken to in a thread, and the process goes
-    on with what it knows. A failed attempt is repeated after a second, then after twice as long, up to 15 s.
+    The store is called in a thread, so a slow or failing store delays no request; the process continues with what it
+    knows. A failed attempt is repeated after one second, then with doubled pauses up to 15 s.
 
     Parameters
     ----------
     store
-        None if nothing is to be kept.
+        The store; None keeps nothing.
     learners
-        The experience of each model whose policy has any, by the model's name.
+        Statistics of the models whose policy learns, by model.
     metrics
-        The series of the store; None where there is none.
+        Metrics of the store; None without a store.
 
     Attributes
     ----------
     documents
-        Texts that are kept and shared too.
+        Named texts that are kept and shared, such as rules.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class State:
         return self._tried.is_set() and self._store is not None and not self._failures
 
     async def start(self) -> None:
-        """Read what is kept, but wait no longer than a second for it; then go on beside.
+        """Begin to synchronise, and wait up to one second for the first read.
 
-        Where nothing is learned and no document watched, nothing is opened or made.
+        The store is not opened if no policy learns and no document is watched.
         """
         if self._store is not None and (self._ledgers or self.documents.is_watched):
             self._begin(self._store)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._tried.wait(), _START_S)
+                await asyncio.wait_for(self._tried.wait(), _START_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Push what was observed last, but wait no longer than three seconds for it."""
+        """Push the last observations, waiting up to three seconds."""
         if self._task is not None and self._store is not None:
             self._stopping.set()
-            await asyncio.wait({self._task}, timeout=_STOP_S)
+            await asyncio.wait({self._task}, timeout=_STOP_TIMEOUT_S)
             self._task.cancel()
             self._thread.submit(self._store.close)
         self._thread.shutdown(wait=False)
@@ -99,7 +99,7 @@ class State:
             began_s = time.monotonic()
             await self._attempt(store)
             self._tried.set()
-            pause_s = max(_LEAST_PAUSE_S, PERIOD_S - (time.monotonic() - began_s))
+            pause_s = max(_MIN_PAUSE_S, PERIOD_S - (time.monotonic() - began_s))
             if self._failures:
                 pause_s = min(PERIOD_S * 2.0 ** min(self._failures - 1, 10), _MAX_BACKOFF_S) * random.uniform(0.8, 1.2)
             with contextlib.suppress(TimeoutError):
@@ -108,8 +108,8 @@ class State:
 
     async def _attempt(self, store: Store) -> None:
         began_s = time.perf_counter()
-        is_due = began_s >= self._next_exchange_s or self._stopping.is_set()
-        ledgers = self._ledgers if is_due else []
+        exchange_due = began_s >= self._next_exchange_s or self._stopping.is_set()
+        ledgers = self._ledgers if exchange_due else []
         for ledger in ledgers:
             ledger.stage()
         loop = asyncio.get_running_loop()
@@ -121,12 +121,12 @@ class State:
         for ledger in ledgers:
             ledger.settle()
         self.documents.settle(changed)
-        if is_due:
-            self._next_exchange_s = began_s + cpu_s / _CPU_SHARE
+        if exchange_due:
+            self._next_exchange_s = began_s + cpu_s / _MAX_CPU_SHARE
         self._note_success(store, time.perf_counter() - began_s)
 
     def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, tuple[Document, ...]], float]:
-        """Return the documents that have changed, and the seconds of a core that all this took."""
+        """Return the changed documents, and the CPU seconds used."""
         began_s = time.thread_time()
         changed = self.documents.refresh(store)
         for ledger in ledgers:
@@ -135,7 +135,7 @@ class State:
 
     def _note_failure(self, error: StateError) -> None:
         if not self._failures:
-            logger.warning("%s: %s; what is learned stays here until it is back", error.kind, error)
+            logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
         self._failures += 1
         self.documents.read_again()
         for ledger in self._ledgers:
@@ -146,7 +146,7 @@ class State:
 
     def _note_success(self, store: Store, took_s: float) -> None:
         if self._failures or not self._tried.is_set():
-            logger.info("what is learned is kept in %s", store.place)
+            logger.info("state is kept in %s", store.location)
         self._failures = 0
         if self._metrics is None:
             return
@@ -161,11 +161,11 @@ class State:
 
     async def _ask(self, job: Callable[[Store], None]) -> None:
         if self._store is None:
-            raise StateError("unreachable", "nothing is kept: the pool file says `state: none`")
+            raise StateError("unreachable", "nothing is kept: the pool file sets `state: none`")
         self._begin(self._store)
         await asyncio.get_running_loop().run_in_executor(self._thread, job, self._store)
 
 
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("nothing is kept or shared any more", exc_info=error)
+        logger.error("synchronisation of the state has stopped", exc_info=error)

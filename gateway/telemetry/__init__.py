@@ -1,1 +1,1 @@
-"""Metrics, and the fallback for policies that fail."""
+"""Prometheus metrics, and the fallback for policies that fail."""

@@ -1,6 +1,6 @@
-"""What is done when a policy fails: requests go by load, and the log and a metric tell.
+"""The fallback for policies that raise: requests go to the least loaded backend, with a log entry and a metric.
 
-A policy may be anybody's code. A defect in it is no reason to turn requests away: the pool serves as well as any.
+Policies may be third-party code, and a defect in one must not fail requests.
 """
 
 from __future__ import annotations
@@ -22,39 +22,58 @@ log = logging.getLogger(__name__)
 CALLS = ("choose", "observe", "observe_shadow", "maintenance")
 REASON = "policy_failed"
 
-_COMPLAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 
 class Fallback:
-    """Stands in for one model's policy where that fails."""
+    """Chooses backends for a model when its policy fails, and counts the failures.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> pool = [Backend(name, "llama", Method.NGRAM, url="", in_flight=n) for name, n in (("a", 3), ("b", 1))]
+    >>> from policies.features.request import Endpoint
+    >>> decision = Fallback().choose(RequestFeatures("llama", Endpoint.CHAT), pool)
+    >>> decision.backend, decision.policy, decision.reason
+    ('b', 'least_loaded', 'policy_failed')
+    """
 
     def __init__(self) -> None:
-        self._fewest = LeastLoaded(LoadSettings())
+        self._least_loaded = LeastLoaded(LoadSettings())
         self._failed: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
-        self._complained_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the least loaded candidate."""
-        return replace(self._fewest.choose(request, candidates), reason=REASON)
+        return replace(self._least_loaded.choose(request, candidates), reason=REASON)
 
     def note(self, policy: str, call: str, error: Exception) -> None:
-        """Count an error of a policy, and tell of it with its traceback, at most once a minute for each call."""
+        """Count an error of a policy, and log it with its traceback, at most once a minute per method.
+
+        Parameters
+        ----------
+        policy
+            Name of the policy.
+        call
+            The method that failed, one of `CALLS`.
+        """
         self._failed[call] += 1
         now_s = time.monotonic()
-        if now_s - self._complained_s.get(call, -_COMPLAIN_S) >= _COMPLAIN_S:
-            self._complained_s[call] = now_s
-            instead = "; requests go by least_loaded" if call == "choose" else ""
+        if now_s - self._logged_s.get(call, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+            self._logged_s[call] = now_s
+            consequence = "; requests are routed by least_loaded" if call == "choose" else ""
             log.error(
-                "policy %s failed in %s%s (said once a minute; gateway_policy_errors_total counts them)",
+                "policy %s failed in %s%s (logged once a minute; gateway_policy_errors_total counts failures)",
                 policy,
                 call,
-                instead,
+                consequence,
                 exc_info=error,
             )
 
     def count(self, metrics: Metrics, model: str) -> None:
-        """Add what happened since the last call to the metrics."""
+        """Add the failures since the last call to the metrics."""
         for call in CALLS:
             metrics.policy_errors.labels(model, call).inc(self._failed[call] - self._counted[call])
         self._counted = self._failed.copy()

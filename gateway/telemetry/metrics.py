@@ -1,8 +1,8 @@
-"""What Prometheus sees: `gateway_...` series, all with bounded labels, bound once for each backend.
+"""The Prometheus metrics `gateway_...`, all with bounded label values.
 
-With one worker the values live in the process; with several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
-imported, the workers keep them in files there, and each can answer for all. What is counted on the request path gets
-there with `refresh` (see `series`): the page is exact for the worker that writes it, and at most half a second
+With one worker the values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
+imported, the workers keep the values in files there, and each worker can serve the page of all. Updates on the request
+path get there with `refresh` (see `series`): the page is exact for the worker that serves it, and at most half a second
 old for the others.
 """
 
@@ -37,19 +37,25 @@ _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
 _OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
-"""What becomes of a gauge of several workers: the last value set, the sum, the least, or the most."""
+"""How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
 _TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
 _TEMPERATURE_LABELS = ("0", "0-0.3", "0.3-0.5", "0.5-0.7", "0.7-1", "1+")
 
 
 def temperature_bucket(temperature: float) -> str:
-    """Return the label of a temperature: `0`, `0-0.3`, ... `0.7-1`, `1+`; bounds belong to the lower bucket."""
+    """Return the label of a temperature: `0`, `0-0.3`, ... `0.7-1`, `1+`; bounds belong to the lower bucket.
+
+    Examples
+    --------
+    >>> [temperature_bucket(temperature) for temperature in (0.0, 0.3, 0.8, 2.0)]
+    ['0', '0-0.3', '0.7-1', '1+']
+    """
     return _TEMPERATURE_LABELS[bisect_left(_TEMPERATURES, temperature)]
 
 
 @dataclass(slots=True)
 class BackendMetrics:
-    """The series of one backend, with their labels bound."""
+    """The series of one backend."""
 
     labels: tuple[str, str, str]
     ttft: Distribution
@@ -64,7 +70,7 @@ class BackendMetrics:
 
 @dataclass(slots=True)
 class StateMetrics:
-    """The series of the store of what is learned, with their labels bound; errors by kind."""
+    """The series of the state store; errors by kind."""
 
     connected: Gauge
     last_sync: Gauge
@@ -75,7 +81,7 @@ class StateMetrics:
 
 
 class Metrics:
-    """Every series of the gateway."""
+    """All metrics of the gateway."""
 
     def __init__(self) -> None:  # noqa: PLR0915 -- a list of series
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a third series for each counter and histogram
@@ -100,71 +106,90 @@ class Metrics:
         def gauge(name: str, text: str, labels: tuple[str, ...], workers: _OfWorkers = "livemostrecent") -> Gauge:
             return Gauge(name, text, labels, registry=registry, multiprocess_mode=workers)
 
-        self.requests = counter("gateway_requests", "Requests ended, by what became of them", (*_BACKEND, "outcome"))
+        self.requests = counter("gateway_requests", "Requests ended, by outcome", (*_BACKEND, "outcome"))
         self.ttft = histogram(
             "gateway_ttft_seconds", "Arrival to first chunk of the answer (streams)", _BACKEND, _LATENCY_S
         )
         self.itl = histogram(
-            "gateway_itl_seconds", "Between two chunks of a stream; one chunk is one engine step", _BACKEND, _STEP_S
+            "gateway_itl_seconds",
+            "Time between two chunks of a stream; one chunk is one engine step",
+            _BACKEND,
+            _STEP_S,
         )
         self.tpot = histogram("gateway_tpot_seconds", "Time per output token after the first", _BACKEND, _STEP_S)
         self.e2e = histogram("gateway_e2e_seconds", "Arrival to the end of the answer", _BACKEND, _LATENCY_S)
-        self.queue = histogram("gateway_queue_seconds", "Waiting in the engine, where it says", _BACKEND, _LATENCY_S)
+        self.queue = histogram(
+            "gateway_queue_seconds", "Waiting in the engine, if it reports that", _BACKEND, _LATENCY_S
+        )
         self.overhead = histogram(
-            "gateway_overhead_seconds", "From a request's last byte to its being sent on", ("model",), _OVERHEAD_S
+            "gateway_overhead_seconds",
+            "From the last byte of a request to its sending to a backend",
+            ("model",),
+            _OVERHEAD_S,
         )
         self.prompt_tokens = counter("gateway_prompt_tokens", "Prompt tokens", _BACKEND)
         self.output_tokens = counter("gateway_output_tokens", "Output tokens", _BACKEND)
         self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*_BACKEND, "temperature", "source"))
         self.step_tokens = counter(
-            "gateway_step_tokens", "Tokens that those steps emitted", (*_BACKEND, "temperature", "source")
+            "gateway_step_tokens", "Tokens that these steps emitted", (*_BACKEND, "temperature", "source")
         )
         self.drafted = counter("gateway_drafted_tokens", "Tokens drafted", (*_BACKEND, "temperature"))
         self.accepted = counter("gateway_accepted_tokens", "Drafted tokens accepted", (*_BACKEND, "temperature"))
-        self.decisions = counter("gateway_decisions", "Choices made", ("model", "policy", "reason"))
-        self.policy_errors = counter("gateway_policy_errors", "Failures of the policy itself", ("model", "call"))
+        self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
+        self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
-        self.recorded = counter("gateway_recorder_records", "Requests that were to be recorded", ("result",))
+        self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
         self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
         self.shadow = counter(
-            "gateway_shadow_texts", "Finished texts that lookups were to be replayed on", ("model", "result")
+            "gateway_shadow_texts", "Finished texts selected for shadow drafting", ("model", "result")
         )
-        self.lookup_cpu = counter("gateway_shadow_cpu_seconds", "Processor time of replaying lookups", ("model",))
-        self.in_flight = gauge("gateway_in_flight", "Requests under way", _BACKEND, "livesum")
+        self.shadow_cpu = counter("gateway_shadow_cpu_seconds", "CPU time of shadow drafting", ("model",))
+        self.in_flight = gauge("gateway_in_flight", "Requests in flight", _BACKEND, "livesum")
         self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
         self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))
         self.simulated = gauge("gateway_backend_simulated", "1 if the backend is simulated", _BACKEND)
-        self.running = gauge("gateway_backend_running", "Requests in the engine's batch, as it says", _BACKEND)
-        self.waiting = gauge("gateway_backend_waiting", "Requests queued in the engine, as it says", _BACKEND)
-        self.kv_usage = gauge("gateway_backend_kv_usage_ratio", "KV cache in use, as it says", _BACKEND)
+        self.running = gauge("gateway_backend_running", "Requests in the engine's batch, as it reports", _BACKEND)
+        self.waiting = gauge("gateway_backend_waiting", "Requests waiting in the engine, as it reports", _BACKEND)
+        self.kv_usage = gauge(
+            "gateway_backend_kv_usage_ratio", "Share of the KV cache in use, as the engine reports", _BACKEND
+        )
         self.acceptance = gauge(
-            "gateway_backend_acceptance_ratio", "Accepted over drafted tokens since the engine started", _BACKEND
+            "gateway_backend_acceptance_ratio", "Accepted / drafted tokens since the engine started", _BACKEND
         )
         self.acceptance_length = gauge(
-            "gateway_backend_acceptance_length", "Accepted + 1 over steps that drafted, since it started", _BACKEND
+            "gateway_backend_acceptance_length",
+            "Accepted tokens per step with a draft, + 1, since the engine started",
+            _BACKEND,
         )
         self.frozen = gauge("gateway_policy_frozen", "1 if the policy has frozen itself", ("model",), "livemax")
         self.ratio = gauge(
-            "gateway_policy_ratio_to_least_loaded", "Time per work of the policy over least_loaded's", ("model",)
+            "gateway_policy_ratio_to_least_loaded", "Time per unit of work: policy / least_loaded", ("model",)
         )
-        self.quarantined = gauge(
+        self.outlier_ejected = gauge(
             "gateway_backend_outlier_ejected",
-            "1 if the policy has put the backend out",
+            "1 if the policy has ejected the backend as an outlier",
             ("model", "backend"),
             "livemax",
         )
-        self.state_connected = gauge("gateway_state_connected", "1 if the store could be used", _STORE, "livemin")
+        self.state_connected = gauge("gateway_state_connected", "1 if the state store is reachable", _STORE, "livemin")
         self.state_last_sync = gauge(
-            "gateway_state_last_sync_timestamp_seconds", "When the store was last in step", _STORE, "livemin"
+            "gateway_state_last_sync_timestamp_seconds",
+            "Time of the last synchronization with the state store",
+            _STORE,
+            "livemin",
         )
-        self.state_sync = histogram("gateway_state_sync_seconds", "Getting the store in step", _STORE, _SYNC_S)
-        self.state_rows = counter("gateway_state_rows", "Rows of experience exchanged", (*_STORE, "direction"))
-        self.state_errors = counter("gateway_state_errors", "Trouble with the store", (*_STORE, "kind"))
+        self.state_sync = histogram(
+            "gateway_state_sync_seconds", "Duration of a synchronization with the state store", _STORE, _SYNC_S
+        )
+        self.state_rows = counter(
+            "gateway_state_rows", "Rows of statistics exchanged with the state store", (*_STORE, "direction")
+        )
+        self.state_errors = counter("gateway_state_errors", "Errors of the state store", (*_STORE, "kind"))
 
     def bind(self, backend: Backend) -> BackendMetrics:
-        """Return a backend's series; do it once, since finding a series by its labels costs more than counting."""
+        """Return a backend's series; call once per backend, since the lookup by labels costs more than an update."""
         labels = (backend.model, backend.name, backend.method.value)
         return BackendMetrics(
             labels,
@@ -175,12 +200,20 @@ class Metrics:
             queue=self.queue.labels(*labels),
             prompt_tokens=self.prompt_tokens.labels(*labels),
             output_tokens=self.output_tokens.labels(*labels),
-            # All from the start: a rate over a series that begins with its first event misses that event.
+            # Created at once: the rate of a series that appears with its first event misses that event.
             outcomes={outcome: self.requests.labels(*labels, outcome) for outcome in OUTCOMES},
         )
 
     def bind_state(self, store: str, kinds: Iterable[str]) -> StateMetrics:
-        """Return the series of a store of the given kind, with those of its errors."""
+        """Return the series of a state store.
+
+        Parameters
+        ----------
+        store
+            Kind of the store, its label.
+        kinds
+            Kinds of its errors.
+        """
         return StateMetrics(
             self.state_connected.labels(store),
             self.state_last_sync.labels(store),
@@ -191,11 +224,11 @@ class Metrics:
         )
 
     def count_refusal(self) -> None:
-        """Count a request that the gateway turned away before it had a model: bad, without a key, over a limit."""
+        """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
 
     def count_steps(self, bound: BackendMetrics, temperature: float, source: str, steps: float, tokens: float) -> None:
-        """Count the steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""
+        """Count the engine steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""
         bucket = temperature_bucket(temperature)
         self.steps.labels(*bound.labels, bucket, source).inc(steps)
         self.step_tokens.labels(*bound.labels, bucket, source).inc(tokens)
@@ -207,12 +240,12 @@ class Metrics:
         self.accepted.labels(*bound.labels, bucket).inc(accepted)
 
     def flush(self) -> None:
-        """Hand what was counted on to where `render` finds it, in this process or another; on the event loop."""
+        """Add counted updates to `prometheus_client`, for `render` in any process; runs on the event loop."""
         for series in self._summed:
             series.flush()
 
     def refresh(self, backends: Iterable[tuple[Backend, EngineMetrics | None]]) -> None:
-        """Write down the condition of the backends, and what was counted; called twice a second, and by a scrape."""
+        """Update the gauges of the backends, and flush; called twice a second and on each scrape."""
         self.flush()
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
@@ -229,22 +262,22 @@ class Metrics:
             if engine is not None and engine.acceptance_length is not None:
                 self.acceptance_length.labels(*labels).set(engine.acceptance_length)
 
-    def refresh_policy(self, model: str, frozen: bool, ratio: float, quarantined: Mapping[str, bool]) -> None:
-        """Write down how a policy that learns fares.
+    def refresh_policy(self, model: str, frozen: bool, ratio: float, ejected: Mapping[str, bool]) -> None:
+        """Update the gauges of a learned policy.
 
         Parameters
         ----------
         ratio
-            NaN where it is not known.
-        quarantined
-            By backend.
+            Time per unit of work, relative to least_loaded; NaN if unknown.
+        ejected
+            Whether each backend is ejected as an outlier, by name.
         """
         self.frozen.labels(model).set(frozen)
         if not math.isnan(ratio):
             self.ratio.labels(model).set(ratio)
-        for backend, out in quarantined.items():
-            self.quarantined.labels(model, backend).set(out)
+        for backend, is_ejected in ejected.items():
+            self.outlier_ejected.labels(model, backend).set(is_ejected)
 
     def render(self) -> bytes:
-        """Write the page that Prometheus scrapes."""
+        """Return the page that Prometheus scrapes."""
         return generate_latest(self.registry)

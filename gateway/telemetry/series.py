@@ -1,8 +1,8 @@
-"""Counters and histograms that are cheap to add to.
+"""Counters and histograms that are cheap to update.
 
-A `prometheus_client` counter takes a lock each time, and finding its labels costs twice as much again: with a dozen of
-them that is more than all the rest of a request's bookkeeping. Everything on the request path is counted on the event
-loop, by one thread: so it is summed up here without a lock, and `flush` hands the sums on.
+A `prometheus_client` counter takes a lock on each update, and looking up its labels costs twice as much again; for a
+dozen counters that exceeds all other bookkeeping of a request. The request path runs in one thread, the event loop's:
+its updates are summed here without locks, and `flush` adds the sums to `prometheus_client`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from prometheus_client import Counter, Histogram
 
 
 class Count:
-    """One series of a counter."""
+    """One series of a counter.
+
+    Examples
+    --------
+    >>> series = Counter("requests", "Requests", registry=None)
+    >>> count = Count(series)
+    >>> count.inc()
+    >>> count.inc(2.0)
+    >>> count.flush()
+    >>> series.collect()[0].samples[0].value
+    3.0
+    """
 
     __slots__ = ("_amount", "_series")
 
@@ -23,25 +34,31 @@ class Count:
         self._amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add to it."""
+        """Add an amount."""
         self._amount += amount
 
     def flush(self) -> None:
-        """Hand on what was added since the last time."""
+        """Add the updates since the last flush to `prometheus_client`."""
         if self._amount:
             self._series.inc(self._amount)
             self._amount = 0.0
 
 
 class Distribution:
-    """One series of a histogram."""
+    """One series of a histogram.
+
+    Parameters
+    ----------
+    bounds
+        Upper bounds of its buckets, ascending, without infinity.
+    """
 
     __slots__ = ("_bounds", "_counts", "_series", "_sum")
 
     def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
-        self._series: Any = series  # its buckets are private, but the way in that is not takes one value at a time
+        self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)  # the last one beyond all bounds
+        self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -50,7 +67,7 @@ class Distribution:
         self._sum += value
 
     def flush(self) -> None:
-        """Hand on what was added since the last time."""
+        """Add the updates since the last flush to `prometheus_client`."""
         if not any(self._counts):
             return
         for bucket, count in zip(self._series._buckets, self._counts, strict=True):
@@ -62,27 +79,34 @@ class Distribution:
 
 
 class Counts:
-    """All series of a counter, by the values of its labels."""
+    """All series of a counter, by label values.
+
+    Examples
+    --------
+    >>> counts = Counts(Counter("requests", "Requests", ("model",), registry=None))
+    >>> counts.labels("llama") is counts.labels("llama")
+    True
+    """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._series: dict[tuple[str, ...], Count] = {}
 
     def labels(self, *values: str) -> Count:
-        """Return the series with these labels; it exists from then on, at zero."""
-        found = self._series.get(values)
-        if found is None:
-            found = self._series[values] = Count(self._counter.labels(*values))
-        return found
+        """Return the series with these label values; created at zero if new."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = Count(self._counter.labels(*values))
+        return series
 
     def flush(self) -> None:
-        """Hand on what was added since the last time."""
+        """Add the updates since the last flush to `prometheus_client`."""
         for series in self._series.values():
             series.flush()
 
 
 class Distributions:
-    """All series of a histogram, by the values of its labels."""
+    """All series of a histogram, by label values."""
 
     def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
         self._histogram = histogram
@@ -90,13 +114,13 @@ class Distributions:
         self._series: dict[tuple[str, ...], Distribution] = {}
 
     def labels(self, *values: str) -> Distribution:
-        """Return the series with these labels; it exists from then on, empty."""
-        found = self._series.get(values)
-        if found is None:
-            found = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
-        return found
+        """Return the series with these label values; created empty if new."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
+        return series
 
     def flush(self) -> None:
-        """Hand on what was added since the last time."""
+        """Add the updates since the last flush to `prometheus_client`."""
         for series in self._series.values():
             series.flush()

@@ -1,1 +1,1 @@
-"""`gateway bench`: load on an OpenAI-compatible endpoint or on each replica of a pool, and what came of it."""
+"""`gateway bench`: measures an OpenAI-compatible endpoint, or each replica of a pool, under load."""

@@ -1,4 +1,4 @@
-"""When requests are sent: drawn from a distribution, or read from a trace."""
+"""Arrival times of requests, drawn from a distribution or read from a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class Arrival:
     Parameters
     ----------
     at_s
-        Seconds after the first.
+        Arrival in seconds after the first request.
+
+    Examples
+    --------
+    >>> Arrival(0.5, input_tokens=374, output_tokens=44).at_s
+    0.5
     """
 
     at_s: float
@@ -37,21 +42,27 @@ class Arrival:
 def gamma_arrivals(
     rate: float, burstiness: float, random: np.random.Generator, count: int | None, duration_s: float | None
 ) -> list[float]:
-    """Return when requests are sent, in seconds from the start, ascending.
+    """Return ascending arrival times in seconds from the start.
 
     Parameters
     ----------
     rate
         Requests per second.
     burstiness
-        Shape of the gamma distribution of the intervals; 1 makes them a Poisson process. As in `vllm bench serve`.
+        Shape of the gamma distribution of the intervals, as in `vllm bench serve`; 1 gives a Poisson process.
     count, duration_s
-        How many and for how long; at least one of them is given.
+        Maximum number of requests and of seconds; at least one must be given.
 
     Notes
     -----
-    Given a count alone, the intervals are scaled to a sum of exactly `count / rate`, as `vllm bench serve` does, so
-    that the offered rate does not vary with the seed. Given a duration, the number of arrivals is left to chance.
+    With a count alone, the intervals are scaled to a sum of exactly `count / rate`, as in `vllm bench serve`, so that
+    the offered rate does not vary with the seed. With a duration, the number of arrivals is random.
+
+    Examples
+    --------
+    >>> times = gamma_arrivals(4.0, 1.0, np.random.default_rng(0), count=100, duration_s=None)
+    >>> len(times), round(times[-1], 6)
+    (100, 25.0)
     """
     expected = count if duration_s is None else min(count or np.inf, duration_s * rate * 1.2 + 50)
     assert expected is not None
@@ -71,7 +82,7 @@ def read_trace(path: Path) -> list[Arrival]:
     Raises
     ------
     UsageError
-        What is wrong with it, and in which line.
+        If the file is invalid; the message names the line.
     """
     try:
         arrivals = list(_rows(path))
@@ -79,18 +90,20 @@ def read_trace(path: Path) -> list[Arrival]:
         raise UsageError(f"--trace: {path}: {error}") from None
     if not arrivals:
         raise UsageError(f"--trace: {path}: holds no requests")
-    arrivals.sort(key=lambda one: one.at_s)
+    arrivals.sort(key=lambda arrival: arrival.at_s)
     first_s = arrivals[0].at_s
-    return [Arrival(one.at_s - first_s, one.input_tokens, one.output_tokens) for one in arrivals]
+    return [Arrival(arrival.at_s - first_s, arrival.input_tokens, arrival.output_tokens) for arrival in arrivals]
 
 
 def shorten(trace: list[Arrival], rate: float | None, count: int | None, duration_s: float | None) -> list[Arrival]:
-    """Return the first requests of a trace, its times stretched to a mean of `rate` requests per second if given."""
+    """Return the first requests of a trace, with its times stretched to a mean rate of `rate` per second if given."""
     stretch = 1.0
     if rate is not None and len(trace) > 1 and trace[-1].at_s > 0:
         stretch = (len(trace) - 1) / trace[-1].at_s / rate
-    stretched = [Arrival(one.at_s * stretch, one.input_tokens, one.output_tokens) for one in trace[:count]]
-    return [one for one in stretched if duration_s is None or one.at_s < duration_s]
+    stretched = [
+        Arrival(arrival.at_s * stretch, arrival.input_tokens, arrival.output_tokens) for arrival in trace[:count]
+    ]
+    return [arrival for arrival in stretched if duration_s is None or arrival.at_s < duration_s]
 
 
 def _rows(path: Path) -> Iterator[Arrival]:
@@ -98,7 +111,7 @@ def _rows(path: Path) -> Iterator[Arrival]:
     reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
     missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
-        raise UsageError(f"--trace: {path}: has no column {missing[0]}; its first line must name them")
+        raise UsageError(f"--trace: {path}: has no column {missing[0]}; the first line must name the columns")
     for row in reader:
         try:
             lengths = [int(row[name]) for name in _COLUMNS[1:]]

@@ -1,4 +1,4 @@
-"""`gateway bench` from its options to its exit status."""
+"""Implementation of `gateway bench`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _SECRET_OPTIONS = ("--api-key", "--header")
 
 
 def bench(**options: Any) -> int:
-    """Run a benchmark as the command line asks for it.
+    """Run a benchmark with the options of the command line.
 
     Returns
     -------
     int
-        Exit status: 0, 1 if a target could not be measured or no request succeeded, 2 if the input is wrong (then
-        nothing was sent), 130 after Ctrl-C.
+        Exit status: 0 for success, 1 if a target could not be measured or no request succeeded, 2 if the input is wrong
+        (nothing is sent then), 130 after Ctrl-C.
     """
     settings = read_settings(**options)
     targets = _targets(settings)
@@ -80,7 +80,7 @@ def _inputs(settings: BenchSettings) -> Inputs:
         return Inputs(trace=trace)
     output_tokens = settings.output_tokens
     if output_tokens is not None and output_tokens[0] != output_tokens[1]:
-        raise UsageError("--output-tokens: one number with --dataset, no range")
+        raise UsageError("--output-tokens: with --dataset, give one number instead of a range")
     count_tokens = token_counter(settings.tokenizer)
     limit = output_tokens[0] if output_tokens is not None else None
     return Inputs(read_dataset(settings.dataset, count_tokens, limit, chat=settings.endpoint == "chat"), trace)
@@ -102,16 +102,16 @@ def _measure(settings: BenchSettings, targets: Sequence[Target], inputs: Inputs)
         outcome = uvloop.run(run())
     finally:
         watcher.close()
-    broken = any(one.kind in {"connect", "broken"} for run in outcome.runs for one in run.failures)
+    broken = any(failure.kind in {"connect", "broken"} for run in outcome.runs for failure in run.failures)
     if (broken or outcome.not_measured) and any(run_dir.rglob("*.log")):
-        print(f"What the replicas logged is in {run_dir}", file=sys.stderr)
+        print(f"Logs of the replicas: {run_dir}", file=sys.stderr)
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
     return outcome
 
 
 def _shown_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments without what could be a secret."""
+    """Return the arguments with possible secrets replaced by `...`."""
     shown: list[str] = []
     for word in argv[1:]:
         if shown and shown[-1] in _SECRET_OPTIONS:

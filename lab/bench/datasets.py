@@ -1,4 +1,4 @@
-"""Prompts from files: conversations in ShareGPT's format, and JSON lines."""
+"""Prompts from files: ShareGPT conversations and JSON lines."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from backends.validation import UsageError
 from lab.bench.prompts import Prompt
 
 _CHARACTERS_PER_TOKEN = 4.0
-# The bounds of `vllm bench serve` on conversations of ShareGPT.
-_SHORTEST_TOKENS = 4
-_LONGEST_PROMPT_TOKENS = 1024
-_LONGEST_TOTAL_TOKENS = 2048
+# The bounds that `vllm bench serve` puts on ShareGPT conversations.
+_MIN_TOKENS = 4
+_MAX_PROMPT_TOKENS = 1024
+_MAX_TOTAL_TOKENS = 2048
 
 CountTokens = Callable[[str], int]
 
 
 def token_counter(path: Path | None) -> CountTokens:
-    """Return what counts the tokens of a text: the tokenizer in `path`, or a quarter of the characters without one.
+    """Return a function that counts the tokens of a text.
 
     Parameters
     ----------
     path
-        A `tokenizer.json`, or a folder that holds one.
+        A `tokenizer.json`, or a folder with one; None estimates a quarter of the characters.
 
     Raises
     ------
     UsageError
-        If it holds no tokenizer.
+        If there is no valid tokenizer.
+
+    Examples
+    --------
+    >>> token_counter(None)("four words of text")
+    4
     """
     if path is None:
         return lambda text: max(1, round(len(text) / _CHARACTERS_PER_TOKEN))
@@ -40,7 +45,7 @@ def token_counter(path: Path | None) -> CountTokens:
 
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        # The library raises bare exceptions from Rust for whatever is wrong with the file.
+        # The library raises bare `Exception`s from Rust for any invalid file.
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # noqa: BLE001
         raise UsageError(f"--tokenizer: {file}: {error}") from None
@@ -48,26 +53,26 @@ def token_counter(path: Path | None) -> CountTokens:
 
 
 def read_dataset(path: Path, count_tokens: CountTokens, output_tokens: int | None, *, chat: bool) -> list[Prompt]:
-    """Read the prompts of a file: ShareGPT's format if it is one JSON list, JSON lines otherwise; `.gz` is unpacked.
+    """Read the prompts of a file: ShareGPT's format if it is one JSON list, else JSON lines; `.gz` is decompressed.
 
     Parameters
     ----------
     output_tokens
-        The answers' limit. Without it, an answer may be as long as the one recorded in ShareGPT's format, and in JSON
-        lines as `output_tokens` says.
+        Limit on the length of answers. None takes the length of the recorded answer (ShareGPT) or the line's
+        `output_tokens` (JSON lines).
     chat
-        False refuses whole conversations, which only the chat endpoint takes.
+        Whether the chat endpoint is used; only it accepts conversations.
 
     Returns
     -------
     list
-        Of ShareGPT's format, the first question of each conversation that `vllm bench serve` would take: question and
-        answer of 4 tokens or more, the question of at most 1,024, both of 2,048.
+        For ShareGPT's format, the first question of each conversation that `vllm bench serve` would accept: question
+        and answer of 4 tokens or more, the question of at most 1,024, both together of at most 2,048.
 
     Raises
     ------
     UsageError
-        What is wrong with the file, and in which line.
+        If the file is invalid; the message names the line.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -87,18 +92,18 @@ def _sharegpt(path: Path, data: bytes, count_tokens: CountTokens, output_tokens:
         entries = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"--dataset: {path}: not JSON: {error}") from None
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, Mapping) else None
         if not isinstance(turns, list):
-            raise UsageError(f"--dataset: {path}: entry {place} has no list 'conversations': not ShareGPT's format")
+            raise UsageError(f"--dataset: {path}: entry {index} has no list 'conversations': not ShareGPT's format")
         values = [turn.get("value") for turn in turns[:2] if isinstance(turn, Mapping)]
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) < 2:
             continue
         question, answer = count_tokens(texts[0]), count_tokens(texts[1])
         limit = output_tokens or answer
-        too_short = question < _SHORTEST_TOKENS or (output_tokens is None and answer < _SHORTEST_TOKENS)
-        if not too_short and question <= _LONGEST_PROMPT_TOKENS and question + limit <= _LONGEST_TOTAL_TOKENS:
+        too_short = question < _MIN_TOKENS or (output_tokens is None and answer < _MIN_TOKENS)
+        if not too_short and question <= _MAX_PROMPT_TOKENS and question + limit <= _MAX_TOTAL_TOKENS:
             yield Prompt(texts[0], output_tokens=limit)
 
 
@@ -115,16 +120,20 @@ def _lines(path: Path, data: bytes, output_tokens: int | None, *, chat: bool) ->
 
 def _line(entry: Any, output_tokens: int | None, *, chat: bool) -> Prompt:
     if not isinstance(entry, Mapping):
-        raise ValueError("expected an object")  # noqa: TRY004 -- the file's fault, told with its line
-    own = entry.get("output_tokens")
-    if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
+        raise ValueError("expected an object")  # noqa: TRY004 -- invalid data, reported with its line
+    recorded = entry.get("output_tokens")
+    if recorded is not None and (not isinstance(recorded, int) or isinstance(recorded, bool) or recorded < 1):
         raise ValueError("'output_tokens' must be a whole number above 0")
-    limit = output_tokens or own
+    limit = output_tokens or recorded
     text, messages = entry.get("prompt"), entry.get("messages")
-    if isinstance(messages, list) and messages and all(isinstance(one, Mapping) and "role" in one for one in messages):
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
         if not chat:
             raise ValueError("'messages' need --endpoint chat")
         return Prompt(messages=messages, output_tokens=limit)
     if isinstance(text, str) and text:
         return Prompt(text, output_tokens=limit)
     raise ValueError("needs 'prompt' (text) or 'messages' (a conversation)")
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and "role" in value

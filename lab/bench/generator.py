@@ -1,4 +1,4 @@
-"""The load generator: sends requests when they are due and notes when every chunk of an answer arrives."""
+"""The load generator: sends requests when they are due and records when each chunk of an answer arrives."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Protocol
 from backends.http.client import Call, HeaderList, UpstreamClient, UpstreamError, request_head
 from lab.bench.record import AnswerReader, Record, error_message
 
-_EARLY_S = 0.0005  # the loop's timers have a resolution of a millisecond
+_EARLY_S = 0.0005  # timers of the event loop have a resolution of a millisecond
 _TICK_S = 0.02
-_GIVE_UP_AFTER = 100
+_MAX_CONSECUTIVE_FAILURES = 100
 _ERROR_BODY_BYTES = 4096
 _BACKEND = b"x-gateway-backend"
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the generator itself fared.
+    """Health of the generator itself during a run.
 
     Parameters
     ----------
     cpu_share
-        Of one core, 0 to 1: near 1 it is the generator that is measured.
+        Share of one core used, 0 to 1; near 1, the generator is the bottleneck.
     late_s
-        For each request of an open loop, how much later than due it was sent.
+        Delay of each request of an open loop behind its due time.
     stall_s
-        How much later than asked the event loop came back, some fifty times a second: the error of the timestamps.
+        Delays of a timer that fires fifty times a second: the error of the timestamps.
     """
 
     cpu_share: float
@@ -39,21 +39,23 @@ class Health:
 
 
 class Sender(Protocol):
-    """What sends the requests of a run."""
+    """Sends the requests of a run."""
 
-    def post(self, record: Record, body: bytes, on_end: Callable[[Flight], None]) -> Flight:
-        """Send request `record.index` now; `on_end` is told when its answer has ended or failed."""
+    def post(self, record: Record, body: bytes, on_end: Callable[[InFlightRequest], None]) -> InFlightRequest:
+        """Send request `record.index` now; `on_end` is called when its answer has ended or failed."""
 
 
-class Wire:
-    """Where requests go, and what they all have in common.
+class HttpSender:
+    """Sends requests to one path of one server.
 
     Parameters
     ----------
     target
-        Path that is posted to.
+        Request path.
     headers
-        Sent with every request.
+        Headers of every request.
+    timeout_s
+        Seconds after which a request is aborted.
     """
 
     def __init__(self, client: UpstreamClient, target: str, headers: list[tuple[str, str]], timeout_s: float) -> None:
@@ -68,25 +70,25 @@ class Wire:
         self,
         record: Record,
         body: bytes,
-        on_end: Callable[[Flight], None],
+        on_end: Callable[[InFlightRequest], None],
         headers: Iterable[tuple[bytes, bytes]] = (),
-    ) -> Flight:
-        """Send a request now, with headers of its own; `on_end` is told when its answer has ended or failed."""
+    ) -> InFlightRequest:
+        """Send a request now, with extra headers; `on_end` is called when its answer has ended or failed."""
         length = (b"content-length", b"%d" % len(body))
         head = request_head(b"POST", self._target, [*self._headers, *headers, length])
-        flight = Flight(record, on_end)
+        flight = InFlightRequest(record, on_end)
         record.sent_s = time.perf_counter()
         flight.call = self._client.send(head, body, flight)
         flight.timer = asyncio.get_running_loop().call_later(self._timeout_s, flight.time_out)
         return flight
 
 
-class Flight:
-    """One request under way; the receiver of its call."""
+class InFlightRequest:
+    """A request in flight, and the receiver of its response."""
 
     __slots__ = ("_error_body", "_on_end", "_reader", "_status", "call", "record", "timer")
 
-    def __init__(self, record: Record, on_end: Callable[[Flight], None]) -> None:
+    def __init__(self, record: Record, on_end: Callable[[InFlightRequest], None]) -> None:
         self.record = record
         self.call: Call | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -96,19 +98,19 @@ class Flight:
         self._error_body = b""
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        """Take the status, and who answers."""
+        """Handle status and headers."""
         self._status = status
         self.record.backend = next((value.decode("latin-1") for name, value in headers if name == _BACKEND), "")
 
     def on_data(self, data: bytes) -> None:
-        """Note the chunks in it; of an answer that is an error, keep the beginning."""
+        """Handle data of the body: read its chunks, or keep the beginning of an error."""
         if self._status == 200:
             self._reader.feed(data, time.perf_counter())
         elif len(self._error_body) < _ERROR_BODY_BYTES:
             self._error_body += data
 
     def on_end(self) -> None:
-        """Judge the answer."""
+        """Handle the end of the response."""
         if self._status == 200:
             self._reader.close()
         else:
@@ -116,16 +118,16 @@ class Flight:
         self._end()
 
     def on_error(self, error: UpstreamError) -> None:
-        """Note how the connection failed."""
+        """Handle a failed connection."""
         self.record.fail(error.kind, str(error))
         self._end()
 
     def time_out(self) -> None:
-        """Give it up as too slow."""
-        self.give_up("timeout", "took longer than --timeout")
+        """Abort the request because it takes too long."""
+        self.abort("timeout", "took longer than --timeout")
 
-    def give_up(self, kind: str, detail: str) -> None:
-        """Close the connection, at which the engine drops the request."""
+    def abort(self, kind: str, detail: str) -> None:
+        """Close the connection, so that the engine drops the request."""
         if self.call is not None:
             self.call.cancel()
         self.record.fail(kind, detail)
@@ -144,41 +146,41 @@ class Generator:
     Parameters
     ----------
     body
-        Writes the body of request `index`.
+        Function that returns the body of request `index`.
     on_progress
         Called as each request ends.
 
     Attributes
     ----------
     records
-        All that was sent, in the order of sending; those still under way have `ended_s` 0.
+        All requests sent, in order; those in flight have `ended_s` 0.
     gave_up
-        Whether a closed loop ended early because nothing but failures came.
+        Whether a closed loop stopped early after a hundred consecutive failures.
     """
 
     def __init__(
-        self, wire: Sender, body: Callable[[int], bytes], on_progress: Callable[[Record], None] | None = None
+        self, sender: Sender, body: Callable[[int], bytes], on_progress: Callable[[Record], None] | None = None
     ) -> None:
-        self._wire = wire
+        self._sender = sender
         self._body = body
         self._on_progress = on_progress or (lambda _record: None)
-        self._flights: set[Flight] = set()
+        self._flights: set[InFlightRequest] = set()
         self._done = asyncio.Event()
         self._next_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
         self._refill: Callable[[], None] | None = None
-        self._pending = False  # more are to be sent
-        self._failed_in_a_row = 0
+        self._pending = False  # whether more requests are to be sent
+        self._consecutive_failures = 0
         self._stall_s: list[float] = []
         self._start_s = 0.0
         self.records: list[Record] = []
         self.gave_up = False
 
     async def open_loop(self, due_s: list[float]) -> Health:
-        """Send request i when `due_s[i]` seconds have passed, whatever became of the others; return when all ended."""
+        """Send request i after `due_s[i]` seconds regardless of the others; return when all have ended."""
         begin = self._begin()
         self._pending = bool(due_s)
-        bodies = [self._body(index) for index in range(min(len(due_s), _AHEAD))]
+        bodies = [self._body(index) for index in range(min(len(due_s), _PREPARED_BODIES))]
 
         def send_due() -> None:
             now_s = time.perf_counter()
@@ -200,12 +202,14 @@ class Generator:
         return self._health(begin, late_s)
 
     async def closed_loop(self, concurrency: int, count: int | None, duration_s: float | None) -> Health:
-        """Keep `concurrency` requests under way until `count` were sent or `duration_s` passed; then let them end.
+        """Keep `concurrency` requests in flight until `count` are sent or `duration_s` has passed; wait for the last.
 
-        After a hundred failures in a row it sends no more.
+        Stop sending after a hundred consecutive failures.
         """
         begin = self._begin()
-        bodies = [self._body(index) for index in range(min(count, _AHEAD) if count is not None else concurrency)]
+        bodies = [
+            self._body(index) for index in range(min(count, _PREPARED_BODIES) if count is not None else concurrency)
+        ]
         self._start_s = time.perf_counter()
         stop_s = self._start_s + duration_s if duration_s is not None else float("inf")
 
@@ -226,29 +230,29 @@ class Generator:
 
     @property
     def start_s(self) -> float:
-        """When the run began, by `time.perf_counter`."""
+        """Start of the run, by `time.perf_counter`."""
         return self._start_s
 
     def stop(self) -> None:
-        """Send nothing more and give up what is under way."""
+        """Stop sending and abort the requests in flight."""
         self._pending = False
         self._refill = None
         if self._next_timer is not None:
             self._next_timer.cancel()
         for flight in list(self._flights):
-            flight.give_up("interrupted", "the benchmark was stopped")
+            flight.abort("interrupted", "the benchmark was stopped")
         self._check_done()
 
     def _send(self, index: int, due_s: float, body: bytes) -> None:
         record = Record(index, due_s)
         self.records.append(record)
-        self._flights.add(self._wire.post(record, body, self._ended))
+        self._flights.add(self._sender.post(record, body, self._ended))
 
-    def _ended(self, flight: Flight) -> None:
+    def _ended(self, flight: InFlightRequest) -> None:
         self._flights.discard(flight)
-        self._failed_in_a_row = self._failed_in_a_row + 1 if flight.record.error is not None else 0
-        if self._refill is not None and self._failed_in_a_row >= _GIVE_UP_AFTER:
-            self.gave_up, self._pending = True, False  # nothing else slows a closed loop that fails at once
+        self._consecutive_failures = self._consecutive_failures + 1 if flight.record.error is not None else 0
+        if self._refill is not None and self._consecutive_failures >= _MAX_CONSECUTIVE_FAILURES:
+            self.gave_up, self._pending = True, False  # else a closed loop whose requests fail at once would spin
         self._on_progress(flight.record)
         if self._refill is not None and self._pending:
             self._refill()
@@ -260,7 +264,7 @@ class Generator:
 
     def _begin(self) -> tuple[float, float]:
         gc.collect()
-        gc.freeze()  # what lives already is not gone through again while chunks arrive
+        gc.freeze()  # shorter collections while chunks arrive
         self._tick_s = time.perf_counter()
         self._tick_timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         return time.perf_counter(), time.process_time()
@@ -279,5 +283,5 @@ class Generator:
         return Health((time.process_time() - begin[1]) / max(wall_s, 1e-9), late_s, self._stall_s)
 
 
-_AHEAD = 5_000
-"""Bodies written before the run begins; a later one costs its time while chunks arrive."""
+_PREPARED_BODIES = 5_000
+"""Bodies written before the run begins; writing later ones delays the reading of chunks."""

@@ -1,4 +1,4 @@
-"""A first look at a target: its model, its longest context, how it counts tokens, and whether it answers at all."""
+"""Checks of a target before a run: its model, maximum context and token count, and whether it answers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import httpx
 
 from backends.engine_metrics import EngineMetrics, read_metrics
 from backends.validation import UsageError
-from lab.bench.prompts import Form, Prompt, TokenScale, every_word
+from lab.bench.prompts import Prompt, RequestFormat, TokenScale, every_word
 from lab.bench.record import error_message
-from lab.bench.targets import Base, Target
+from lab.bench.targets import BaseUrl, Target
 
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What was seen.
+class TargetInfo:
+    """What the preflight found out about a target.
 
     Parameters
     ----------
     context_tokens
-        The longest context; None where the model's card does not say.
+        Maximum context; None if the model card does not say.
+    scale
+        Tokens per word of synthetic prompts.
     """
 
     model: str
@@ -34,16 +36,16 @@ class Sight:
     scale: TokenScale
 
 
-class Look:
-    """The unhurried requests to a target, beside those that are measured.
+class Preflight:
+    """Sends the unmeasured requests to a target.
 
     Attributes
     ----------
     backend
-        Which replica answered the last of the first requests, if a gateway said so in `x-gateway-backend`.
+        Replica that answered the last probe, from `x-gateway-backend`; empty without a gateway.
     """
 
-    def __init__(self, target: Target, base: Base, headers: list[tuple[str, str]]) -> None:
+    def __init__(self, target: Target, base: BaseUrl, headers: list[tuple[str, str]]) -> None:
         self._target = target
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=base.address.path, trust_env=False),
@@ -57,18 +59,18 @@ class Look:
         """Close the connections."""
         await self._client.aclose()
 
-    async def see(self, endpoint: str, seed: int) -> Sight:
-        """Find the model, and send two short requests to see that they are answered and how tokens are counted.
+    async def inspect(self, endpoint: str, seed: int) -> TargetInfo:
+        """Look up the model, and send two short requests to check the answers and to measure the token scale.
 
         Raises
         ------
         UsageError
-            If it cannot be reached, does not have the model, or does not answer as it should.
+            If the target cannot be reached, lacks the model, or answers incorrectly.
         """
         try:
             card = await self._card()
             model = str(card["id"])
-            form = Form(endpoint, model)
+            form = RequestFormat(endpoint, model)
             words = every_word(Random(f"{seed}/probe"))
             small, large = [(len(text), await self._probe(form, text)) for text in (words[:1], words)]
         except httpx.HTTPError as error:
@@ -77,15 +79,15 @@ class Look:
         if small[1] is not None and large[1] is not None:
             scale = TokenScale.through((small[0], small[1]), (large[0], large[1]))
         context = card.get("max_model_len")
-        return Sight(model, context if isinstance(context, int) else None, scale)
+        return TargetInfo(model, context if isinstance(context, int) else None, scale)
 
     async def models(self) -> list[str]:
-        """Return the names of all models that it lists; none where it has no list.
+        """Return the names of all models that the target lists; empty if it has no list.
 
         Raises
         ------
         UsageError
-            If it cannot be reached, or answers with something else.
+            If the target cannot be reached, or its answer is invalid.
         """
         try:
             return [str(card["id"]) for card in await self._cards()]
@@ -93,7 +95,7 @@ class Look:
             raise self._unreachable(error) from None
 
     async def counters(self) -> EngineMetrics | None:
-        """Read the engine's counters; None if it shows none."""
+        """Return the engine's counters; None if it has none."""
         try:
             answer = await self._client.get("/metrics")
         except httpx.HTTPError:
@@ -102,45 +104,45 @@ class Look:
 
     async def _card(self) -> Mapping[str, Any]:
         cards = await self._cards()
-        wanted = self._target.model
+        model = self._target.model
         for card in cards:
-            if wanted in {None, card["id"]}:
+            if model in {None, card["id"]}:
                 return card
         names = ", ".join(card["id"] for card in cards) or "none"
-        raise self._wrong(f"has no model '{wanted}'; it has {names}" if wanted else "lists no model; give --model")
+        raise self._error(f"has no model '{model}'; it has {names}" if model else "lists no model; give --model")
 
     async def _cards(self) -> list[Mapping[str, Any]]:
         answer = await self._client.get("/v1/models")
         if answer.status_code == 404 and self._target.model is not None:
             return [{"id": self._target.model}]
         if answer.status_code in {401, 403}:
-            raise self._wrong(f"/v1/models answered {answer.status_code}; give the key with --api-key")
+            raise self._error(f"/v1/models answered {answer.status_code}; give the key with --api-key")
         try:
             return [card for card in answer.json()["data"] if isinstance(card["id"], str)]
         except (ValueError, KeyError, TypeError):
-            raise self._wrong(
-                f"/v1/models answered {answer.status_code} and no list of models; is this the API?"
+            raise self._error(
+                f"/v1/models answered {answer.status_code} without a list of models; is this an OpenAI-compatible API?"
             ) from None
 
-    async def _probe(self, form: Form, words: Sequence[str]) -> int | None:
-        """Send a prompt of these words, and return how many tokens the engine counts."""
+    async def _probe(self, form: RequestFormat, words: Sequence[str]) -> int | None:
+        """Send a prompt of these words, and return the engine's token count."""
         body = json.loads(form.body(Prompt(" ".join(words), output_tokens=1)))
         body.pop("stream_options")
         body["stream"] = False
         answer = await self._client.post(form.path, json=body)
         if answer.status_code != 200:
             text = " ".join(error_message(answer.content).split())[:300]
-            raise self._wrong(f"a first request was answered {answer.status_code}: {text}")
+            raise self._error(f"a first request was answered {answer.status_code}: {text}")
         self.backend = answer.headers.get("x-gateway-backend", "")
         try:
             usage = answer.json().get("usage")
         except (ValueError, AttributeError):
-            raise self._wrong("a first request was answered 200 with no JSON object") from None
+            raise self._error("a first request was answered 200 with no JSON object") from None
         count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         return count if isinstance(count, int) else None
 
     def _unreachable(self, error: httpx.HTTPError) -> UsageError:
-        return self._wrong(f"cannot be reached: {type(error).__name__} {error}".rstrip())
+        return self._error(f"cannot be reached: {type(error).__name__} {error}".rstrip())
 
-    def _wrong(self, what: str) -> UsageError:
-        return UsageError(f"{self._target.url}: {what}" if self._target.url is not None else what)
+    def _error(self, problem: str) -> UsageError:
+        return UsageError(f"{self._target.url}: {problem}" if self._target.url is not None else problem)

@@ -1,4 +1,4 @@
-"""Prompts: synthetic ones of a given length, and the requests that carry a prompt."""
+"""Synthetic prompts of a given length, and request bodies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 KINDS = ("random", "repeating", "copy")
-"""Words at random; a passage over and over; a text to be repeated, so that prompt and answer overlap."""
+"""Random words; a passage repeated; a text to copy, so that prompt and answer overlap."""
 
 _PASSAGE_WORDS = 48
 _COPY_INSTRUCTION = "Repeat the following text word for word:\n"
-# Everyday words: nearly every BPE vocabulary has each of them, with its space, as one token.
+# Common words: in nearly every BPE vocabulary each of them, with its leading space, is one token.
 _WORD_LIST = """
 time year people way day man thing woman life child world school state family student group country problem hand part
 place case week company system program question work government number night point home water room mother area money
@@ -35,18 +35,18 @@ _WORDS = _WORD_LIST.split()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks.
+    """The prompt of one request.
 
     Parameters
     ----------
     text
-        The user's one message, or the text to complete; empty where `messages` are given.
+        User message, or text to complete; empty with `messages`.
     messages
-        A whole conversation in OpenAI's form.
-    token_ids
-        The text to complete, in the model's vocabulary; only for completions.
+        Conversation in OpenAI's format.
     output_tokens
-        The answer's limit; None leaves it to the engine.
+        Limit on the answer's length; None leaves it to the engine.
+    token_ids
+        Text to complete as token ids; only for completions.
     """
 
     text: str = ""
@@ -57,14 +57,22 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenScale:
-    """How many tokens the engine counts for a synthetic prompt: `fixed + per_word * words`.
+    """Number of tokens of a synthetic prompt: `fixed + per_word * words`.
 
     Parameters
     ----------
     fixed
         Tokens of the chat template.
+    per_word
+        Tokens per word.
     measured
-        False where it is assumed, because the engine did not say.
+        Whether the engine's counts were used; False for the assumed default.
+
+    Examples
+    --------
+    >>> scale = TokenScale.through((10, 21), (110, 146))
+    >>> scale.per_word, scale.words(271)
+    (1.25, 210)
     """
 
     fixed: float = 0.0
@@ -73,7 +81,7 @@ class TokenScale:
 
     @classmethod
     def through(cls, small: tuple[int, int], large: tuple[int, int]) -> TokenScale:
-        """Return the scale through two pairs of (words, tokens); the assumed one if they make no sense."""
+        """Return the scale through two pairs of (words, tokens); the default if the counts do not increase."""
         words, tokens = large[0] - small[0], large[1] - small[1]
         if words <= 0 or tokens <= 0:
             return cls()
@@ -81,27 +89,32 @@ class TokenScale:
         return cls(max(0.0, small[1] - per_word * small[0]), per_word, measured=True)
 
     def words(self, tokens: int) -> int:
-        """Return how many words come nearest to `tokens`, at least one."""
+        """Return the number of words whose tokens are closest to `tokens`, at least one."""
         return max(1, round((tokens - self.fixed) / self.per_word))
 
 
 def random_text(random: Random, words: int) -> str:
-    """Return `words` words drawn at random."""
+    """Return `words` random words."""
     return " ".join(random.choices(_WORDS, k=words))
 
 
 def every_word(random: Random) -> list[str]:
-    """Return each word of synthetic prompts once, in random order: a text of exactly their mean length in tokens."""
+    """Return each word of synthetic prompts once, in random order: a text with exactly their mean tokens per word."""
     return random.sample(_WORDS, len(_WORDS))
 
 
 def synthetic_text(kind: str, random: Random, words: int) -> str:
-    """Return a prompt of a kind, `words` long (a `copy` has the words of its instruction within that).
+    """Return a prompt of `words` words, of one of `KINDS`; those of the `copy` instruction are included.
 
     Notes
     -----
-    `repeating` goes through one passage of 48 words again and again, one word in sixteen changed each time, so that a
-    look-up of its last words finds them earlier in the prompt. `copy` asks for its text to be written out again.
+    `repeating` repeats a passage of 48 words, with one word in sixteen changed each time, so that prompt lookup finds
+    its last words earlier in the prompt. `copy` asks the model to repeat a text.
+
+    Examples
+    --------
+    >>> len(synthetic_text("repeating", Random(0), 100).split())
+    100
     """
     if kind == "repeating":
         passage = random.choices(_WORDS, k=_PASSAGE_WORDS)
@@ -115,15 +128,23 @@ def synthetic_text(kind: str, random: Random, words: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How prompts become bodies: the same for all requests of a run.
+class RequestFormat:
+    """Endpoint and sampling parameters of requests, with which prompts become bodies.
 
     Parameters
     ----------
     endpoint
         `chat` or `completions`.
     temperature, top_p
-        None leaves it to the engine.
+        Sampling parameters; None leaves them to the engine.
+    ignore_eos
+        Whether answers run to their limit (vLLM).
+
+    Examples
+    --------
+    >>> request_format = RequestFormat("completions", "m", temperature=0.0)
+    >>> request_format.path, orjson.loads(request_format.body(Prompt("Hello", output_tokens=8)))["max_tokens"]
+    ('/v1/completions', 8)
     """
 
     endpoint: str
@@ -134,11 +155,11 @@ class Form:
 
     @property
     def path(self) -> str:
-        """Where such bodies are sent, below the base address."""
+        """Path of the endpoint below the base URL."""
         return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
 
     def body(self, prompt: Prompt) -> bytes:
-        """Write the request, streamed and with its usage, as `vllm bench serve` asks for it."""
+        """Return the body of a streamed request with usage, as `vllm bench serve` sends it."""
         fields: dict[str, Any] = {"model": self.model}
         if self.endpoint == "chat":
             fields["messages"] = prompt.messages or [{"role": "user", "content": prompt.text}]

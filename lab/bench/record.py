@@ -1,4 +1,4 @@
-"""One request as it went: when it was sent, when its chunks came, and what the engine said of it."""
+"""The record of one request: when it was sent, when its chunks arrived, and what the engine reported."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DETAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Speculation, counted: of one request, or of many.
+    """Counts of speculation over one or many requests.
 
     Parameters
     ----------
     steps
-        Engine steps that drafted.
+        Engine steps with a draft.
     accepted_at
-        Steps that accepted the draft at each position, shape (k,); never rises.
+        Steps that accepted the draft at each position, shape (k,); non-increasing.
     """
 
     steps: int
@@ -39,15 +39,23 @@ class Record:
     Parameters
     ----------
     index
-        Its place in the workload; the same number is the same prompt for every target.
+        Index in the workload; the same index is the same prompt for every target.
     due_s, sent_s, ended_s
-        When it should have been sent, when it was, and when its answer ended or failed; `time.perf_counter`.
+        Time at which it was due, was sent, and ended or failed, by `time.perf_counter`.
     chunks_s
-        When each chunk with output arrived; one chunk is one engine step.
+        Arrival time of each chunk with output; one chunk is one engine step.
     error
-        Kind of failure, such as `connect` or `http 400`; None if it went well.
+        Kind of failure, such as `connect` or `http 400`; None for success.
+    detail
+        Message of the failure.
     backend
-        Which replica served it, if a gateway said so in `x-gateway-backend`.
+        Replica that served it, from `x-gateway-backend`; empty without a gateway.
+
+    Examples
+    --------
+    >>> record = Record(0, due_s=0.0, sent_s=1.0, chunks_s=array("d", [1.5, 2.0, 2.5]))
+    >>> record.ttft_s, record.e2e_s, record.output_tokens, record.tpot_s
+    (0.5, 1.5, 3, 0.5)
     """
 
     index: int
@@ -63,7 +71,7 @@ class Record:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the answer; its chunks, where the engine gave no usage."""
+        """Tokens of the answer; the number of chunks if the engine reported no usage."""
         counted = self.usage.output_tokens if self.usage is not None else None
         return len(self.chunks_s) if counted is None else counted
 
@@ -84,16 +92,26 @@ class Record:
         return (self.e2e_s - self.ttft_s) / (tokens - 1) if tokens > 1 else None
 
     def fail(self, kind: str, detail: str = "") -> None:
-        """Note why it failed; the first reason stays."""
+        """Record why the request failed; only the first reason is kept."""
         if self.error is None:
             self.error, self.detail = kind, " ".join(detail.split())[:_DETAIL_CHARACTERS]
 
 
 class AnswerReader:
-    """Reads a streamed answer as it arrives, noting when.
+    r"""Reads a streamed answer and records the arrival of its chunks.
 
-    A chunk counts if it has `choices`, as in `vllm bench serve`, but for the one that only names the role: vLLM sends
-    it together with the first token, others long before.
+    Chunks with `choices` count, as in `vllm bench serve`, except one that only names the role: vLLM sends it together
+    with the first token, other engines long before.
+
+    Examples
+    --------
+    >>> record = Record(0, due_s=0.0)
+    >>> reader = AnswerReader(record)
+    >>> reader.feed(b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}', now_s=2.0)
+    >>> reader.feed(b"\n\ndata: [DONE]\n\n", now_s=2.5)
+    >>> reader.close()
+    >>> record.error, list(record.chunks_s)
+    (None, [2.5])
     """
 
     __slots__ = ("_held", "_record", "finished")
@@ -104,7 +122,7 @@ class AnswerReader:
         self.finished = False
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take bytes that arrived at `now_s`."""
+        """Read bytes that arrived at `now_s`."""
         if self._held:
             data, self._held = self._held + data, b""
         lines = data.split(b"\n")
@@ -114,11 +132,11 @@ class AnswerReader:
                 self._event(line[5:].strip(), now_s)
 
     def close(self) -> None:
-        """Know that the answer has ended, and judge it."""
+        """Handle the end of the answer: record a failure if it is empty or incomplete."""
         if self._held.startswith(b"data:"):
             self._event(self._held[5:].strip(), self._record.chunks_s[-1] if self._record.chunks_s else 0.0)
         if not self._record.chunks_s:
-            self._record.fail("empty", "the answer held no chunk with output")
+            self._record.fail("empty", "the answer has no chunk with output")
         elif not self.finished:
             self._record.fail("cut off", "the stream ended without a finish_reason and without [DONE]")
 
@@ -129,10 +147,10 @@ class AnswerReader:
         try:
             document = orjson.loads(payload)
         except orjson.JSONDecodeError:
-            self._record.fail("garbage", f"an event is no JSON: {payload[:100]!r}")
+            self._record.fail("garbage", f"an event is not JSON: {payload[:100]!r}")
             return
         if not isinstance(document, dict):
-            self._record.fail("garbage", f"an event is no object: {payload[:100]!r}")
+            self._record.fail("garbage", f"an event is not an object: {payload[:100]!r}")
             return
         choices = document.get("choices")
         if choices:
@@ -153,7 +171,13 @@ class AnswerReader:
 
 
 def error_message(body: bytes) -> str:
-    """Return what an error in OpenAI's form says, or what came instead."""
+    """Return the message of an error in OpenAI's format, or the body if it has another format.
+
+    Examples
+    --------
+    >>> error_message(b'{"error": {"message": "too long"}}'), error_message(b"<html>")
+    ('too long', '<html>')
+    """
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -161,20 +185,20 @@ def error_message(body: bytes) -> str:
 
 
 def read_drafting(document: Mapping[str, Any]) -> Drafting | None:
-    """Read `metrics.speculative_decoding` of an answer or its last chunk; None if it has none, or not of this form."""
+    """Return `metrics.speculative_decoding` of an answer or of its last chunk; None if missing or malformed."""
     metrics = document.get("metrics")
-    told = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
-    if not isinstance(told, Mapping):
+    report = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
+    if not isinstance(report, Mapping):
         return None
-    counts = [told.get(name) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")]
+    counts = [report.get(name) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")]
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         return None
-    histogram = told.get("acceptance_histogram")
+    histogram = report.get("acceptance_histogram")
     return Drafting(counts[0] or 0, counts[1] or 0, counts[2] or 0, _by_position(histogram))
 
 
 def _by_position(histogram: object) -> tuple[int, ...]:
-    """Turn counts of steps by tokens accepted, shape (k + 1,), into counts of acceptances by position, shape (k,)."""
+    """Convert steps by number of accepted tokens, shape (k + 1,), to acceptances by position, shape (k,)."""
     if not isinstance(histogram, Sequence) or not all(isinstance(count, int) for count in histogram):
         return ()
     return tuple(sum(histogram[position + 1 :]) for position in range(len(histogram) - 1))

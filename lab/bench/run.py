@@ -1,4 +1,4 @@
-"""One run: a target under one load at one temperature, from warming up to its figures."""
+"""One run: a target under one load at one temperature, from warm-up to figures."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 
 from backends.engine_metrics import EngineMetrics
 from backends.http.client import UpstreamClient
-from lab.bench.generator import Generator, Health, Wire
-from lab.bench.preflight import Look
-from lab.bench.prompts import Form
+from lab.bench.generator import Generator, Health, HttpSender
+from lab.bench.preflight import Preflight
+from lab.bench.prompts import RequestFormat
 from lab.bench.record import Record
 from lab.bench.report import statistics
 from lab.bench.report.results import GeneratorFigures, Run
 from lab.bench.report.statistics import Sample
 from lab.bench.settings import BenchSettings
-from lab.bench.targets import Base, Target
+from lab.bench.targets import BaseUrl, Target
 from lab.bench.workload import Load, Workload
 
 CONNECT_S = 10.0
-_WARMUP_AT_ONCE = 8
+_WARMUP_CONCURRENCY = 8
 _BUSY_SHARE = 0.8
 _LATE_S = 0.010
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A run's figures, and what is kept of its requests to compare it with others."""
+class MeasuredRun:
+    """The figures of a run, and the sample of its requests for comparison with other runs."""
 
     run: Run
     sample: Sample | None
@@ -40,15 +40,15 @@ class Measurement:
     Parameters
     ----------
     on_progress
-        Called with each request that ends, warm-up left out.
+        Called with each request that ends, except during warm-up.
     """
 
     def __init__(
         self,
         settings: BenchSettings,
         target: Target,
-        base: Base,
-        form: Form,
+        base: BaseUrl,
+        form: RequestFormat,
         headers: list[tuple[str, str]],
         on_progress: Callable[[Record], None],
     ) -> None:
@@ -56,13 +56,13 @@ class Measurement:
         self._target = target
         self._form = form
         self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
-        self._wire = Wire(self._client, base.prefix + form.path, headers, settings.timeout_s)
+        self._sender = HttpSender(self._client, base.prefix + form.path, headers, settings.timeout_s)
         self._on_progress = on_progress
         self._generator: Generator | None = None
         self._stopped = False
 
     def stop(self) -> None:
-        """End the run now; what has been measured is kept."""
+        """End the run now; finished requests are kept."""
         self._stopped = True
         if self._generator is not None:
             self._generator.stop()
@@ -71,15 +71,15 @@ class Measurement:
         """Close the connections."""
         self._client.close()
 
-    async def measure(self, workload: Workload, load: Load, look: Look) -> Measured:
-        """Warm up, run, and work the figures out."""
+    async def measure(self, workload: Workload, load: Load, preflight: Preflight) -> MeasuredRun:
+        """Warm up, run, and compute the figures."""
         settings = self._settings
         if settings.warmup:
-            self._generator = Generator(self._wire, lambda index: self._form.body(workload.prompt(-1 - index)))
-            await self._generator.closed_loop(min(settings.warmup, _WARMUP_AT_ONCE), settings.warmup, None)
-        before = await look.counters()
+            self._generator = Generator(self._sender, lambda index: self._form.body(workload.prompt(-1 - index)))
+            await self._generator.closed_loop(min(settings.warmup, _WARMUP_CONCURRENCY), settings.warmup, None)
+        before = await preflight.counters()
         self._generator = Generator(
-            self._wire, lambda index: self._form.body(workload.prompt(index)), self._on_progress
+            self._sender, lambda index: self._form.body(workload.prompt(index)), self._on_progress
         )
         if self._stopped:
             health = Health(0.0, [], [])
@@ -87,7 +87,7 @@ class Measurement:
             health = await self._generator.open_loop(workload.arrivals_s)
         else:
             health = await self._generator.closed_loop(int(load.value), settings.count, settings.duration_s)
-        after = await look.counters()
+        after = await preflight.counters()
         return self._figures(self._generator, health, load, workload, before, after)
 
     def _figures(
@@ -98,7 +98,7 @@ class Measurement:
         workload: Workload,
         before: EngineMetrics | None,
         after: EngineMetrics | None,
-    ) -> Measured:
+    ) -> MeasuredRun:
         records = generator.records
         done = [record for record in records if record.error is None]
         failed = [record for record in records if record.error not in {None, "interrupted"}]
@@ -138,7 +138,7 @@ class Measurement:
             notes=tuple(_notes(generator, done, health, workload)),
         )
         closed = load.kind == "concurrency"
-        return Measured(run, Sample.of(done, run.output_tokens_per_s, closed=closed) if output_tokens else None)
+        return MeasuredRun(run, Sample.of(done, run.output_tokens_per_s, closed=closed) if output_tokens else None)
 
 
 def _generator_figures(health: Health) -> GeneratorFigures:
@@ -155,24 +155,26 @@ def _percentile_ms(seconds: Sequence[float], percent: int) -> float | None:
 
 
 def _notes(generator: Generator, done: Sequence[Record], health: Health, workload: Workload) -> list[str]:
-    notes = ["Given up after a hundred failures in a row."] if generator.gave_up else []
+    notes = ["Stopped after a hundred consecutive failures."] if generator.gave_up else []
     if workload.left_out:
         notes.append(f"{workload.left_out} requests of the trace are left out: longer than the engine's context.")
     if workload.repeats:
-        notes.append("The dataset has fewer prompts than were sent: they repeat, which prefix and suffix caches like.")
-    return notes + doubts(done, health)
+        notes.append("The dataset has fewer prompts than were sent; repeated prompts favor prefix and suffix caches.")
+    return notes + caveats(done, health)
 
 
-def doubts(done: Sequence[Record], health: Health) -> list[str]:
-    """Return why figures may not be what they seem: how tokens were counted, and how the load generator fared."""
+def caveats(done: Sequence[Record], health: Health) -> list[str]:
+    """Return reasons to doubt the figures: missing usage, or an overloaded generator."""
     notes = []
     if done and not statistics.has_usage(done):
-        notes.append("Answers brought no usage: a chunk counts as one token, so speculation does not show in TPOT.")
+        notes.append("Answers had no usage: a chunk counts as one token, so speculation does not show in TPOT.")
     if health.cpu_share > _BUSY_SHARE:
-        notes.append(f"The load generator used {health.cpu_share:.0%} of a core: it may be what was measured.")
+        notes.append(f"The load generator used {health.cpu_share:.0%} of a core: it may have been the bottleneck.")
     late_s = float(np.percentile(health.late_s, 99)) if health.late_s else 0.0
     stall_s = float(np.percentile(health.stall_s, 99)) if health.stall_s else 0.0
     if max(late_s, stall_s) > _LATE_S:
-        what = "sent requests" if late_s > stall_s else "noted chunks"
-        notes.append(f"The load generator {what} up to {max(late_s, stall_s) * 1000:.0f} ms late (99th percentile).")
+        activity = "sent requests" if late_s > stall_s else "recorded chunks"
+        notes.append(
+            f"The load generator {activity} up to {max(late_s, stall_s) * 1000:.0f} ms late (99th percentile)."
+        )
     return notes

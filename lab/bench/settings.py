@@ -1,4 +1,4 @@
-"""What `gateway bench` is told, checked as a whole before anything is sent."""
+"""Options of `gateway bench`, validated before anything is sent."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _range(value: Any) -> Any:
 
 
 def _is_address(url: str) -> str:
-    from lab.bench.targets import Base
+    from lab.bench.targets import BaseUrl
 
-    Base.parse(url.partition("=")[2] if _is_named(url) else url)
+    BaseUrl.parse(url.partition("=")[2] if _is_named(url) else url)
     return url
 
 
@@ -53,39 +53,45 @@ Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class BenchSettings(Settings):
-    """One benchmark: the names are those of the options, with `_` for `-`.
+    """Settings of one benchmark, named like the options with `_` for `-`.
 
     Parameters
     ----------
     url
-        Endpoints, each `[NAME=]URL`; with or without `/v1`.
+        Endpoints, each `[NAME=]URL`, with or without `/v1`.
     config
-        A pool file instead of endpoints: each of its replicas in turn.
+        Pool file whose replicas are measured in turn, instead of endpoints.
     model
-        The model to ask for; with a pool, which of its models (else all).
+        Model to request; with a pool, the model to measure (None for all).
     only
-        The replicas of the pool to take; empty takes all.
+        Replicas of the pool to measure; empty for all.
     baseline
-        Name of the target that speedups are relative to; None takes the first that does not speculate.
+        Name of the target that speedups are relative to; None for the first that does not speculate.
     rate
-        Requests per second of an open loop, one run each.
+        Request rates of an open loop in requests per second, one run each.
     burstiness
-        Shape of the gamma distribution of the time between arrivals: 1 is Poisson, less is burstier.
+        Shape of the gamma distribution of the intervals between arrivals: 1 is Poisson, less is burstier.
     trace
-        CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens: arrivals, and lengths where the prompts are
-        synthetic. With `rate`, its times are stretched to that mean rate.
+        CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, which gives arrivals, and lengths of
+        synthetic prompts. With `rate`, its times are stretched to that mean rate.
     concurrency
-        Requests under way at all times of a closed loop, one run each.
+        Numbers of concurrent requests of a closed loop, one run each.
     num_requests, duration_s
-        How many are sent, and for how long; whichever ends first.
+        Maximum number of requests and of seconds; whichever ends first.
     warmup
-        Requests sent before each run and not measured.
+        Number of unmeasured requests before each run.
     input_tokens, output_tokens
-        First and last of the range that lengths are drawn from.
+        Smallest and largest length to draw.
     k
-        `num_speculative_tokens` to start the speculating replicas of a pool with, one after another.
+        Values of `num_speculative_tokens` with which each speculating replica of a pool is started in turn.
     timeout_s
-        A request that takes longer is given up.
+        Seconds after which a request is aborted.
+
+    Examples
+    --------
+    >>> settings = read_settings(url=("http://localhost:8000",), concurrency="1,4")
+    >>> settings.concurrency, settings.count
+    ((1, 4), 100)
     """
 
     url: tuple[Annotated[str, BeforeValidator(_is_address)], ...] = ()
@@ -118,20 +124,20 @@ class BenchSettings(Settings):
 
     @property
     def count(self) -> int | None:
-        """How many requests a run sends at most; None if only time ends it."""
+        """Maximum number of requests of a run; None if only time limits it."""
         if self.num_requests is None and self.duration_s is None and self.trace is None:
             return DEFAULT_REQUESTS
         return self.num_requests
 
     @property
     def request_headers(self) -> list[tuple[str, str]]:
-        """The headers to add to every request."""
+        """Headers to add to every request."""
         pairs = [line.split(": ", 1) if ": " in line else [line.rstrip(":"), ""] for line in self.header]
         return [(name, value) for name, value in pairs]
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield what cannot stand together, and files that are not there."""
+        """Yield conflicting options and missing files."""
         has = {name for name, value in data.items() if value not in (None, (), [], "")}
         if "url" in has and "config" in has:
             yield Issue(("config",), "given beside --url", "measure endpoints or a pool, not both")
@@ -143,25 +149,25 @@ class BenchSettings(Settings):
         elif not has & {"concurrency", "rate", "trace"}:
             yield Issue((), "no load given", "give --rate R or --trace FILE (open loop), or --concurrency N (closed)")
         if data.get("burstiness", 1.0) != 1.0 and "rate" not in has:
-            yield Issue(("burstiness",), "goes only with --rate")
+            yield Issue(("burstiness",), "requires --rate")
         elif "burstiness" in has and data["burstiness"] != 1.0 and "trace" in has:
             yield Issue(("burstiness",), "given beside --trace", "a trace has its own arrivals")
         if "k" in has and "config" not in has:
-            yield Issue(
-                ("k",), "goes only with --config", "k is set when a replica starts, so only for replicas we start"
-            )
+            yield Issue(("k",), "requires --config", "k is set when a replica starts, so only for replicas of a pool")
         if "only" in has and "config" not in has:
-            yield Issue(("only",), "goes only with --config")
+            yield Issue(("only",), "requires --config")
         if "tokenizer" in has and "dataset" not in has:
-            yield Issue(("tokenizer",), "goes only with --dataset", "synthetic prompts are sized by the engine's count")
-        yield from _file_faults(data, has)
-        yield from _range_faults(data)
+            yield Issue(
+                ("tokenizer",), "requires --dataset", "synthetic prompts are sized by the engine's token counts"
+            )
+        yield from _file_issues(data, has)
+        yield from _range_issues(data)
         names = [url.partition("=")[0] for url in data.get("url") or () if _is_named(url)]
         for name in {name for name in names if names.count(name) > 1}:
-            yield Issue(("url",), f"two are named {name}")
+            yield Issue(("url",), f"two endpoints are named {name}")
 
 
-def _file_faults(data: Mapping[str, Any], has: set[str]) -> Iterator[Issue]:
+def _file_issues(data: Mapping[str, Any], has: set[str]) -> Iterator[Issue]:
     for name in ("config", "trace", "dataset", "tokenizer"):
         if name in has and not Path(data[name]).exists():
             yield Issue((name,), f"{data[name]}: {_READABLE}")
@@ -172,21 +178,21 @@ def _file_faults(data: Mapping[str, Any], has: set[str]) -> Iterator[Issue]:
             yield Issue((name,), f"{data[name]}: is a folder", "give a file")
 
 
-def _range_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+def _range_issues(data: Mapping[str, Any]) -> Iterator[Issue]:
     for name in ("input_tokens", "output_tokens"):
         value = data.get(name)
         first, dash, last = value.partition("-") if isinstance(value, str) else ("", "", "")
         if dash and first.strip().isdigit() and last.strip().isdigit() and int(first) > int(last):
-            yield Issue((name,), f"the range runs backwards: {value}")
+            yield Issue((name,), f"the range is reversed: {value}")
 
 
 def read_settings(**given: Any) -> BenchSettings:
-    """Check what was given on the command line.
+    """Validate the options of the command line.
 
     Raises
     ------
     UsageError
-        All that is wrong with it.
+        If they are invalid; the message has one line per issue.
     """
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
@@ -199,17 +205,29 @@ def read_settings(**given: Any) -> BenchSettings:
         raise UsageError("\n".join(dict.fromkeys(lines))) from None
 
 
-def named_url(url: str, place: int, total: int) -> tuple[str, str]:
-    """Return the name and the address in `[NAME=]URL`; without a name it is `endpoint`, numbered among several."""
+def named_url(url: str, number: int, total: int) -> tuple[str, str]:
+    """Return name and address of `[NAME=]URL`; the default name is `endpoint`, numbered if there are several.
+
+    Examples
+    --------
+    >>> named_url("mine=http://localhost:8000", 1, 1), named_url("http://localhost:8000", 2, 3)
+    (('mine', 'http://localhost:8000'), ('endpoint-2', 'http://localhost:8000'))
+    """
     if _is_named(url):
         name, _, address = url.partition("=")
         return name, address
-    return ("endpoint" if total == 1 else f"endpoint-{place}"), url
+    return ("endpoint" if total == 1 else f"endpoint-{number}"), url
 
 
-def unknown(option: str, what: str, name: str, known: list[str]) -> UsageError:
-    """Return the error for a name that is none of `known`."""
-    return UsageError(f"{option}: no {what} '{name}'; {did_you_mean(name, known)}")
+def unknown(option: str, kind: str, name: str, known: list[str]) -> UsageError:
+    """Return the error for a name that is not in `known`.
+
+    Examples
+    --------
+    >>> print(unknown("--only", "backend", "hed", ["head", "plain"]))
+    --only: no backend 'hed'; did you mean 'head'?
+    """
+    return UsageError(f"{option}: no {kind} '{name}'; {did_you_mean(name, known)}")
 
 
 def _option(name: str) -> str:
@@ -217,5 +235,5 @@ def _option(name: str) -> str:
 
 
 def _line(issue: Issue) -> str:
-    where = f"{_option(str(issue.path[0]))}: " if issue.path else ""
-    return f"{where}{issue.message}" + (f"; {issue.hint}" if issue.hint else "")
+    prefix = f"{_option(str(issue.path[0]))}: " if issue.path else ""
+    return f"{prefix}{issue.message}" + (f"; {issue.hint}" if issue.hint else "")

@@ -1,4 +1,7 @@
-"""The whole benchmark: every target in turn, under every load at every temperature, then how they compare."""
+"""A benchmark: every target in turn, under every load at every temperature, and their comparison.
+
+A cell is a combination of model, temperature and load; runs of one cell are compared.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,43 @@ from typing import Protocol
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.arrivals import Arrival
-from lab.bench.preflight import Look, Sight
-from lab.bench.prompts import Form, Prompt
+from lab.bench.preflight import Preflight, TargetInfo
+from lab.bench.prompts import Prompt, RequestFormat
 from lab.bench.record import Record
 from lab.bench.report.results import Run, Speedup
 from lab.bench.report.statistics import compare
-from lab.bench.run import Measured, Measurement
+from lab.bench.run import MeasuredRun, Measurement
 from lab.bench.settings import BenchSettings
-from lab.bench.targets import Base, Target, reached
+from lab.bench.targets import BaseUrl, Target, running_target
 from lab.bench.workload import Load, Workload, mean_rate
 
 
 class Watcher(Protocol):
-    """Who is told how far the benchmark is."""
+    """Receives the progress of a benchmark."""
 
     def say(self, text: str) -> None:
-        """Take what is being done."""
+        """Show a message about the current activity."""
 
     def begin(self, target: Target, load: Load, temperature: float | None, size: int | None) -> None:
-        """Know that a run of `size` requests (None: as many as its time holds) begins."""
+        """Handle the beginning of a run of `size` requests (None: limited only by time)."""
 
     def advance(self, record: Record) -> None:
-        """Know that a request has ended."""
+        """Handle the end of a request."""
 
     def end(self, run: Run) -> None:
-        """Take a run's figures."""
+        """Handle the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was read from files.
+    """Prompts and arrivals read from files.
 
     Parameters
     ----------
     prompts
-        None for synthetic ones.
+        Prompts of a dataset; None for synthetic prompts.
+    trace
+        Arrivals of a trace; None without one.
     """
 
     prompts: Sequence[Prompt] | None = None
@@ -55,7 +60,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was measured, and what was not and why."""
+    """The runs of a benchmark, and the reasons why targets were not measured."""
 
     runs: tuple[Run, ...]
     not_measured: dict[str, str]
@@ -63,7 +68,7 @@ class Outcome:
 
 
 class Sweep:
-    """Measures targets one after another, so that they do not take each other's time."""
+    """Measures targets one after another, so that they do not compete for the machine."""
 
     def __init__(
         self, settings: BenchSettings, targets: Sequence[Target], inputs: Inputs, run_dir: Path, watcher: Watcher
@@ -73,15 +78,15 @@ class Sweep:
         self._inputs = inputs
         self._run_dir = run_dir
         self._watcher = watcher
-        self._scales: dict[str, Sight] = {}
+        self._scales: dict[str, TargetInfo] = {}
         self._measurement: Measurement | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._stopped = False
-        self._measured: list[Measured] = []
+        self._measured: list[MeasuredRun] = []
         self._not_measured: dict[str, str] = {}
 
     def stop(self) -> None:
-        """End now; what has been measured is kept."""
+        """End the benchmark now; what has been measured is kept."""
         self._stopped = True
         if self._measurement is not None:
             self._measurement.stop()
@@ -89,11 +94,12 @@ class Sweep:
             self._waiting.cancel()
 
     async def run(self) -> Outcome:
-        """Measure everything. A target that cannot be measured is noted and passed over."""
-        for place, target in enumerate(self._targets):
+        """Measure all targets; one that cannot be measured is reported and skipped."""
+        for index, target in enumerate(self._targets):
             if self._stopped:
                 break
-            run_dir = self._run_dirs(place)
+            run_dir = self._run_dir / str(index)
+            run_dir.mkdir()
             self._waiting = asyncio.create_task(self._target(target, run_dir))
             try:
                 await self._waiting
@@ -105,39 +111,34 @@ class Sweep:
                     raise
         return Outcome(with_speedups(self._measured, self._settings), self._not_measured, self._stopped)
 
-    def _run_dirs(self, place: int) -> Path:
-        run_dir = self._run_dir / str(place)
-        run_dir.mkdir()
-        return run_dir
-
     async def _target(self, target: Target, run_dir: Path) -> None:
         headers = list(self._settings.request_headers)
         if target.api_key is not None:
             headers.append(("authorization", f"Bearer {target.api_key}"))
-        async with reached(target, run_dir, self._watcher.say) as there:
-            look = Look(target, there.base, headers)
+        async with running_target(target, run_dir, self._watcher.say) as running:
+            preflight = Preflight(target, running.base, headers)
             try:
-                self._watcher.say(f"looking at {target.name}")
-                sight = await look.see(self._settings.endpoint, self._settings.seed)
+                self._watcher.say(f"checking {target.name}")
+                info = await preflight.inspect(self._settings.endpoint, self._settings.seed)
                 for cell, (temperature, load) in enumerate(cells(self._settings, self._inputs.trace)):
                     if not self._stopped:
-                        await there.ready()
-                        await self._cell(target, there.base, headers, look, sight, cell, temperature, load)
+                        await running.ready()
+                        await self._cell(target, running.base, headers, preflight, info, cell, temperature, load)
             finally:
-                await look.close()
+                await preflight.close()
 
     async def _cell(
         self,
         target: Target,
-        base: Base,
+        base: BaseUrl,
         headers: list[tuple[str, str]],
-        look: Look,
-        sight: Sight,
+        preflight: Preflight,
+        info: TargetInfo,
         cell: int,
         temperature: float | None,
         load: Load,
     ) -> None:
-        scale = self._scales.setdefault(sight.model, sight).scale  # the first target's, so that prompts are the same
+        scale = self._scales.setdefault(info.model, info).scale  # the first target's, so that all get the same prompts
         workload = Workload(
             self._settings,
             load,
@@ -145,13 +146,13 @@ class Sweep:
             scale=scale,
             prompts=self._inputs.prompts,
             trace=self._inputs.trace,
-            context_tokens=sight.context_tokens,
+            context_tokens=info.context_tokens,
         )
-        form = Form(self._settings.endpoint, sight.model, temperature, self._settings.ignore_eos)
+        form = RequestFormat(self._settings.endpoint, info.model, temperature, self._settings.ignore_eos)
         self._watcher.begin(target, load, temperature, workload.size)
         self._measurement = Measurement(self._settings, target, base, form, headers, self._watcher.advance)
         try:
-            measured = await self._measurement.measure(workload, load, look)
+            measured = await self._measurement.measure(workload, load, preflight)
         finally:
             self._measurement.close()
             self._measurement = None
@@ -161,7 +162,7 @@ class Sweep:
 
 
 def cells(settings: BenchSettings, trace: Sequence[Arrival] | None) -> list[tuple[float | None, Load]]:
-    """Return the combinations of temperature and load, in the order in which each target goes through them."""
+    """Return the combinations of temperature and load, in the order in which they are measured."""
     if settings.concurrency:
         loads = [Load("concurrency", count) for count in settings.concurrency]
     elif trace is not None:
@@ -171,20 +172,20 @@ def cells(settings: BenchSettings, trace: Sequence[Arrival] | None) -> list[tupl
     return list(itertools.product(settings.temperature or (None,), loads))
 
 
-def with_speedups(measured: Sequence[Measured], settings: BenchSettings) -> tuple[Run, ...]:
-    """Compare every run with the baseline's under the same load at the same temperature."""
+def with_speedups(measured: Sequence[MeasuredRun], settings: BenchSettings) -> tuple[Run, ...]:
+    """Return the runs with their speedups over the baseline's run under the same load at the same temperature."""
     runs = []
-    for one in measured:
-        base = next((other for other in measured if _is_baseline(other, one, settings.baseline)), None)
-        if base is None or base is one or one.sample is None or base.sample is None:
-            runs.append(one.run)
+    for own in measured:
+        base = next((other for other in measured if _is_baseline(other, own, settings.baseline)), None)
+        if base is None or base is own or own.sample is None or base.sample is None:
+            runs.append(own.run)
             continue
-        throughput, tpot = compare(one.sample, base.sample, settings.seed)
-        runs.append(replace(one.run, speedup=Speedup(base.run.target, throughput, tpot)))
+        throughput, tpot = compare(own.sample, base.sample, settings.seed)
+        runs.append(replace(own.run, speedup=Speedup(base.run.target, throughput, tpot)))
     return tuple(runs)
 
 
-def _is_baseline(other: Measured, one: Measured, name: str | None) -> bool:
-    if name is not None:  # as asked, even if the models are called differently
-        return other.run.target == name and other.run.cell[1:] == one.run.cell[1:]
-    return other.run.method == "baseline" and other.run.cell == one.run.cell
+def _is_baseline(other: MeasuredRun, own: MeasuredRun, name: str | None) -> bool:
+    if name is not None:  # named by the user, so its model may have another name
+        return other.run.target == name and other.run.cell[1:] == own.run.cell[1:]
+    return other.run.method == "baseline" and other.run.cell == own.run.cell

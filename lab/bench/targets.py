@@ -1,4 +1,4 @@
-"""What is measured: endpoints by their address, and the replicas of a pool, each started for itself."""
+"""Targets of a benchmark: endpoints given by URL, and the replicas of a pool, started one at a time."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ from gateway.config.settings import BackendSettings, ModelSettings, PoolSettings
 from gateway.service.replicas import plan
 from lab.bench.settings import BenchSettings, named_url, unknown
 
-_LOOK_S = 0.2
-_TRIES = 3
+_POLL_S = 0.2
+_MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """Where an endpoint is.
+class BaseUrl:
+    """The base URL of an endpoint.
 
     Parameters
     ----------
     prefix
-        What stands before `/v1` in its paths; mostly nothing.
+        Part of its paths before `/v1`; usually empty.
+
+    Examples
+    --------
+    >>> base = BaseUrl.parse("http://localhost:8000/team/v1")
+    >>> base.prefix, base.url
+    ('/team', 'http://localhost:8000/team')
     """
 
     address: Address
@@ -39,12 +45,12 @@ class Base:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Read an address as a person writes it, with `/v1` at its end or not.
+        """Parse a URL with or without `/v1` at its end.
 
         Raises
         ------
         ValueError
-            If it is none.
+            If it is not a valid address.
         """
         if url.startswith("unix:"):
             return cls(Address.parse(url))
@@ -54,32 +60,32 @@ class Base:
         except ValueError:
             raise ValueError("expected http://host:port, https://host:port or unix:/path/to.sock") from None
         if parts.query or parts.fragment or parts.username is not None:
-            raise ValueError("expected an address alone: no query, no user; keys go with --api-key")
+            raise ValueError("expected an address without query and user; give keys with --api-key")
         return cls(address, parts.path.rstrip("/").removesuffix("/v1"))
 
     @property
     def url(self) -> str:
-        """The address as a URL, for clients that know no Unix sockets a stand-in for one."""
+        """The address as a URL; a placeholder for a Unix socket, which has none."""
         scheme = "https" if self.address.tls else "http"
         return f"{scheme}://{self.address.authority.decode()}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing to measure.
+    """One target of a benchmark.
 
     Parameters
     ----------
     name
-        Unique; what tables and plots call it.
+        Unique name in tables and plots.
     model
-        What to ask for; None asks for the first model that it lists.
+        Model to request; None for the first that the target lists.
     method, k
-        How it speculates, and how many tokens a step at most; None where that is not known.
+        Speculation method, and maximum number of draft tokens per step; None if unknown.
     url
-        Where it is; None for a replica that is started.
+        URL of a running endpoint; None for a replica to start.
     pool
-        A pool with this replica alone, for one that is started.
+        Pool with only this replica, for a replica to start.
     """
 
     name: str
@@ -93,27 +99,27 @@ class Target:
 
 
 def endpoint_targets(settings: BenchSettings) -> list[Target]:
-    """Return the endpoints given by address; one named `baseline` is taken for one."""
+    """Return the endpoints given by URL; one whose name is a method is assumed to use that method."""
     key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     targets = []
-    for place, given in enumerate(settings.url, 1):
-        name, url = named_url(given, place, len(settings.url))
+    for number, given in enumerate(settings.url, 1):
+        name, url = named_url(given, number, len(settings.url))
         method = Method(name) if name in set(Method) else None
         targets.append(Target(name, settings.model, method, 0 if method is Method.BASELINE else None, False, url, key))
     return targets
 
 
 def pool_targets(settings: BenchSettings, pool: PoolSettings) -> list[Target]:
-    """Return the replicas of a pool, baselines first, those that speculate once for every k.
+    """Return the replicas of a pool, baselines first; each speculating replica once for every k.
 
     Raises
     ------
     UsageError
-        A model or replica that the pool does not have; a k for a replica that cannot be given one.
+        If the pool lacks a model or replica, or k cannot be set for a replica.
     """
     if settings.model is not None and settings.model not in pool.models:
         raise unknown("--model", "model", settings.model, list(pool.models))
-    models = {name: one for name, one in pool.models.items() if settings.model in {None, name}}
+    models = {name: model for name, model in pool.models.items() if settings.model in {None, name}}
     names = [name for model in models.values() for name in model.backends]
     for name in settings.only:
         if name not in names:
@@ -138,18 +144,18 @@ def _replica_targets(
     key = backend.api_key.get_secret_value() if backend.api_key is not None else None
     targets = []
     for k in settings.k if backend.method is not Method.BASELINE and settings.k else (None,):
-        one = backend if k is None else _with_k(backend, shown, k)
-        alone = model.model_copy(update={"backends": {name: one}})
+        changed = backend if k is None else _with_k(backend, shown, k)
+        alone = model.model_copy(update={"backends": {name: changed}})
         targets.append(
             Target(
                 shown if k is None else f"{shown} k={k}",
                 model_name,
-                one.method,
-                num_speculative_tokens(one.method, one.speculative_config),
-                one.simulate is not None,
-                one.url,
+                changed.method,
+                num_speculative_tokens(changed.method, changed.speculative_config),
+                changed.simulate is not None,
+                changed.url,
                 key,
-                None if one.url is not None else pool.model_copy(update={"models": {model_name: alone}}),
+                None if changed.url is not None else pool.model_copy(update={"models": {model_name: alone}}),
             )
         )
     return targets
@@ -158,9 +164,9 @@ def _replica_targets(
 def _with_k(backend: BackendSettings, name: str, k: int) -> BackendSettings:
     config = backend.speculative_config
     if backend.url is not None:
-        raise UsageError(f"--k: {name} runs already, at {backend.url}; k is set at start (--only leaves it out)")
+        raise UsageError(f"--k: {name} already runs at {backend.url}; k is set at start (exclude it with --only)")
     if config is not None and config.num_speculative_tokens_per_batch_size is not None:
-        raise UsageError(f"--k: {name} has a k for each batch size (--only leaves it out)")
+        raise UsageError(f"--k: {name} has a k for each batch size (exclude it with --only)")
     given = config.model_dump(exclude_unset=True) if config is not None else {}
     try:
         changed = SpeculativeConfig.model_validate({**given, "num_speculative_tokens": k})
@@ -171,31 +177,31 @@ def _with_k(backend: BackendSettings, name: str, k: int) -> BackendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A target that can be measured.
+class RunningTarget:
+    """A target that is running.
 
     Parameters
     ----------
     ready
-        Waits until it answers again, should it have died and be started anew. Raises LaunchError if it does not.
+        Function that waits until the target answers, possibly after a restart. Raises LaunchError if it does not.
     """
 
-    base: Base
+    base: BaseUrl
     ready: Callable[[], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def reached(target: Target, run_dir: Path, say: Callable[[str], None]) -> AsyncIterator[Reached]:
-    """Start a target if need be, wait until it answers, and yield where; stop it in the end.
+async def running_target(target: Target, run_dir: Path, say: Callable[[str], None]) -> AsyncIterator[RunningTarget]:
+    """Start a target if necessary, yield it once it answers, and stop it at the end.
 
     Raises
     ------
     LaunchError
-        If it does not start.
+        If the target does not start.
     """
     if target.pool is None:
         assert target.url is not None
-        yield Reached(Base.parse(target.url), _at_once)
+        yield RunningTarget(BaseUrl.parse(target.url), _no_wait)
         return
     replicas = plan(target.pool, run_dir)
     launcher = Launcher(replicas.launches)
@@ -203,22 +209,22 @@ async def reached(target: Target, run_dir: Path, say: Callable[[str], None]) -> 
     try:
         await launcher.start()
         await _until_ready(launcher)
-        yield Reached(Base.parse(replicas.backends[0].url), lambda: _until_ready(launcher))
+        yield RunningTarget(BaseUrl.parse(replicas.backends[0].url), lambda: _until_ready(launcher))
     finally:
         await launcher.stop()
 
 
-async def _at_once() -> None:
-    """Wait for nothing: an endpoint that others run is as it is."""
+async def _no_wait() -> None:
+    """Return at once: an endpoint given by URL is not restarted."""
 
 
 async def _until_ready(launcher: Launcher) -> None:
-    """Wait as the launcher does, but not through more than a few deaths: what dies at start does so again."""
+    """Wait for the launcher, but fail after a few restarts: a replica that dies at start will die again."""
     waiting = asyncio.create_task(launcher.wait_ready())
     try:
-        while not (await asyncio.wait({waiting}, timeout=_LOOK_S))[0]:
-            if any(one.restarts >= _TRIES for one in launcher.status()):
-                await launcher.wait_ready(0.0)  # raises, and tells what was logged
+        while not (await asyncio.wait({waiting}, timeout=_POLL_S))[0]:
+            if any(process.restarts >= _MAX_RESTARTS for process in launcher.status()):
+                await launcher.wait_ready(0.0)  # raises, with the end of the log
         await waiting
     except LaunchError as error:
         raise LaunchError(f"does not start:\n{str(error).partition(chr(10))[2]}") from None

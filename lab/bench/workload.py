@@ -1,4 +1,4 @@
-"""What is sent in one run: the prompt of every request, and when it goes out."""
+"""The workload of one run: the prompt and send time of every request."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ DEFAULT_OUTPUT_TOKENS = (128, 128)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests follow each other.
+    """The load of a run.
 
     Parameters
     ----------
     value
-        Requests per second of a `rate` or a `trace`; requests under way at all times of a `concurrency`.
+        Requests per second for `rate` and `trace`; concurrent requests for `concurrency`.
+
+    Examples
+    --------
+    >>> str(Load("rate", 4.0)), str(Load("concurrency", 16))
+    ('4 req/s', '16 at once')
     """
 
     kind: Literal["rate", "trace", "concurrency"]
     value: float
 
     def __str__(self) -> str:
-        """Return it for a person: `4 req/s`, `16 at once`."""
+        """Return the load with its unit."""
         return f"{self.value:g} at once" if self.kind == "concurrency" else f"{self.value:.3g} req/s"
 
 
@@ -40,19 +45,19 @@ class Workload:
     Parameters
     ----------
     cell
-        Number of the combination of temperature and load. Each has prompts of its own, so that no run finds what an
+        Index of the combination of temperature and load. Each has its own prompts, so that no run profits from what an
         earlier one left in the prefix cache or the suffix tree.
     prompts
-        Read from a file; None makes them.
+        Prompts of a dataset; None for synthetic prompts.
     context_tokens
-        The longest context that the engine takes; requests of a trace that are longer are left out.
+        The engine's maximum context; longer requests of a trace are left out.
 
     Attributes
     ----------
     arrivals_s
-        When each request goes out, seconds from the start; None in a closed loop.
+        Send times in seconds from the start; None in a closed loop.
     left_out
-        Requests of the trace that the engine could not take.
+        Number of requests of the trace that are too long for the engine.
     """
 
     def __init__(
@@ -85,17 +90,17 @@ class Workload:
 
     @property
     def size(self) -> int | None:
-        """How many requests there are; None if only time ends the run."""
+        """Number of requests; None if only time limits the run."""
         return len(self.arrivals_s) if self.arrivals_s is not None else self._settings.count
 
     @property
     def repeats(self) -> bool:
-        """Whether the file has fewer prompts than this and the earlier runs send."""
+        """Whether the dataset has fewer prompts than this run and earlier ones send."""
         per_run = self.size or 0
         return self._prompts is not None and per_run * (self._cell + 1) > len(self._prompts)
 
     def prompt(self, index: int) -> Prompt:
-        """Return the prompt of request `index`; one below 0 is for warming up, and occurs nowhere else."""
+        """Return the prompt of request `index`; negative indices are for warm-up and have their own prompts."""
         if self._prompts is not None:
             return self._prompts[(self._cell * (self.size or 0) + index) % len(self._prompts)]
         random = Random(f"{self._settings.seed}/{self._cell}/{index}")
@@ -109,15 +114,16 @@ class Workload:
 
     def _take_trace(self, trace: list[Arrival], load: Load, context_tokens: int | None) -> None:
         settings = self._settings
-        taken = shorten(trace, load.value, settings.count, settings.duration_s)
+        arrivals = shorten(trace, load.value, settings.count, settings.duration_s)
         if self._prompts is None and context_tokens is not None:
-            fitting = [one for one in taken if one.input_tokens + one.output_tokens <= 0.95 * context_tokens]
-            self.left_out = len(taken) - len(fitting)  # 5 % are for the error of the length
-            taken = fitting
-        self._trace = taken
-        self.arrivals_s = [one.at_s for one in taken]
+            most = 0.95 * context_tokens  # prompts may be a little longer than they should
+            fitting = [arrival for arrival in arrivals if arrival.input_tokens + arrival.output_tokens <= most]
+            self.left_out = len(arrivals) - len(fitting)
+            arrivals = fitting
+        self._trace = arrivals
+        self.arrivals_s = [arrival.at_s for arrival in arrivals]
 
 
 def mean_rate(trace: Sequence[Arrival]) -> float:
-    """Return a trace's requests per second."""
+    """Return the mean requests per second of a trace."""
     return (len(trace) - 1) / trace[-1].at_s if len(trace) > 1 and trace[-1].at_s > 0 else 1.0

@@ -1,1 +1,1 @@
-"""The laboratory's subcommands of `gateway`: one file for each."""
+"""The lab's subcommands of `gateway`, one file each."""

@@ -13,52 +13,67 @@ from lab.cli.options import ApiKey, IgnoreEos, JsonFile, Timeout
 def bench(
     context: typer.Context,
     *,
-    url: Annotated[list[str] | None, typer.Option(metavar="[NAME=]URL", help="Endpoint; may be given again.")] = None,
+    url: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]URL", help="Endpoint to measure; repeatable.")
+    ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Pool file: each of its replicas in turn.  [default without --url: as for serving]"),
+        typer.Option(help="Pool file whose replicas are measured in turn.  [default without --url: as for serving]"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to ask for.  [default: the first; of a pool all]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to request.  [default: the endpoint's first, all of a pool]")
+    ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND", help="Replica of the pool to take; again.")
+        list[str] | None, typer.Option(metavar="BACKEND", help="Replica of the pool to measure; repeatable.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What to compare with.  [default: what does not speculate]")
+        str | None,
+        typer.Option(metavar="NAME", help="Target to compare with.  [default: the one that does not speculate]"),
     ] = None,
-    rate: Annotated[str | None, typer.Option(metavar="R[,R...]", help="Open loop: requests per second.")] = None,
-    burstiness: Annotated[float, typer.Option(help="Of the open loop; 1 is Poisson, less is burstier.")] = 1.0,
+    rate: Annotated[str | None, typer.Option(metavar="R[,R...]", help="Open loop: request rate per second.")] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of the open loop's arrivals; 1 is Poisson, less is burstier.")
+    ] = 1.0,
     trace: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Open loop: TIMESTAMP, ContextTokens, GeneratedTokens.")
+        Path | None,
+        typer.Option(metavar="CSV", help="Open loop: trace with TIMESTAMP, ContextTokens, GeneratedTokens."),
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: requests under way at all times.")
+        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: number of concurrent requests.")
     ] = None,
-    num_requests: Annotated[int | None, typer.Option(help="Requests a run.  [default: 100, of a trace all]")] = None,
-    duration: Annotated[float | None, typer.Option(metavar="S", help="Seconds that a run sends for.")] = None,
-    warmup: Annotated[int, typer.Option(help="Requests before each run that do not count.")] = 0,
+    num_requests: Annotated[int | None, typer.Option(help="Requests per run.  [default: 100, all of a trace]")] = None,
+    duration: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds during which a run sends requests.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="Unmeasured requests before each run.")] = 0,
     prompts: Annotated[str, typer.Option(metavar="random|repeating|copy", help="Kind of synthetic prompt.")] = "random",
     input_tokens: Annotated[str, typer.Option(metavar="N[-M]", help="Length of synthetic prompts.")] = "512",
     output_tokens: Annotated[
-        str | None, typer.Option(metavar="N[-M]", help="Limit of the answers.  [default: 128; of a dataset its own]")
+        str | None,
+        typer.Option(metavar="N[-M]", help="Maximum length of answers.  [default: 128, or as in the dataset]"),
     ] = None,
-    dataset: Annotated[Path | None, typer.Option(metavar="FILE", help="ShareGPT's JSON, or JSON lines.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json to measure ShareGPT's texts by.")] = None,
-    endpoint: Annotated[str, typer.Option(metavar="chat|completions", help="The API to use.")] = "chat",
-    temperature: Annotated[str | None, typer.Option(metavar="T[,T...]", help="[default: the engine's]")] = None,
+    dataset: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts: ShareGPT JSON, or JSON lines.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json that measures ShareGPT texts.")] = None,
+    endpoint: Annotated[str, typer.Option(metavar="chat|completions", help="API to use.")] = "chat",
+    temperature: Annotated[
+        str | None, typer.Option(metavar="T[,T...]", help="Sampling temperature.  [default: the engine's]")
+    ] = None,
     k: Annotated[
-        str | None, typer.Option(metavar="K[,K...]", help="num_speculative_tokens to start a pool's replicas with.")
+        str | None, typer.Option(metavar="K[,K...]", help="num_speculative_tokens for the pool's replicas.")
     ] = None,
     ignore_eos: IgnoreEos = False,
-    seed: Annotated[int, typer.Option(help="Of prompts, arrivals and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, arrivals and intervals.")] = 0,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Sent along; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header to send with every request; repeatable.")
     ] = None,
     api_key: ApiKey = None,
     timeout: Timeout = 600.0,
     json: JsonFile = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write an HTML report with plots to.")
+    ] = None,
 ) -> None:
-    """Put load on an endpoint or on each replica of a pool, and tell how fast it was. Exits 2 if the input is wrong."""
+    """Put load on an endpoint or on each replica of a pool, and report its speed. Exits 2 if the input is wrong."""
     from lab.bench.command import bench as run
 
     raise typer.Exit(

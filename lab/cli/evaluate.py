@@ -16,23 +16,25 @@ def evaluate(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Policy to evaluate; again.  [default: the pool's own]"),
+        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Policy to evaluate; repeatable.  [default: the pool's]"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Pool file: k and weight of each replica, and the policies' settings.")
+        Path | None, typer.Option(help="Pool file with k and weight of each replica, and policy settings.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Whose requests.  [default: the first's]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose requests are used.  [default: that of the first request]")
+    ] = None,
     trace_format: TraceFormat = None,
     strict: Strict = False,
     limit: Limit = None,
-    seed: Annotated[int, typer.Option(help="Of resampling, and of policies that draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of resampling and of randomized policies.")] = 0,
     state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What policies know: written by `gateway replay --state`.")
+        Path | None, typer.Option(metavar="FILE", help="Learned state written by `gateway replay --state`.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Tell from recorded requests what other policies would have given. Exits 1 if the record cannot tell of any."""
-    require("evaluate", "lab", "sklearn", "threadpoolctl")
+    """Estimate from recorded requests how other policies would have done. Exits 1 if that is possible for none."""
+    require("lab", "sklearn", "threadpoolctl")
     from lab.evaluate.command import run_evaluate
 
     raise typer.Exit(

@@ -1,4 +1,4 @@
-"""Options that several commands take, each defined once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 
 def above_zero(value: float | None) -> float | None:
-    """Refuse what is no number above 0, as `min` would not (it takes NaN).
+    """Check that an option is a finite number above 0; typer's `min` accepts NaN.
 
     Raises
     ------
     typer.BadParameter
-        If it is none.
+        If it is not.
     """
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value:g}: give a number above 0")
@@ -24,12 +24,12 @@ def above_zero(value: float | None) -> float | None:
 
 
 def writable(path: Path | None) -> Path | None:
-    """Refuse a file that could not be written in the end, before anything is done.
+    """Check that an output file can be written, before any work is done.
 
     Raises
     ------
     typer.BadParameter
-        If its folder is not there, it is a folder, or its permissions are against it.
+        If its folder does not exist, it is a folder, or permission is missing.
     """
     if path is None:
         return None
@@ -39,39 +39,39 @@ def writable(path: Path | None) -> Path | None:
     if path.is_dir():
         raise typer.BadParameter(f"{path}: is a folder; give a file")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise typer.BadParameter(f"{path}: may not be written")
+        raise typer.BadParameter(f"{path}: no permission to write")
     return path
 
 
 def refuse_rate_with_speed(rate: float | None, speed: float) -> None:
-    """Let a trace's pace be set in one way alone.
+    """Check that only one of `--rate` and `--speed` is given.
 
     Raises
     ------
     typer.BadParameter
-        If it is set in both.
+        If both are.
     """
     if rate is not None and speed != 1.0:
-        raise typer.BadParameter("takes the place of --speed; give one of the two", param_hint="--rate")
+        raise typer.BadParameter("cannot be combined with --speed; give one of the two", param_hint="--rate")
 
 
-Traces = Annotated[list[Path], typer.Argument(help="Requests: traces in any format, files or folders of them.")]
-TraceFormat = Annotated[str | None, typer.Option("--format", help="The trace's, where it cannot be told.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Requests of the trace to use at most.")]
+Traces = Annotated[list[Path], typer.Argument(help="Traces in any format: files, or folders of them.")]
+TraceFormat = Annotated[str | None, typer.Option("--format", help="Format of the trace.  [default: detected]")]
+Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")]
 Rate = Annotated[
     float | None,
-    typer.Option(metavar="R", callback=above_zero, help="Requests per second on average; the trace's pattern is kept."),
+    typer.Option(metavar="R", callback=above_zero, help="Mean requests per second; the trace's pattern is kept."),
 ]
-Speed = Annotated[float, typer.Option(metavar="S", callback=above_zero, help="Times as fast as in the trace.")]
-PoolModel = Annotated[str | None, typer.Option(help="Of a pool of several.")]
+Speed = Annotated[float, typer.Option(metavar="S", callback=above_zero, help="Speed-up of the trace's arrivals.")]
+PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[
-    str | None, typer.Option(help="Step times of all replicas.  [default: each one's own in the pool]")
+    str | None, typer.Option(help="Calibration of all replicas' step times.  [default: as in the pool file]")
 ]
 Slo = Annotated[
-    str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Bounds in seconds that goodput counts by.")
+    str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")
 ]
-JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="Write all figures here.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="For endpoints given by their address.")]
-Timeout = Annotated[float, typer.Option(metavar="S", help="A request that takes longer failed.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Let answers run to their limit (vLLM).")]
+JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="File to write all figures to.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key for endpoints given by URL.")]
+Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds after which a request counts as failed.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Generate up to the length limit (vLLM).")]

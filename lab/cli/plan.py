@@ -14,42 +14,46 @@ from lab.cli.options import JsonFile, Limit, Rate, Speed, Strict, TraceFormat, T
 def plan(
     trace: Traces,
     *,
-    replicas: Annotated[int, typer.Option(min=1, help="How many replicas there are to be.")],
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas to plan.")],
     gpu: Annotated[
-        list[str] | None, typer.Option(help="GPU to plan for, as h200; again.  [default: the calibration's]")
+        list[str] | None, typer.Option(help="GPU to plan for, such as h200; repeatable.  [default: the calibration's]")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Pool file: the present mix and its policy.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="Target and step times, as llama-3.1-8b-h100.  [default: the pool's]")
+        str | None, typer.Option(help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE.yaml|{...}", help="That routes.  [default: the pool's; thresholds]")
+        str | None,
+        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Routing policy.  [default: the pool's; thresholds]"),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD[=K,K...]", help="Method to try, with its k; again.")
+        list[str] | None, typer.Option(metavar="METHOD[=K,K...]", help="Method to try, with its k; repeatable.")
     ] = None,
     slo: Annotated[
-        str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Seek the most requests within these seconds.")
+        str | None,
+        typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Maximize the requests that keep these bounds, in seconds."),
     ] = None,
     rate: Rate = None,
     speed: Speed = 1.0,
     limit: Limit = 16_000,
-    budget: Annotated[int, typer.Option(min=1, help="Mixes to try, about.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the last comparison.")] = 2,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one a core]")] = None,
+    budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds in the final comparison.")] = 2,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Ray cluster to run on; `local` starts one.")
+        str | None, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster to run on; `local` starts one.")
     ] = None,
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the plan here, as a pool file.")
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Of simulated replicas, to try it.")] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Write a pool of simulated replicas, to try it out.")
+    ] = False,
 ) -> None:
-    """Find the mix of replicas that serves a trace best, and whether it fits. Exits 1 if nothing does."""
-    require("plan", "lab", "numba")
+    """Find the mix of replicas that serves a trace best and fits into memory. Exits 1 if none fits."""
+    require("lab", "numba")
     from lab.plan.command import PlanOptions, run_plan
 
     refuse_rate_with_speed(rate, speed)

@@ -30,60 +30,63 @@ def replay(
     trace: Traces,
     *,
     config: Annotated[
-        Path | None, typer.Option(help="Pool file: the replicas, simulated, and the policies' settings.")
+        Path | None, typer.Option(help="Pool file with the replicas to simulate and policy settings.")
     ] = None,
     live: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]URL", help="Send the trace to this endpoint instead; may be given again."),
+        typer.Option(metavar="[NAME=]URL", help="Endpoint to send the trace to instead; repeatable."),
     ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE.yaml|{...}",
-            help="Policy to replay with; again. `oracle` knows lengths and acceptance.  [default: the pool's own]",
+            help="Policy to replay; repeatable. `oracle` knows lengths and acceptance.  [default: the pool's]",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Of a pool of several; with --live, to ask for.  [default: the request's; the first listed]"),
+        typer.Option(
+            help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]"
+        ),
     ] = None,
     rate: Rate = None,
     speed: Speed = 1.0,
     limit: Limit = None,
-    warmup: Annotated[int, typer.Option(min=0, help="First requests that do not count.")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Number of first requests to leave out of the figures.")] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Of what is drawn; simulated, the same gives the same figures.  [default: 0; of --live texts none]"
-        ),
+        typer.Option(help="Random seed; a simulated replay is reproducible.  [default: 0; texts of --live vary]"),
     ] = None,
     slo: Slo = None,
     calibration: CalibrationOfAll = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", callback=writable, help="What was learned: read if it is there, written at the end."
+            metavar="FILE", callback=writable, help="Learned state: read if the file exists, written at the end."
         ),
     ] = None,
     api_key: ApiKey = None,
     timeout: Annotated[
-        float, typer.Option(metavar="S", callback=above_zero, help="With --live: a request that takes longer failed.")
+        float,
+        typer.Option(
+            metavar="S", callback=above_zero, help="With --live: seconds after which a request counts as failed."
+        ),
     ] = 600.0,
     ignore_eos: IgnoreEos = False,
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", callback=writable, help="Write a page here.")
+        Path | None, typer.Option(metavar="FILE.html", callback=writable, help="File to write an HTML report to.")
     ] = None,
 ) -> None:
-    """Play a trace on simulated replicas with each policy in the loop, or send it to a running endpoint; compare."""
-    require("replay", "lab", "numba", "duckdb")
+    """Replay a trace on simulated replicas with each policy, or send it to running endpoints, and compare."""
+    require("lab", "numba", "duckdb")
     refuse_rate_with_speed(rate, speed)
     if live:
         for option, given in (("--config", config), ("--calibration", calibration), ("--state", state)):
             if given is not None:
-                raise typer.BadParameter("is for simulated replicas; leave it out with --live", param_hint=option)
+                raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=option)
         from lab.live.command import run_live
         from lab.live.session import LiveOptions
 
@@ -111,9 +114,9 @@ def replay(
             )
         )
     if config is None:
-        raise typer.BadParameter("give the pool to simulate, or --live URL", param_hint="--config")
+        raise typer.BadParameter("give a pool to simulate, or --live URL", param_hint="--config")
     if ignore_eos:
-        raise typer.BadParameter("goes only with --live", param_hint="--ignore-eos")
+        raise typer.BadParameter("requires --live", param_hint="--ignore-eos")
     from lab.replay.command import ReplayOptions, run_replay
 
     raise typer.Exit(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Format(StrEnum):
 
 
 class Group(StrEnum):
-    """What a sample takes whole."""
+    """Unit that a sample includes or excludes as a whole."""
 
     REQUEST = "request"
     SESSION = "session"
@@ -36,24 +37,22 @@ class Group(StrEnum):
 
 
 class TextLeft(StrEnum):
-    """What an anonymous trace has in place of its texts."""
+    """What replaces the texts in an anonymized trace."""
 
     NONE = "none"
     HASHES = "hashes"
 
 
-TraceArgument = Annotated[Path, typer.Argument(metavar="TRACE", help="A file, or a folder of them.")]
+TraceArgument = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, or folder of trace files.")]
 OutArgument = Annotated[
-    Path, typer.Argument(metavar="OUT", help="Written here, packed if it ends in .zst or .gz; - prints.")
+    Path, typer.Argument(metavar="OUT", help="Output file, compressed if it ends in .zst or .gz; - for stdout.")
 ]
-FormatOption = Annotated[
-    Format | None, typer.Option("--format", help="Format of TRACE.  [default: found out from its content]")
-]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse a trace with a broken line.")]
+FormatOption = Annotated[Format | None, typer.Option("--format", help="Format of TRACE.  [default: detected]")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
 
 app = typer.Typer(
     cls=CommandGroup,
-    help="Look at traces, convert them, take samples, make them anonymous.",
+    help="Inspect, convert, sample and anonymize traces.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -65,9 +64,9 @@ def show(
     *,
     format: FormatOption = None,
     strict: StrictOption = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures here too.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the figures to.")] = None,
 ) -> None:
-    """Tell what is in a trace: how many requests, how long, how fast, of what kind, with what acceptance."""
+    """Summarize a trace: number, lengths, times, kinds and acceptance of its requests."""
     with _broken_lines() as broken:
         from lab.trace import trace_files
         from lab.trace.show import print_summary
@@ -88,17 +87,17 @@ def convert(
     *,
     to: Annotated[Format, typer.Option(help="Format of OUT.")] = Format.GATEWAY,
     format: FormatOption = None,
-    in_order: Annotated[bool, typer.Option("--in-order", help="Sort by arrival.")] = False,
-    model: Annotated[str, typer.Option(help="For requests without one.")] = "",
-    workload: Annotated[str, typer.Option(help="For requests without one.")] = "",
+    in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
+    model: Annotated[str, typer.Option(help="Model for requests without one.")] = "",
+    workload: Annotated[str, typer.Option(help="Workload for requests without one.")] = "",
     strict: StrictOption = False,
 ) -> None:
-    """Write a trace in another format, or several files as one."""
+    """Convert a trace to another format, or merge several files into one."""
     with _broken_lines() as broken:
-        from lab.trace.edits import completed
+        from lab.trace.edits import fill_missing
 
         records = _read(trace, format, broken, strict=strict, in_order=in_order)
-        _write(trace, out, completed(records, model, workload), to)
+        _write(trace, out, fill_missing(records, model, workload), to)
 
 
 @app.command()
@@ -107,27 +106,29 @@ def sample(
     out: OutArgument,
     *,
     share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Requests to take, at random.")] = None,
-    first: Annotated[int | None, typer.Option(min=1, help="Requests to take, from the beginning.")] = None,
-    whole: Annotated[Group, typer.Option(help="What is taken whole or not at all.")] = Group.REQUEST,
-    start: Annotated[float, typer.Option(metavar="S", help="Seconds after the first arrival to begin at.")] = 0.0,
-    end: Annotated[float | None, typer.Option(metavar="S", help="Seconds after it to end before.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is taken; the same takes the same.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of requests to take at random.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Number of requests to take from the beginning.")] = None,
+    whole: Annotated[Group, typer.Option(help="Unit to take as a whole or not at all.")] = Group.REQUEST,
+    start: Annotated[float, typer.Option(metavar="S", help="Start, in seconds after the first arrival.")] = 0.0,
+    end: Annotated[
+        float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0,
     to: Annotated[Format, typer.Option(help="Format of OUT.")] = Format.GATEWAY,
     format: FormatOption = None,
     strict: StrictOption = False,
 ) -> None:
-    """Take a part of a trace: a share, a number, or a window of time."""
+    """Take a part of a trace: a share, a number of requests, or a window of time."""
     with _broken_lines() as broken:
         from lab.trace import BrokenLines, TraceError
-        from lab.trace.sample import Part, part_of
+        from lab.trace.sample import Part, sample_records
 
         if sum(given is not None for given in (share, limit, first)) > 1:
             raise TraceError("give one of --share, --limit and --first")
         quiet = BrokenLines(lambda _: None)
         part = Part(share, limit, first, whole.value, start, end, seed)
-        # It may have to be read twice; what is broken is told once.
-        records = part_of(
+        # The trace may have to be read twice, but broken lines are reported once.
+        records = sample_records(
             part,
             lambda: _read(trace, format, quiet, strict=strict),
             _read(trace, format, broken, strict=strict),
@@ -140,16 +141,18 @@ def anonymize(
     trace: TraceArgument,
     out: OutArgument,
     *,
-    text: Annotated[TextLeft, typer.Option(help="What is left of texts.")] = TextLeft.NONE,
+    text: Annotated[TextLeft, typer.Option(help="What to keep of texts.")] = TextLeft.NONE,
     salt: Annotated[
-        str | None, typer.Option(envvar="GATEWAY_TRACE_SALT", help="Secret of all hashes.  [default: a new one]")
+        str | None, typer.Option(envvar="GATEWAY_TRACE_SALT", help="Secret key of all hashes.  [default: random]")
     ] = None,
-    ngram: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each hash of a text stands for.")] = 1,
-    keep_time: Annotated[bool, typer.Option("--keep-time", help="Do not shift the first arrival to 0.")] = False,
+    ngram: Annotated[int, typer.Option(min=1, max=16, help="Tokens per hash of a text.")] = 1,
+    keep_time: Annotated[
+        bool, typer.Option("--keep-time", help="Keep arrival times instead of shifting the first to 0.")
+    ] = False,
     format: FormatOption = None,
     strict: StrictOption = False,
 ) -> None:
-    """Take out of a trace what tells of people: texts, ids, keys' names, sessions, templates, the date."""
+    """Remove from a trace what identifies people: texts, ids, key names, sessions, templates and the date."""
     with _broken_lines() as broken:
         from lab.trace import BrokenLines
         from lab.trace.edits import Anonymizer, first_arrival
@@ -163,12 +166,13 @@ def anonymize(
 
 @contextmanager
 def _broken_lines() -> Iterator[BrokenLines]:
-    """Yield what prints broken lines, and print in the end how many there were beyond those shown."""
+    """Yield a reporter that prints broken lines; at the end, print their number if not all were shown."""
+    require("lab", "duckdb")
     from lab.trace import BrokenLines
 
     broken = BrokenLines(lambda line: typer.echo(line, err=True))
     yield broken
-    if broken.count > BrokenLines.SAID:
+    if broken.count > BrokenLines.SHOWN:
         typer.echo(f"{broken.count} broken lines skipped.", err=True)
 
 
@@ -186,8 +190,8 @@ def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: Format) -
     if str(out) == "-":
         out = Path("/dev/stdout")
     elif out.exists() and any(out.samefile(file) for file in trace_files(trace)):
-        raise TraceError(f"{out}: is being read; write to another file")
+        raise TraceError(f"{out}: is being read; choose another output file")
     written, left_out = write_trace(out, records, to.value)
     typer.echo(f"{written} requests written to {out}", err=True)
     if left_out:
-        typer.echo(f"{left_out} left out: they lack what {to.value} is made of (docs/trace.md)", err=True)
+        typer.echo(f"{left_out} left out: they lack fields that {to.value} requires (docs/trace.md)", err=True)

@@ -1,1 +1,1 @@
-"""Off-policy evaluation: what another policy would have done, from the log alone."""
+"""Off-policy evaluation: estimates from a log how another policy would have done."""

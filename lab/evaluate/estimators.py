@@ -1,16 +1,16 @@
-"""What a policy would have given on logged traffic, told from the probabilities with which the log's policy chose.
+"""Off-policy estimates of a policy's outcomes on logged traffic, from the propensities of the log's policy.
 
-A request that the policy would have sent where it went counts by how much more probable that was with the policy than
-with the log (its weight). Three estimates of a mean are made of that:
+The weight of a logged request is the probability of the logged choice under the evaluated policy over its propensity.
+There are three estimates of a mean:
 
 - IPS, inverse propensity score (Horvitz and Thompson, JASA 47(260), 1952): the mean of weight times outcome;
-- SNIPS, self-normalised (Swaminathan and Joachims, NeurIPS 2015): the same over the mean weight; steadier, with a bias
-  that vanishes as the log grows;
+- SNIPS, self-normalized IPS (Swaminathan and Joachims, NeurIPS 2015): IPS over the mean weight; lower variance, and a
+  bias that vanishes as the log grows;
 - DR, doubly robust (Dudik et al., "Doubly Robust Policy Evaluation and Optimization", Statistical Science 29(4), 2014):
-  what a model of the outcomes expects, corrected by the weighted errors of that model.
+  the prediction of a model of the outcomes, corrected by the weighted errors of that model.
 
-None of them knows that requests slow each other: each tells what would come of a request that went elsewhere with all
-others as they were. A policy that would move the load is to be replayed.
+All of them ignore that requests slow each other: they estimate the outcome of sending one request elsewhere with all
+others unchanged. Replay a policy that would shift the load.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval, weighted_quantile
-from lab.evaluate.log import METRICS, Log
-from lab.evaluate.outcome_model import enough, expected
+from lab.evaluate.log import FAILED, METRICS, RETRIED, Log
+from lab.evaluate.outcome_model import expected_outcomes, has_enough_outcomes
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST_EFFECTIVE = 100
-"""Effective sample size below which nothing is told: how well intervals hold is not known there."""
+MIN_EFFECTIVE_SAMPLE_SIZE = 100
+"""Effective sample size below which an evaluation is refused: the coverage of intervals is unknown there."""
 
-MOST_IMPOSSIBLE = 0.01
-"""Share of a policy's choices that the log's could never have made, above which nothing is told."""
+MAX_IMPOSSIBLE_SHARE = 0.01
+"""Share of a policy's choices that the log's policy could never make, above which an evaluation is refused."""
 
-_WEIGHTS_OFF = 0.05  # how far the mean weight may be from one...
-_ERRORS_OFF = 4.0  # ...and how many standard errors
-_TAIL = 20.0  # effective requests beyond a quantile
+_MAX_WEIGHT_DEVIATION = 0.05  # of the mean weight from 1, unless within...
+_MAX_WEIGHT_ERRORS = 4.0  # ...this number of standard errors
+_MIN_TAIL = 20.0  # effective requests beyond a quantile
 _MORE_LOAD = 1.5
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean under the policy, in seconds, and over the mean of the log, each with its 95% interval."""
+    """A mean under the policy in seconds, and its ratio to the mean of the log, with 95% intervals."""
 
     mean: Interval
     to_log: Interval
@@ -52,16 +52,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class MetricEvaluation:
-    """One metric.
+    """The evaluation of one metric.
 
     Parameters
     ----------
     logged
-        Its mean in the log, in seconds.
+        Mean in the log, in seconds.
     estimates
-        By `ips`, `snips`, `dr`; the last is missing where no model could be made.
+        Estimates of the mean by `ips`, `snips` and `dr`; without `dr` if there are too few outcomes for a model.
     quantiles
-        By probability: the self-normalised quantile; missing where too few requests lie beyond it.
+        Self-normalized quantiles by probability, without those that have too few requests beyond them.
     """
 
     logged: float
@@ -71,26 +71,27 @@ class MetricEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a log tells of a policy.
+    """The evaluation of a policy on a log.
 
     Parameters
     ----------
     requests
-        That were used.
+        Number of requests used.
     effective_sample_size
-        As many requests logged under the policy itself would tell as much: (sum w)^2 / sum w^2 (Kish, 1965).
+        Number of requests logged under the policy itself that would be as informative, (sum w)^2 / sum w^2 (Kish 1965).
     mean_weight
-        About 1 if the propensities are right and the policy chooses nothing that the log could not have.
+        Mean weight; about 1 if the propensities are right and the log covers the policy's choices.
     largest_weight
-        Share of all weight that one request has.
+        Largest share of the total weight that one request has.
     impossible
-        Share of the policy's choices that the log's policy would never have made.
+        Share of the policy's choices that the log's policy would never make.
     shares, logged_shares
-        Of the requests, by backend: the policy's and the log's.
+        Shares of the requests by backend, under the policy and in the log.
     refusal
-        Why the log cannot tell, and what would help; empty if it can. A refused evaluation has no metrics.
+        Why the policy cannot be evaluated on this log, and what would help; empty if it can. A refused evaluation has
+        no metrics.
     notes
-        What to keep in mind.
+        Caveats.
     """
 
     policy: str
@@ -107,38 +108,39 @@ class Evaluation:
 
 
 def evaluate(log: Log, metrics: Sequence[str] = METRICS, seed: int = 0) -> list[Evaluation]:
-    """Evaluate every policy that was asked when the log was read, in that order.
+    """Evaluate every policy of a log, in order.
 
     Parameters
     ----------
     metrics
-        Of `METRICS`; one of which the log has too few is left out.
+        Some of `METRICS`; those with too few values in the log are left out.
     seed
-        Of the resampling.
+        Seed of the resampling.
     """
-    found = {}
+    checked = {}
     for policy, propensities in log.propensities.items():
         weights = propensities[np.arange(log.requests), log.chosen] / log.propensity
-        found[policy] = _overlap(log, policy, propensities, weights), weights
-    usable = [metric for metric in metrics if (log.outcomes[metric] > 0).sum() >= FEWEST_EFFECTIVE]
-    models = _models(log, usable) if any(not one.refusal for one, _ in found.values()) else {}
+        checked[policy] = _overlap(log, policy, propensities, weights), weights
+    usable = [metric for metric in metrics if (log.outcomes[metric] > 0).sum() >= MIN_EFFECTIVE_SAMPLE_SIZE]
+    models = _models(log, usable) if any(not result.refusal for result, _ in checked.values()) else {}
     return [
-        one
-        if one.refusal
-        else replace(one, metrics={metric: _metric(log, policy, metric, weights, models, seed) for metric in usable})
-        for policy, (one, weights) in found.items()
+        result
+        if result.refusal
+        else replace(result, metrics={metric: _metric(log, policy, metric, weights, models, seed) for metric in usable})
+        for policy, (result, weights) in checked.items()
     ]
 
 
 def _models(log: Log, metrics: Sequence[str]) -> dict[str, Floats]:
-    """Return what is expected of each request, by metric, as far as there are outcomes enough; fitted side by side."""
-    told = [metric for metric in metrics if enough(log.outcomes[metric])]
+    """Return the expected outcomes of metrics that have enough outcomes for a model; fitted in parallel."""
+    fitted = [metric for metric in metrics if has_enough_outcomes(log.outcomes[metric])]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(told, pool.map(lambda metric: expected(log, log.outcomes[metric]), told), strict=True))
+        expected = pool.map(lambda metric: expected_outcomes(log, log.outcomes[metric]), fitted)
+        return dict(zip(fitted, expected, strict=True))
 
 
 def _overlap(log: Log, policy: str, propensities: Floats, weights: Floats) -> Evaluation:
-    """Look at how far the log's choices and the policy's overlap."""
+    """Check how far the choices of the log and of the policy overlap."""
     total = float(weights.sum())
     impossible = float(log.impossible[policy].mean())
     shares = dict(zip(log.backends, (float(share) for share in propensities.mean(axis=0)), strict=True))
@@ -148,7 +150,7 @@ def _overlap(log: Log, policy: str, propensities: Floats, weights: Floats) -> Ev
     mean = total / log.requests
     deviations = block_sums(weights - mean, block_length(log.requests))
     error = float(np.sqrt(deviations @ deviations)) / log.requests
-    found = Evaluation(
+    result = Evaluation(
         policy=policy,
         requests=log.requests,
         effective_sample_size=size,
@@ -160,26 +162,25 @@ def _overlap(log: Log, policy: str, propensities: Floats, weights: Floats) -> Ev
         notes=_notes(log, policy, impossible, shares, logged_shares),
     )
     refusal = ""
-    if impossible > MOST_IMPOSSIBLE:
+    if impossible > MAX_IMPOSSIBLE_SHARE:
         refusal = (
-            f"{impossible:.0%} of its choices are ones that the log's policy would never have made: nothing is known "
-            f"of what comes of them; most of the difference is at {_where(shares, logged_shares)}. Log with a policy "
-            "that tries every backend now and then: `random`, or `learned` with exploration. Or replay it"
+            f"the log's policy would never make {impossible:.0%} of its choices, so their outcomes are unknown; most "
+            f"of the difference is at {_where(shares, logged_shares)}. Log with a policy that tries every backend now "
+            "and then (`random`, or `learned` with exploration), or replay it"
         )
-    elif size < FEWEST_EFFECTIVE:
-        needed = f"{log.requests * FEWEST_EFFECTIVE / size:,.0f}" if size else "many more"
+    elif size < MIN_EFFECTIVE_SAMPLE_SIZE:
+        needed = f"{log.requests * MIN_EFFECTIVE_SAMPLE_SIZE / size:,.0f}" if size else "many more"
         refusal = (
-            f"the {log.requests:,} requests tell as much as {size:.0f} logged under the policy itself; "
-            f"{FEWEST_EFFECTIVE} at least are needed. Log about {needed} requests as these were, or explore more: the "
-            f"log seldom chose as this policy does; most of the difference is at {_where(shares, logged_shares)}"
+            f"the effective sample size of the {log.requests:,} requests is {size:.0f}; at least "
+            f"{MIN_EFFECTIVE_SAMPLE_SIZE} is needed. Log about {needed} such requests, or explore more: the log seldom "
+            f"chose as this policy does; most of the difference is at {_where(shares, logged_shares)}"
         )
-    elif abs(mean - 1 + impossible) > max(_WEIGHTS_OFF, _ERRORS_OFF * error):
+    elif abs(mean - 1 + impossible) > max(_MAX_WEIGHT_DEVIATION, _MAX_WEIGHT_ERRORS * error):
         refusal = (
-            f"the weights average {mean:.2f} where they would average 1: the propensities in the log are not those by "
-            "which it was made, or its policy would never have made some of these choices. Record all candidates with "
-            "their propensities"
+            f"the mean weight is {mean:.2f} instead of 1: the propensities in the log are wrong, or its policy would "
+            "never make some of these choices. Record all candidates with their propensities"
         )
-    return replace(found, refusal=refusal) if refusal else found
+    return replace(result, refusal=refusal) if refusal else result
 
 
 def _metric(
@@ -194,20 +195,19 @@ def _metric(
         up, down = block_sums(numerator, length), block_sums(denominator, length)
         return Estimate(interval([up], [down], seed), interval([up, ones], [down, logged], seed))
 
-    every = np.ones(len(outcome))
-    seen = 1 - log.impossible[policy][known]
-    estimates = {"ips": estimate(weight * outcome, seen), "snips": estimate(weight * outcome, weight)}
+    possible = 1 - log.impossible[policy][known]
+    estimates = {"ips": estimate(weight * outcome, possible), "snips": estimate(weight * outcome, weight)}
     if (model := models.get(metric)) is not None:
-        answers, chosen = model[known], log.chosen[known]
-        corrected = (log.propensities[policy][known] * answers).sum(axis=1)
-        corrected += weight * (outcome - answers[np.arange(len(outcome)), chosen])
+        predictions, chosen = model[known], log.chosen[known]
+        corrected = (log.propensities[policy][known] * predictions).sum(axis=1)
+        corrected += weight * (outcome - predictions[np.arange(len(outcome)), chosen])
         if corrected.sum() > 0:
-            estimates["dr"] = estimate(corrected, every)
+            estimates["dr"] = estimate(corrected, np.ones(len(outcome)))
     size = float(weight.sum() ** 2 / (weight @ weight))
     quantiles = {
         probability: weighted_quantile(outcome, weight, probability, length)
         for probability in QUANTILES
-        if size * (1 - probability) >= _TAIL
+        if size * (1 - probability) >= _MIN_TAIL
     }
     return MetricEvaluation(float(outcome.mean()), estimates, quantiles)
 
@@ -217,27 +217,25 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if impossible:
-        notes.append(
-            f"{impossible:.2%} of its choices could not be seen in the log and count as if they were like the rest"
-        )
-    failed = log.left_out.get("failed", 0) + log.left_out.get("were sent again after a failure", 0)
+        notes.append(f"{impossible:.2%} of its choices cannot occur in the log; they are assumed to be like the others")
+    failed = log.left_out.get(FAILED, 0) + log.left_out.get(RETRIED, 0)
     if failed:
-        notes.append(f"{failed:,} requests failed or were sent again, and are left out: this is of those that did not")
+        notes.append(f"{failed:,} requests that failed or were retried are left out")
     grown = [name for name, share in shares.items() if share > 0.05 and share > _MORE_LOAD * logged_shares[name]]
     loads = log.in_flight[np.arange(log.requests), log.chosen]
     if grown and not np.isnan(loads).all() and float(np.nanmean(loads)) >= 1:
-        told = ", ".join(f"`{name}` {shares[name]:.0%} for {logged_shares[name]:.0%}" for name in grown)
+        changes = ", ".join(f"`{name}` {shares[name]:.0%} instead of {logged_shares[name]:.0%}" for name in grown)
         notes.append(
-            f"it would move the load ({told}), with {float(np.nanmean(loads)):.1f} requests there already on average: "
-            "how requests slow each other then is not in these figures; replay it"
+            f"it would shift the load ({changes}), and backends had {float(np.nanmean(loads)):.1f} requests in flight "
+            "on average: the resulting slowdown is not included; replay it"
         )
-    if log.untold[policy]:
+    if log.missing_features[policy]:
         notes.append(
-            f"the log does not tell {', '.join(log.untold[policy])}, by which it decides: it was asked as if there was "
-            "none, and may choose otherwise where it is told"
+            f"the log lacks {', '.join(log.missing_features[policy])}, on which the policy depends: defaults were "
+            "used, so its choices may differ"
         )
     if np.isnan(log.in_flight).all():
-        notes.append("the log does not tell how busy the backends were: the policy was asked as if all were idle")
+        notes.append("the log lacks the load of the backends: the policy was evaluated as if all were idle")
     return tuple(notes)
 
 

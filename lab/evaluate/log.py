@@ -1,4 +1,4 @@
-"""What a log tells of choices: the situations, what was chosen and how probably, and what a policy would choose."""
+"""Logged decisions as arrays: requests, choices and propensities, and the choices that other policies would make."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ NUMBERS = (
     "prompt_tokens", "max_tokens", "temperature", "top_p", "overlap", "code_share", "turns", "n", "structured", "tools",
     "stream", "qps", "in_flight",
 )  # fmt: skip
-"""What is known of a request as a number before it is sent; the columns of `Log.numbers`."""
+"""Numeric features of a request known before it is sent; the columns of `Log.numbers`."""
 
 USUAL_K = {Method.BASELINE: 0, Method.SUFFIX: 24}
-"""Tokens drafted a step at most where nobody says; 5 with any other method."""
+"""Default of the maximum number of draft tokens per step; 5 for other methods."""
+
+FAILED, RETRIED = "failed", "were retried after a failure"
+"""Two of the reasons in `Log.left_out`."""
 
 _IDLE = EngineLoad()
 _VALUES = attrgetter(*METRICS, *NUMBERS)
@@ -35,13 +38,19 @@ _AS_RECORDED = (
     "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "stream", "qps", "in_flight",
 )  # fmt: skip
 _OK = 200
-_MOST_DRAWS = 100
+_MAX_DRAWS = 100
 _SURE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedCandidate:
-    """A backend as it was when a logged request came (a `backends.backend.Candidate`)."""
+    """The state of a backend when a logged request arrived (a `backends.backend.Candidate`).
+
+    Examples
+    --------
+    >>> LoggedCandidate("a", Method.EAGLE3, 3, in_flight=2).weight
+    1.0
+    """
 
     name: str
     method: Method
@@ -53,29 +62,31 @@ class LoggedCandidate:
 
 @dataclass(slots=True)
 class Log:
-    """Logged requests as arrays, in order of arrival: `requests` of them, and the `backends` they could have gone to.
+    """Logged requests as arrays, in order of arrival.
 
     Attributes
     ----------
+    backends
+        Names of all candidates.
     chosen
-        Place in `backends` of what each request was sent to, shape (requests,).
+        Index in `backends` of the chosen backend, shape (requests,).
     propensity
-        Probability of that choice when it was made, shape (requests,).
+        Probability of that choice, shape (requests,).
     numbers, names
-        What is known of each request before it is sent: shape (requests, len(NUMBERS)), NaN where it is not known, and
-        int32 codes of its template and workload, shape (requests, 2).
+        Features known before a request is sent: numbers of shape (requests, len(NUMBERS)), NaN if unknown, and int32
+        codes of template and workload of shape (requests, 2).
     in_flight, predicted_s
-        Of each backend when the request came, shape (requests, backends); NaN where it was no candidate or not known.
+        Load and predicted time of each backend at arrival, shape (requests, backends); NaN if unknown or no candidate.
     outcomes
-        By metric, shape (requests,), NaN where it has none.
-    chances
-        By policy: the probability with which it would choose each backend, shape (requests, backends).
+        By metric: outcomes of shape (requests,), NaN if missing.
+    propensities
+        By policy: probability of choosing each backend, shape (requests, backends).
     impossible
-        By policy: the probability with which it would choose what the log's policy never would have, shape (requests,).
-    untold
-        By policy: the features of texts that it decides by and that no record tells.
+        By policy: probability of a choice that the log's policy would never make, shape (requests,).
+    missing_features
+        By policy: text features that it depends on and that no record has.
     left_out
-        Records that tell nothing of this, by the reason.
+        Number of unusable records by reason.
     """
 
     backends: tuple[str, ...]
@@ -88,12 +99,12 @@ class Log:
     outcomes: Mapping[str, Floats]
     propensities: Mapping[str, Floats]
     impossible: Mapping[str, Floats]
-    untold: Mapping[str, tuple[str, ...]]
+    missing_features: Mapping[str, tuple[str, ...]]
     left_out: Mapping[str, int]
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Number of requests."""
         return len(self.chosen)
 
 
@@ -102,22 +113,22 @@ def read_log(
     policies: Mapping[str, Policy],
     pool: Mapping[str, LoggedCandidate] | None = None,
 ) -> Log:
-    """Ask each policy what it would have done with each request of a log.
+    """Read a log, and compute what each policy would choose for each of its requests.
 
     Parameters
     ----------
     records
-        Of one model, in any order; those that policies count turns by are asked in this one.
+        Records of one model in any order; stateful policies such as `round_robin` see them in this order.
     policies
-        By name. They are asked and told nothing of what came of it: what they have learned stays as it is.
+        Policies by name. They observe no outcomes, so their learned state does not change.
     pool
-        What is known of backends beside the log: method, k, weight. A backend that is not in it has the method that the
-        log says, a weight of 1, and as many drafted tokens as is usual (`USUAL_K`).
+        Method, k and weight of backends by name. A backend that is missing here has the method from the log, weight 1
+        and the k of `USUAL_K`.
 
     Raises
     ------
     ValueError
-        If no record tells of a choice.
+        If no record has a choice with its outcome.
     """
     reader = _Reader(policies, dict(pool or {}))
     for record in records:
@@ -126,7 +137,13 @@ def read_log(
 
 
 def features_of(record: TraceRecord) -> RequestFeatures:
-    """Return a logged request as a policy saw it; what the record does not tell is as `RequestFeatures` has it."""
+    """Return the features of a logged request as a policy saw them, with defaults for missing ones.
+
+    Examples
+    --------
+    >>> features_of(TraceRecord(prompt_tokens=12, overlap=0.5)).overlap
+    0.5
+    """
     known = {name: value for name in _AS_RECORDED if (value := getattr(record, name)) is not None}
     return RequestFeatures(
         model=record.model,
@@ -142,29 +159,30 @@ def features_of(record: TraceRecord) -> RequestFeatures:
 
 
 def propensities(policy: Policy, request: RequestFeatures, candidates: Sequence[LoggedCandidate]) -> list[float]:
-    """Return the probability with which a policy would choose each candidate.
+    """Return the probability with which a policy chooses each candidate.
 
-    A policy that tells of all candidates is asked once. Of another each draw tells one probability exactly, so it is
-    asked until they add up to one; what is left after a hundred draws goes to those never drawn, evenly.
+    A policy that explains its candidates is asked once. Any other is asked repeatedly, since each decision gives the
+    exact probability of one candidate, until the probabilities add up to one. After a hundred decisions, the remainder
+    is divided evenly among the candidates never chosen.
     """
-    place = {candidate.name: number for number, candidate in enumerate(candidates)}
-    found = [0.0] * len(candidates)
-    seen = [False] * len(candidates)
-    for _ in range(_MOST_DRAWS):
+    index = {candidate.name: number for number, candidate in enumerate(candidates)}
+    probabilities = [0.0] * len(candidates)
+    was_chosen = [False] * len(candidates)
+    for _ in range(_MAX_DRAWS):
         decision = policy.choose(request, candidates)
         if (considered := decision.considered) is not None:
             for candidate, propensity in zip(considered.candidates, considered.propensities, strict=True):
-                found[place[candidate.name]] = propensity
-            return found
-        number = place[decision.backend]
-        found[number], seen[number] = decision.propensity, True
-        left = 1.0 - sum(found)
-        if left < _SURE:
-            return found
-    others = [number for number, was_seen in enumerate(seen) if not was_seen]
-    for number in others or range(len(found)):
-        found[number] += left / len(others or found)
-    return found
+                probabilities[index[candidate.name]] = propensity
+            return probabilities
+        chosen = index[decision.backend]
+        probabilities[chosen], was_chosen[chosen] = decision.propensity, True
+        remainder = 1.0 - sum(probabilities)
+        if remainder < _SURE:
+            return probabilities
+    never_chosen = [number for number, chosen_once in enumerate(was_chosen) if not chosen_once]
+    for number in never_chosen or range(len(probabilities)):
+        probabilities[number] += remainder / len(never_chosen or probabilities)
+    return probabilities
 
 
 class _Reader:
@@ -173,13 +191,13 @@ class _Reader:
         for policy in policies.values():
             policy.explain_candidates = True
         self._pool = pool
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._chosen = array("i")
         self._arrived_at = array("d")
         self._rows = array("d")
         self._names = array("i")
-        self._cells = _Cells(["in_flight", "predicted_s", *(_propensities_of(name) for name in policies)])
+        self._matrices = _SparseMatrices(["in_flight", "predicted_s", *(_propensities_of(name) for name in policies)])
         self._impossible = {name: array("d") for name in policies}
         self._left_out: dict[str, int] = {}
 
@@ -191,52 +209,52 @@ class _Reader:
         assert record.propensity is not None
         number = len(self._chosen)
         self._arrived_at.append(0.0 if record.arrived_at is None else record.arrived_at)
-        places = [self._places.setdefault(one.backend, len(self._places)) for one in record.candidates]
-        self._chosen.append(self._places[record.backend])
+        backends = [self._indices.setdefault(one.backend, len(self._indices)) for one in record.candidates]
+        self._chosen.append(self._indices[record.backend])
         self._rows.append(record.propensity)
         self._rows.extend(map(_known, _VALUES(record)))
         for codes, name in zip(self._codes, (record.template, record.workload), strict=True):
             self._names.append(codes.setdefault(name, len(codes)))
-        cells = self._cells
-        cells.at(number, places)
-        cells.put("in_flight", [_known(one.in_flight) for one in record.candidates])
-        cells.put("predicted_s", [_known(one.prediction_s) for one in record.candidates])
+        matrices = self._matrices
+        matrices.append_indices(number, backends)
+        matrices.append_values("in_flight", [_known(one.in_flight) for one in record.candidates])
+        matrices.append_values("predicted_s", [_known(one.prediction_s) for one in record.candidates])
         request = features_of(record)
         candidates = [self._candidate(one) for one in record.candidates]
         possible = [_is_possible(one, record) for one in record.candidates]
         for name, policy in self._policies.items():
             shares = propensities(policy, request, candidates)
-            cells.put(_propensities_of(name), shares)
-            cannot_be = [share for share, can_be in zip(shares, possible, strict=True) if not can_be]
-            self._impossible[name].append(sum(cannot_be) if cannot_be else 0.0)
+            matrices.append_values(_propensities_of(name), shares)
+            impossible = [share for share, is_possible in zip(shares, possible, strict=True) if not is_possible]
+            self._impossible[name].append(sum(impossible, 0.0))
 
     def log(self) -> Log:
         if not self._chosen:
-            told = "; ".join(f"{count} {why}" for why, count in self._left_out.items()) or "it is empty"
-            raise ValueError(f"no record of the log tells of a choice and what came of it: {told}")
+            reasons = "; ".join(f"{count} {why}" for why, count in self._left_out.items()) or "it is empty"
+            raise ValueError(f"no record of the log has a choice with its propensity and outcome: {reasons}")
         order = np.argsort(np.array(self._arrived_at), kind="stable")
         rows = np.array(self._rows).reshape(len(self._chosen), -1)[order]
-        shape = (len(rows), len(self._places))
-        cells = self._cells
+        shape = (len(rows), len(self._indices))
+        matrices = self._matrices
         return Log(
-            backends=tuple(self._places),
+            backends=tuple(self._indices),
             chosen=np.array(self._chosen, np.int32)[order],
             propensity=rows[:, 0],
             numbers=rows[:, 1 + len(METRICS) :],
             names=np.array(self._names, np.int32).reshape(len(rows), -1)[order],
-            in_flight=cells.table("in_flight", shape, np.nan)[order],
-            predicted_s=cells.table("predicted_s", shape, np.nan)[order],
-            outcomes={metric: rows[:, 1 + place] for place, metric in enumerate(METRICS)},
-            propensities={name: cells.table(_propensities_of(name), shape, 0.0)[order] for name in self._policies},
+            in_flight=matrices.dense("in_flight", shape, np.nan)[order],
+            predicted_s=matrices.dense("predicted_s", shape, np.nan)[order],
+            outcomes={metric: rows[:, 1 + index] for index, metric in enumerate(METRICS)},
+            propensities={name: matrices.dense(_propensities_of(name), shape, 0.0)[order] for name in self._policies},
             impossible={name: np.array(shares)[order] for name, shares in self._impossible.items()},
-            untold={name: self._untold(policy, rows) for name, policy in self._policies.items()},
+            missing_features={name: self._missing_features(policy, rows) for name, policy in self._policies.items()},
             left_out=self._left_out,
         )
 
-    def _untold(self, policy: Policy, rows: Floats) -> tuple[str, ...]:
-        told = {name for place, name in enumerate(NUMBERS, 1 + len(METRICS)) if not np.isnan(rows[:, place]).all()}
-        told |= {"template"} if any(self._codes[0]) else set()
-        return tuple(sorted(policy.text_features - told))
+    def _missing_features(self, policy: Policy, rows: Floats) -> tuple[str, ...]:
+        known = {name for index, name in enumerate(NUMBERS, 1 + len(METRICS)) if not np.isnan(rows[:, index]).all()}
+        known |= {"template"} if any(self._codes[0]) else set()
+        return tuple(sorted(policy.text_features - known))
 
     def _candidate(self, one: TraceCandidate) -> LoggedCandidate:
         known = self._pool.get(one.backend)
@@ -253,55 +271,55 @@ class _Reader:
         )
 
 
-class _Cells:
-    """Numbers by request and backend, as they come; small enough for a million requests."""
+class _SparseMatrices:
+    """Matrices by request and backend that share their indices; compact enough for a million requests."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._requests, self._backends = array("i"), array("i")
         self._values = {name: array("d") for name in names}
 
-    def at(self, request: int, backends: Sequence[int]) -> None:
-        """Say of which request and backends the next numbers are."""
+    def append_indices(self, request: int, backends: Sequence[int]) -> None:
+        """Append the indices of the next values: one request, and its candidates."""
         self._requests.extend([request] * len(backends))
         self._backends.extend(backends)
 
-    def put(self, name: str, values: Sequence[float]) -> None:
-        """Add the numbers of one kind, one for each of those backends."""
+    def append_values(self, name: str, values: Sequence[float]) -> None:
+        """Append values of one matrix, one for each of those candidates."""
         self._values[name].extend(values)
 
-    def table(self, name: str, shape: tuple[int, int], empty: float) -> Floats:
-        """Return the numbers of one kind as a table, `empty` where there is none."""
-        table = np.full(shape, empty)
-        table[np.frombuffer(self._requests, np.int32), np.frombuffer(self._backends, np.int32)] = np.frombuffer(
+    def dense(self, name: str, shape: tuple[int, int], empty: float) -> Floats:
+        """Return one matrix, with `empty` where there is no value."""
+        matrix = np.full(shape, empty)
+        matrix[np.frombuffer(self._requests, np.int32), np.frombuffer(self._backends, np.int32)] = np.frombuffer(
             self._values[name]
         )
-        return table
+        return matrix
 
 
 def _propensities_of(policy: str) -> str:
-    return f"chances of {policy}"
+    return f"propensities of {policy}"
 
 
 def _why_left_out(record: TraceRecord) -> str:
     if not record.backend or not record.candidates or record.backend not in {one.backend for one in record.candidates}:
-        return "tell of no choice among candidates"
+        return "have no choice among candidates"
     if record.propensity is None or not 0 < record.propensity <= 1 + _SURE:
-        return "tell of no propensity"
+        return "have no propensity"
     if record.error or (record.status is not None and record.status != _OK):
-        return "failed"
+        return FAILED
     if record.retried_from:
-        return "were sent again after a failure"
+        return RETRIED
     if record.e2e_s is None or record.e2e_s <= 0:
-        return "have no time of their end"
+        return "have no end time"
     return ""
 
 
-def _is_possible(one: TraceCandidate, record: TraceRecord) -> bool:
-    """Whether the log's policy could have chosen this candidate, as far as the record tells."""
-    if one.backend == record.backend:
+def _is_possible(candidate: TraceCandidate, record: TraceRecord) -> bool:
+    """Return whether the log's policy could have chosen a candidate, as far as the record says."""
+    if candidate.backend == record.backend:
         return True
-    if one.propensity is not None:
-        return one.propensity > 0
+    if candidate.propensity is not None:
+        return candidate.propensity > 0
     assert record.propensity is not None
     return record.propensity < 1 - _SURE
 

@@ -1,1 +1,1 @@
-"""A trace sent to a running endpoint."""
+"""Replay of a trace against running endpoints."""

@@ -1,4 +1,4 @@
-"""`gateway replay --live` from its options to its exit status."""
+"""Implementation of `gateway replay --live`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _INTERRUPTED = 130
 
 
 def run_live(options: LiveOptions) -> int:
-    """Send a trace to each endpoint as the command line asks for it.
+    """Send a trace to each endpoint with the options of the command line.
 
     Returns
     -------
     int
-        Exit status: 0, 1 if of one row no request succeeded, 2 if the input is wrong or an endpoint does not answer
-        (then the trace was not sent), 130 after Ctrl-C.
+        Exit status: 0 for success, 1 if no request of a row succeeded, 2 if the input is wrong or an endpoint does not
+        answer (the trace is not sent then), 130 after Ctrl-C.
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
@@ -47,7 +47,7 @@ def run_live(options: LiveOptions) -> int:
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if not outcomes:
-        print("gateway replay: stopped before anything of the trace was sent", file=sys.stderr)
+        print("gateway replay: stopped before the trace was sent", file=sys.stderr)
         return _INTERRUPTED
     figures = {one.endpoint.name: one.figures(options.warmup, slo) for one in outcomes}
     document: dict[str, Any] = {
@@ -74,14 +74,15 @@ def run_live(options: LiveOptions) -> int:
 
 def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
     console = figures_console()
-    stopped = ", stopped: requests that had not ended are not in it" if document["interrupted"] else ""
+    stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
     console.print(f"{document['requests']:,} requests for {document['model']}{stopped}", end="\n\n", markup=False)
     for table in figures_tables(document["policies"], slo, "endpoint"):
         console.print(table, "")
     if left_out:
-        console.print(f"{left_out:,} requests of the trace generate no text, and are left out.")
-    for one in outcomes:
-        counted = [record for record in one.records if record.index >= document["warmup"] and failed(record)]
+        console.print(f"{left_out:,} requests of the trace generate no text and are left out.")
+    for outcome in outcomes:
+        name = outcome.endpoint.name
+        counted = [record for record in outcome.records if record.index >= document["warmup"] and failed(record)]
         lines = [f"{kind.count:,} failed, {kind.kind}: {kind.example}".rstrip(": ") for kind in failures(counted)]
-        for line in lines + document["policies"][one.endpoint.name]["notes"]:
-            console.print(f"{one.endpoint.name}: {line}", markup=False, soft_wrap=True)
+        for line in lines + document["policies"][name]["notes"]:
+            console.print(f"{name}: {line}", markup=False, soft_wrap=True)

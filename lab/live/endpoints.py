@@ -1,4 +1,4 @@
-"""The endpoints that a trace is sent to, and a first look at each."""
+"""The endpoints that a trace is sent to, and their preflight."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from backends.validation import UsageError
-from lab.bench.preflight import Look
+from lab.bench.preflight import Preflight
 from lab.bench.prompts import TokenScale
 from lab.bench.settings import named_url
-from lab.bench.targets import Base, Target
+from lab.bench.targets import BaseUrl, Target
 from lab.options.policy import named_policies
 from policies.load_balancing import Static
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEndpoint:
-    """One row of the table: where requests go, and what each of them asks of the gateway there.
+    """One row of the table: an endpoint, and the headers of its requests.
 
     Parameters
     ----------
     headers
-        Sent with every request, the key among them.
+        Headers of every request, including the API key.
     asks
-        Whether they ask for a backend or a method.
+        Whether the headers ask for a backend or a method.
     model
-        What to ask for; None asks for a request's own model, or else for the first that it lists.
+        Model to request; None for the request's own model if the endpoint lists it, else the first listed.
     """
 
     name: str
     url: str
-    base: Base
+    base: BaseUrl
     headers: list[tuple[str, str]]
     asks: bool
     model: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a first look told of an endpoint.
+class EndpointInfo:
+    """What the preflight found out about an endpoint.
 
     Parameters
     ----------
     models
-        That requests may ask for by their own name.
+        Models that requests may ask for by their own name.
     model
-        That the others ask for.
+        Model of all other requests.
     scales
-        By API.
+        Token scale by API.
     """
 
     models: tuple[str, ...]
@@ -58,24 +58,22 @@ class Seen:
 def live_endpoints(
     urls: Sequence[str], policies: Sequence[str], model: str | None, api_key: str | None
 ) -> list[LiveEndpoint]:
-    """Return the rows of the table: each address with each policy, in their order.
+    """Return the rows of the table: each URL with each policy, in order.
 
     Raises
     ------
     UsageError
-        If an address is none, or a policy cannot be asked for.
-    UsageError
-        If there is no such policy.
+        If a URL is invalid, or a policy does not exist or cannot be requested.
     """
     asked = _asked(policies)
     rows: list[LiveEndpoint] = []
     for given in urls:
         name, url = named_url(given, 0, 1)
         try:
-            base = Base.parse(url)
+            base = BaseUrl.parse(url)
         except ValueError as error:
             raise UsageError(f"--live {given}: {error}") from None
-        if name == "endpoint":  # what it is called that has no name
+        if name == "endpoint":  # the default name
             name = base.address.path or base.address.authority.decode()
         for policy, headers in asked.items():
             title = policy if policy and len(urls) == 1 else f"{name} {policy}".rstrip()
@@ -89,41 +87,37 @@ def live_endpoints(
 
 
 def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return by which headers each policy is asked for; without any, the endpoint is left to its own."""
+    """Return the headers that request each policy; without a policy, a single row without headers."""
     asked: dict[str, list[tuple[str, str]]] = {}
     for policy in (named_policies(policies) if policies else {}).values():
         if not isinstance(policy, Static):
             raise UsageError(
                 f"--policy {policy.name}: a running gateway routes by its own policy; a request can only ask for a "
-                "backend or a method: '{name: static, backend: NAME}'. To compare others, run a gateway with each, and "
-                "give --live NAME=URL for each"
+                "backend or a method: '{name: static, backend: NAME}'. To compare other policies, run a gateway with "
+                "each, and give --live NAME=URL for each"
             )
-        wanted = policy.settings
-        header = "x-gateway-method" if wanted.backend is None else "x-gateway-backend"
-        value = str(wanted.method) if wanted.backend is None else wanted.backend
+        static = policy.settings
+        header = "x-gateway-method" if static.backend is None else "x-gateway-backend"
+        value = str(static.method) if static.backend is None else static.backend
         asked[f"{policy.name} {value}"] = [(header, value)]
     return asked or {"": []}
 
 
-async def look(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> Seen:
-    """Find the models, and send two short requests to each API to see that they are answered.
+async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> EndpointInfo:
+    """Look up the models, and send two short requests to each API to check that they are answered.
 
     Raises
     ------
     UsageError
-        If it cannot be reached, does not have the model, or does not answer as it should.
-    UsageError
-        If it is asked for a backend and is no gateway that heeds it.
+        If the endpoint cannot be reached, lacks the model, answers incorrectly, or ignores the requested backend.
     """
-    looking = Look(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
+    preflight = Preflight(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
     try:
-        seen = {api: await looking.see(api, seed) for api in sorted(apis)}
-        first = next(iter(seen.values()))
-        models = () if endpoint.model is not None else tuple(await looking.models())
+        by_api = {api: await preflight.inspect(api, seed) for api in sorted(apis)}
+        first = next(iter(by_api.values()))
+        models = () if endpoint.model is not None else tuple(await preflight.models())
     finally:
-        await looking.close()
-    if endpoint.asks and not looking.backend:
-        raise UsageError(
-            f"{endpoint.url}: heeds no --policy: its answers do not say which backend gave them, so it is no gateway"
-        )
-    return Seen(models, first.model, {api: sight.scale for api, sight in seen.items()})
+        await preflight.close()
+    if endpoint.asks and not preflight.backend:
+        raise UsageError(f"{endpoint.url}: ignores --policy: its answers do not name a backend, so it is not a gateway")
+    return EndpointInfo(models, first.model, {api: info.scale for api, info in by_api.items()})

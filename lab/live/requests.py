@@ -1,10 +1,10 @@
-"""A trace's requests as they are sent to an endpoint."""
+"""Conversion of a trace's records to requests for an endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from lab.bench.prompts import Form, Prompt, TokenScale
+from lab.bench.prompts import Prompt, RequestFormat, TokenScale
 from lab.live.texts import Texts
 from lab.trace import TraceRecord
 from policies.features.request import Endpoint
@@ -15,7 +15,13 @@ _WORKLOAD = b"x-gateway-workload"
 
 
 def api_of(record: TraceRecord) -> str | None:
-    """Return which API a request is sent to, `chat` or `completions`; None for one that generates nothing."""
+    """Return the API for a request, `chat` or `completions`; None if it does not generate text.
+
+    Examples
+    --------
+    >>> api_of(TraceRecord(prompt="Once upon")), api_of(TraceRecord(endpoint="embeddings"))
+    ('completions', None)
+    """
     if record.messages:
         return CHAT
     if record.endpoint in {Endpoint.EMBEDDINGS, Endpoint.OTHER}:
@@ -26,21 +32,30 @@ def api_of(record: TraceRecord) -> str | None:
 
 
 class LiveRequests:
-    """Writes the requests that are sent to one endpoint.
+    """Builds the requests for one endpoint.
 
-    The prompt is the record's own, as messages, text or token ids; else text of the recorded length (`Texts`). An
-    answer may be as long as it was, or as `max_tokens` allowed where that is not known.
+    The prompt is that of the record, as messages, text or token ids; else generated text of the recorded length
+    (`Texts`). The length of the answer is limited to the recorded one, or to `max_tokens` if that is unknown.
 
     Parameters
     ----------
     models
-        Those that the endpoint serves: a request asks for its own model if it is one of them.
+        Models that the endpoint serves; a request asks for its own model if it is one of them.
     model
-        That the others ask for.
+        Model of all other requests.
     scales
-        Of each API, how many tokens the engine counts for so many words.
+        Token scale by API.
     seed
-        Of the texts that are made up.
+        Seed of generated texts.
+    ignore_eos
+        Whether answers run to their limit (vLLM).
+
+    Examples
+    --------
+    >>> record = TraceRecord(prompt="Once upon", output_tokens=8)
+    >>> requests = LiveRequests([record], [], "m", {}, seed="0", ignore_eos=False)
+    >>> requests.api(0), b'"max_tokens":8' in requests.body(0)
+    ('completions', True)
     """
 
     def __init__(
@@ -63,20 +78,22 @@ class LiveRequests:
         return len(self._records)
 
     def api(self, number: int) -> str:
-        """Return which API request `number` is sent to."""
+        """Return the API for request `number`."""
         return api_of(self._records[number]) or CHAT
 
     def headers(self, number: int) -> list[tuple[bytes, bytes]]:
-        """Return the headers that it alone has: what kind of text it is, for a gateway."""
+        """Return the headers specific to request `number`: its workload, for a gateway."""
         workload = self._records[number].workload
         return [(_WORKLOAD, workload.encode())] if workload and workload.isascii() and workload.isprintable() else []
 
     def body(self, number: int) -> bytes:
-        """Write it."""
+        """Return the body of request `number`."""
         record = self._records[number]
         api = self.api(number)
         model = record.model if record.model in self._models else self._model
-        return Form(api, model, record.temperature, self._ignore_eos, record.top_p).body(self._prompt(api, number))
+        return RequestFormat(api, model, record.temperature, self._ignore_eos, record.top_p).body(
+            self._prompt(api, number)
+        )
 
     def _prompt(self, api: str, number: int) -> Prompt:
         record = self._records[number]

@@ -1,4 +1,4 @@
-"""One run: a trace sent to one endpoint, and what came of it."""
+"""One run: a trace sent to one endpoint, and its result."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from backends.http.client import UpstreamClient
-from lab.bench.generator import Flight, Generator, Health, Wire
-from lab.bench.prompts import Form
+from lab.bench.generator import Generator, Health, HttpSender, InFlightRequest
+from lab.bench.prompts import RequestFormat
 from lab.bench.record import Record
 from lab.bench.run import CONNECT_S
-from lab.bench.targets import Base
+from lab.bench.targets import BaseUrl
 from lab.live.requests import CHAT, COMPLETIONS, LiveRequests
 from lab.replay.simulate import Replayed
 
@@ -19,21 +19,21 @@ _INTERRUPTED = "interrupted"
 
 
 class LiveRun:
-    """Sends each request when it is due, whatever became of the others.
+    """Sends each request when it is due, regardless of the others.
 
     Parameters
     ----------
     due_s
-        Seconds after the first at which each request leaves, ascending.
+        Send times in seconds after the first request, ascending.
     headers
-        Sent with all of them.
+        Headers of every request.
     on_end
-        Told of each request that ended.
+        Called with each request that has ended.
     """
 
     def __init__(
         self,
-        base: Base,
+        base: BaseUrl,
         requests: LiveRequests,
         due_s: list[float],
         headers: list[tuple[str, str]],
@@ -43,54 +43,55 @@ class LiveRun:
         self._requests = requests
         self._due_s = due_s
         self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
-        self._wires = {
-            api: Wire(self._client, base.prefix + Form(api, "").path, headers, timeout_s) for api in (CHAT, COMPLETIONS)
+        self._senders = {
+            api: HttpSender(self._client, base.prefix + RequestFormat(api, "").path, headers, timeout_s)
+            for api in (CHAT, COMPLETIONS)
         }
         self._generator = Generator(self, requests.body, on_end)
 
     @property
     def records(self) -> list[Record]:
-        """All that was sent."""
+        """All requests sent."""
         return self._generator.records
 
     async def run(self) -> Health:
-        """Send them all, and return when all have ended."""
+        """Send all requests, and return when all have ended."""
         try:
             return await self._generator.open_loop(self._due_s)
         finally:
             self._client.close()
 
     def stop(self) -> None:
-        """Send nothing more and give up what is under way."""
+        """Stop sending and abort the requests in flight."""
         self._generator.stop()
 
-    def post(self, record: Record, body: bytes, on_end: Callable[[Flight], None]) -> Flight:
-        """Send one now, to its own API."""
-        wire = self._wires[self._requests.api(record.index)]
-        return wire.post(record, body, on_end, self._requests.headers(record.index))
+    def post(self, record: Record, body: bytes, on_end: Callable[[InFlightRequest], None]) -> InFlightRequest:
+        """Send a request now, to its API."""
+        sender = self._senders[self._requests.api(record.index)]
+        return sender.post(record, body, on_end, self._requests.headers(record.index))
 
 
 def failed(record: Record) -> bool:
-    """Tell whether it failed, rather than having been given up because the run was stopped."""
+    """Return whether a request failed by itself, and was not aborted because the run was stopped."""
     return record.error not in {None, _INTERRUPTED}
 
 
 def replayed(records: Sequence[Record], warmup: int) -> tuple[Replayed, list[str]]:
-    """Return what became of the requests after the warm-up, and the names of the backends that it numbers.
+    """Return the result of the requests after the warm-up, and the names of its backends.
 
-    There are none where answers do not tell who gave them.
+    There are no names if the answers do not name their backend.
     """
     counted = [record for record in records if record.index >= warmup]
     done = [record for record in counted if record.error is None]
     named = any(record.backend for record in done)
-    names = sorted({record.backend or "not told" for record in done}) if named else []
-    places = {name: place for place, name in enumerate(names)}
+    names = sorted({record.backend or "unknown" for record in done}) if named else []
+    indices = {name: index for index, name in enumerate(names)}
     return Replayed(
         e2e_s=np.array([record.e2e_s for record in done]),
         ttft_s=np.array([record.ttft_s for record in done]),
         tpot_s=np.array([np.nan if record.tpot_s is None else record.tpot_s for record in done]),
         output_tokens=np.array([record.output_tokens for record in done], np.int64),
-        backend=np.array([places[record.backend or "not told"] for record in done] if named else [], np.int64),
+        backend=np.array([indices[record.backend or "unknown"] for record in done] if named else [], np.int64),
         errors=sum(map(failed, counted)),
         duration_s=max(one.sent_s + one.e2e_s for one in done) - min(one.sent_s for one in done) if done else 0.0,
     ), names

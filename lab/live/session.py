@@ -1,4 +1,4 @@
-"""A live replay under way: one endpoint after the other, and what came of each."""
+"""A live replay of one endpoint after the other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from backends.validation import UsageError
 from lab.bench.generator import Health
 from lab.bench.record import Record
 from lab.bench.report.progress import RequestBar
-from lab.bench.run import doubts
-from lab.live.endpoints import LiveEndpoint, Seen, look
+from lab.bench.run import caveats
+from lab.live.endpoints import EndpointInfo, LiveEndpoint, inspect_endpoint
 from lab.live.requests import LiveRequests, api_of
 from lab.live.run import LiveRun, failed, replayed
 from lab.replay.figures import figures_of
 from lab.trace import TraceRecord
 
-_ALIKE = 0.05
+_TOKEN_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """What was asked for on the command line; see `gateway replay --help`."""
+    """Options of the command line; see `gateway replay --help`."""
 
     trace: tuple[Path, ...]
     urls: tuple[str, ...]
@@ -53,7 +53,7 @@ class LiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one run."""
+    """The result of one run."""
 
     endpoint: LiveEndpoint
     model: str
@@ -62,53 +62,49 @@ class Outcome:
     health: Health
 
     def figures(self, warmup: int, slo: Mapping[str, float]) -> dict[str, Any]:
-        """Return what `--json` has of it, as of a simulated replay, and `failures` by kind and `notes`."""
+        """Return the figures as for a simulated replay, with `failures` by kind and `notes`."""
         result, backends = replayed(self.records, warmup)
         counted = [record for record in self.records if record.index >= warmup]
         kinds = Counter(record.error for record in counted if failed(record))
         return figures_of(result, backends, slo, None) | {"failures": dict(kinds), "notes": self.notes(counted)}
 
     def notes(self, counted: Sequence[Record]) -> list[str]:
-        """Return what must be known to read the figures."""
+        """Return notes on the figures."""
         done = [record for record in counted if record.error is None]
         notes = []
-        told = [one for one in done if one.usage is not None and one.usage.prompt_tokens is not None]
-        wanted = sum(self.trace[one.index].prompt_tokens for one in told)
-        prompt_tokens = sum((one.usage and one.usage.prompt_tokens) or 0 for one in told)
-        if wanted and abs(prompt_tokens / wanted - 1.0) > _ALIKE:
-            notes.append(f"Prompts had {prompt_tokens / wanted:.0%} of the trace's tokens.")
-        known = [one for one in done if self.trace[one.index].output_tokens]
-        wanted = sum(self.trace[one.index].output_tokens or 0 for one in known)
-        output_tokens = sum(one.output_tokens for one in known)
-        if wanted and abs(output_tokens / wanted - 1.0) > _ALIKE:
-            hint = (
-                ""
-                if output_tokens > wanted
-                else ": the engine ended them itself; --ignore-eos, on vLLM, does not let it"
-            )
-            notes.append(f"Answers had {output_tokens / wanted:.0%} of the trace's tokens{hint}.")
-        cached = sum((one.usage and one.usage.cached_tokens) or 0 for one in told)
+        with_usage = [record for record in done if record.usage is not None and record.usage.prompt_tokens is not None]
+        traced = sum(self.trace[record.index].prompt_tokens for record in with_usage)
+        prompt_tokens = sum((record.usage and record.usage.prompt_tokens) or 0 for record in with_usage)
+        if traced and abs(prompt_tokens / traced - 1.0) > _TOKEN_TOLERANCE:
+            notes.append(f"Prompts had {prompt_tokens / traced:.0%} of the trace's tokens.")
+        known = [record for record in done if self.trace[record.index].output_tokens]
+        traced = sum(self.trace[record.index].output_tokens or 0 for record in known)
+        output_tokens = sum(record.output_tokens for record in known)
+        if traced and abs(output_tokens / traced - 1.0) > _TOKEN_TOLERANCE:
+            hint = "" if output_tokens > traced else ": the engine ended them; --ignore-eos prevents that on vLLM"
+            notes.append(f"Answers had {output_tokens / traced:.0%} of the trace's tokens{hint}.")
+        cached = sum((record.usage and record.usage.cached_tokens) or 0 for record in with_usage)
         if cached:
-            notes.append(f"Of the prompts, {cached / prompt_tokens:.0%} was found in a prefix cache.")
-        return notes + doubts(done, self.health)
+            notes.append(f"{cached / prompt_tokens:.0%} of the prompt tokens were found in a prefix cache.")
+        return notes + caveats(done, self.health)
 
 
 class Session:
-    """Sends a trace to one endpoint after the other, so that they do not take each other's time.
+    """Sends a trace to one endpoint after the other, so that they do not compete for the machine.
 
     Attributes
     ----------
     size
-        Requests that are sent to each, the warm-up included.
+        Number of requests sent to each endpoint, including the warm-up.
     left_out
-        Those of the trace that generate no text.
+        Number of requests of the trace that generate no text.
     stopped
-        Whether it was ended early, by Ctrl-C or SIGTERM.
+        Whether it was ended early by Ctrl-C or SIGTERM.
 
     Raises
     ------
     UsageError
-        If nothing is left to count.
+        If no requests are left to count.
     """
 
     def __init__(
@@ -124,51 +120,51 @@ class Session:
             raise UsageError(f"the trace has {len(sent)} requests; --warmup {options.warmup} leaves none to count")
         self._due_s = [at_s - sent[0][0] for at_s, _ in sent]
         self._trace = [record for _, record in sent]
-        # Texts of an earlier run would be found in prefix caches.
+        # By default texts differ from run to run, so that no prefix cache has them.
         self._texts_seed = token_hex(8) if options.seed is None else str(options.seed)
         self.size = len(sent)
         self.stopped = False
         self._console = Console(stderr=True, highlight=False)
         self._run: LiveRun | None = None
-        self._looking: asyncio.Task[list[Seen]] | None = None
+        self._inspecting: asyncio.Task[list[EndpointInfo]] | None = None
 
     async def run(self) -> list[Outcome]:
-        """Look at all endpoints, then send the trace to each; return what came of it, less what was not begun."""
+        """Inspect all endpoints, then send the trace to each; return the outcomes of the runs that were started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        self._looking = asyncio.create_task(self._look())
+        self._inspecting = asyncio.create_task(self._inspect())
         try:
-            seen = await self._looking
+            infos = await self._inspecting
         except asyncio.CancelledError:
             if self.stopped:
                 return []
             raise
         outcomes: list[Outcome] = []
-        for place, (endpoint, one) in enumerate(zip(self._endpoints, seen, strict=True)):
+        for index, (endpoint, info) in enumerate(zip(self._endpoints, infos, strict=True)):
             if not self.stopped:
-                outcomes.append(await self._send(place, endpoint, one))
+                outcomes.append(await self._send(index, endpoint, info))
         return outcomes
 
     def _stop(self) -> None:
         self.stopped = True
         if self._run is not None:
             self._run.stop()
-        elif self._looking is not None:
-            self._looking.cancel()
+        elif self._inspecting is not None:
+            self._inspecting.cancel()
 
-    async def _look(self) -> list[Seen]:
+    async def _inspect(self) -> list[EndpointInfo]:
         apis = {api for record in self._trace if (api := api_of(record)) is not None}
-        return [await look(endpoint, apis, self._options.seed or 0) for endpoint in self._endpoints]
+        return [await inspect_endpoint(endpoint, apis, self._options.seed or 0) for endpoint in self._endpoints]
 
-    async def _send(self, place: int, endpoint: LiveEndpoint, seen: Seen) -> Outcome:
+    async def _send(self, index: int, endpoint: LiveEndpoint, info: EndpointInfo) -> Outcome:
         options = self._options
         requests = LiveRequests(
             self._trace,
-            seen.models,
-            seen.model,
-            seen.scales,
-            seed=f"{self._texts_seed}/{place}",
+            info.models,
+            info.model,
+            info.scales,
+            seed=f"{self._texts_seed}/{index}",
             ignore_eos=options.ignore_eos,
         )
         duration_s = self._due_s[-1]
@@ -180,14 +176,14 @@ class Session:
         begun_s = time.monotonic()
 
         def share(ended: int) -> float:
-            """Tell by the trace's time, which is known, and not by requests, which may come in bursts."""
+            """Return the share of the trace's time that has passed, since requests may come in bursts."""
             passed = (time.monotonic() - begun_s) / duration_s if duration_s else 1.0
             return min(passed, 0.999) if ended < self.size else 1.0
 
         bar.start(endpoint.name, self.size, share)
         try:
             health = await self._run.run()
-            return Outcome(endpoint, seen.model, self._trace, self._run.records, health)
+            return Outcome(endpoint, info.model, self._trace, self._run.records, health)
         finally:
             self._run = None
             bar.stop()

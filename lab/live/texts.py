@@ -1,4 +1,4 @@
-"""Text in place of what a trace only counts."""
+"""Generated texts for traces that only have lengths."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from random import Random
 from lab.bench.prompts import TokenScale, random_text
 from lab.trace import TraceRecord
 
-_KEPT_BLOCKS = 8192  # of 512 words: some 25 MB
+_KEPT_BLOCKS = 8192  # of 512 words each, about 25 MB
 
 
 class Texts:
-    """Writes prompts as long as a trace says, out of words drawn at random.
+    """Generates prompts of random words with the lengths of a trace.
 
-    Two requests begin with the same text as far as their prefix blocks are the same, so that a prefix cache can save as
-    much of them as of those that were recorded; else no two have anything in common.
+    Prompts share the text of their common prefix blocks, so that a prefix cache saves as much as for the recorded
+    prompts. Otherwise no two prompts have anything in common.
 
     Parameters
     ----------
     scale
-        How many tokens the engine counts for so many words.
+        Tokens per word of the engine.
     seed
-        Another one gives other texts, of which a cache knows nothing.
+        Seed; another one gives other texts, which no cache contains.
+
+    Examples
+    --------
+    >>> texts = Texts(TokenScale(), seed="0")
+    >>> first, second = (texts.prompt(TraceRecord(prompt_tokens=600, prefix_blocks=[7]), n).split() for n in (0, 1))
+    >>> len(first), first[:512] == second[:512], first[512:] == second[512:]
+    (600, True, False)
     """
 
     def __init__(self, scale: TokenScale, seed: str) -> None:
@@ -35,8 +42,8 @@ class Texts:
         """Return the text of request `number`, of about `record.prompt_tokens` tokens."""
         words = self._scale.words(record.prompt_tokens)
         ends = [
-            min(words, round(record.block_tokens * place / self._scale.per_word))
-            for place in range(len(record.prefix_blocks) + 1)
+            min(words, round(record.block_tokens * index / self._scale.per_word))
+            for index in range(len(record.prefix_blocks) + 1)
         ]
         parts = [
             self._block(block, end - begin)

@@ -1,1 +1,1 @@
-"""Options that several commands share."""
+"""Parsing of options that several commands share."""

@@ -1,4 +1,4 @@
-"""The policies named on a command line: by name, by a file of settings, or written out."""
+"""Policies given on a command line: by name, as a settings file, or inline."""
 
 from __future__ import annotations
 
@@ -17,28 +17,34 @@ from policies.policy import Policy, PolicySettings, policies
 def named_policies(
     given: Sequence[str], model: ModelSettings | None = None, seed: int | None = None
 ) -> dict[str, Policy]:
-    """Build the policies of `--policy`, each under a name of its own.
+    """Build the policies of `--policy`, each under a unique name.
 
     Parameters
     ----------
     given
-        `NAME`; `FILE.yaml`, which holds what stands under `policy:` in a pool file; or that itself, as `{name: static,
-        method: eagle3}`. A bare name has the settings of the pool's policy of that name, else the defaults.
+        Values of `--policy`, each a `NAME`, a `FILE.yaml` with the content of a pool file's `policy:`, or that content
+        inline, such as `{name: static, method: eagle3}`. A bare name takes the settings of the pool's policy if that
+        has this name, else the defaults.
     model
-        The pool's model; without any policy given, its own is meant.
+        Model of the pool; its policy is used if none is given.
     seed
-        For policies that draw at random and have no seed of their own.
+        Seed for randomized policies that have none in their settings.
 
     Raises
     ------
     UsageError
-        If one cannot be built, or none is given.
+        If a policy cannot be built, or none is given.
+
+    Examples
+    --------
+    >>> list(named_policies(["round_robin", "random", "random"]))
+    ['round_robin', 'random', 'random (2)']
     """
     references: list[tuple[str, PolicyReference]] = [_reference(text, model) for text in given]
     if not references and model is not None:
         references = [(model.policy.name, model.policy)]
     if not references:
-        raise UsageError("--policy: name one, or give --config for the pool's own")
+        raise UsageError("--policy: name a policy, or give --config to use the pool's policy")
     built: dict[str, Policy] = {}
     for name, reference in references:
         settings = reference.settings if seed is None else with_seed(reference.settings, seed)
@@ -48,17 +54,17 @@ def named_policies(
 
 
 def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
-    """Return the settings with a seed, where the policy draws at random and has none of its own."""
+    """Return the settings, with `seed` filled in if the policy is randomized and has no seed."""
     return settings.model_copy(update={"seed": seed}) if getattr(settings, "seed", 0) is None else settings
 
 
 def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
-    """Return one policy as `--policy` names it, the pool's own where it does not, else `thresholds`.
+    """Return the policy given by `--policy`, else the pool's, else `thresholds`.
 
     Raises
     ------
     UsageError
-        If it cannot be built.
+        If the policy cannot be built.
     """
     if given is not None:
         return _reference(given, model)[1]
@@ -71,7 +77,7 @@ def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyRefer
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--policy {text}: cannot read it: {error}") from None
+            raise UsageError(f"--policy {text}: cannot read the file: {error}") from None
         return path.stem, _parsed(content, text)
     if text.lstrip().startswith("{"):
         reference = _parsed(text, text)
@@ -83,11 +89,11 @@ def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyRefer
 
 def _parsed(content: str, given: str) -> PolicyReference:
     document = read_yaml(content, os.environ)
-    for place, issue in document.issues:
-        raise UsageError(f"--policy {given}: {place.line}:{place.column}: {issue.message}; {issue.hint}")
+    for position, issue in document.issues:
+        raise UsageError(f"--policy {given}: {position.line}:{position.column}: {issue.message}; {issue.hint}")
     data = document.data
     if isinstance(data, dict) and isinstance(data.get("policy"), dict):
-        data = data["policy"]  # as it stands in a pool file, with its key
+        data = data["policy"]  # copied from a pool file together with its key
     return _validated(data, given)
 
 
@@ -95,8 +101,8 @@ def _validated(data: object, given: str) -> PolicyReference:
     try:
         return PolicyReference.model_validate(data)
     except ValidationError as error:
-        told = "; ".join(
+        problems = "; ".join(
             ".".join(map(str, issue.path)) + f": {issue.message}" + (f"; {issue.hint}" if issue.hint else "")
             for issue in issues_of(error, PolicyReference)
         )
-        raise UsageError(f"--policy {given}: {told}") from None
+        raise UsageError(f"--policy {given}: {problems}") from None

@@ -1,4 +1,4 @@
-"""`--slo ttft=0.5,tpot=0.02,e2e=10`, as every command reads it."""
+"""Parsing of `--slo ttft=0.5,tpot=0.02,e2e=10`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ _BOUNDS = ("ttft", "tpot", "e2e")
 
 
 def slo_bounds(text: str | None) -> dict[str, float]:
-    """Return the bounds in seconds, by `ttft`, `tpot` and `e2e`; none without the option.
+    """Return the bounds of `--slo` in seconds, keyed by `ttft`, `tpot` and `e2e`; empty without the option.
 
     Raises
     ------
     UsageError
-        If it is written in another way.
+        If the text does not have that form.
+
+    Examples
+    --------
+    >>> slo_bounds("ttft=0.5, e2e=10")
+    {'ttft': 0.5, 'e2e': 10.0}
     """
     bounds: dict[str, float] = {}
     for item in text.split(",") if text is not None else ():
@@ -25,7 +30,7 @@ def slo_bounds(text: str | None) -> dict[str, float]:
         except ValueError:
             raise UsageError(f"--slo {text}: write it as ttft=0.5,tpot=0.02,e2e=10, in seconds") from None
         if name not in _BOUNDS:
-            raise UsageError(f"--slo {text}: no bound is called {name!r}; there are {', '.join(_BOUNDS)}")
+            raise UsageError(f"--slo {text}: unknown bound {name!r}; the bounds are {', '.join(_BOUNDS)}")
         if name in bounds:
             raise UsageError(f"--slo {text}: {name} is given twice")
         if not 0 < bound_s < math.inf:

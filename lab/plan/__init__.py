@@ -1,1 +1,1 @@
-"""Searches for the best mix of replicas for a trace."""
+"""Search for the best mix of replicas for a trace."""

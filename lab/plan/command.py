@@ -1,4 +1,4 @@
-"""`gateway plan` from its options to its exit status."""
+"""Implementation of `gateway plan`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
+from backends.default_temperature import VLLM_DEFAULT
 from backends.memory.catalogue import gpu
 from backends.memory.estimate import Machine
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, PolicyReference
+from gateway.service.default_temperature import assumed_temperature
 from lab.evaluate.bootstrap import Interval
 from lab.options.policy import policy_reference, with_seed
 from lab.options.slo import slo_bounds
 from lab.parallel import all_cores, ray_cluster
 from lab.plan.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
 from lab.plan.output import pool_file, replicas, serve_commands
-from lab.plan.search import Game, Judged, Objective, Plan, RunAll, Task, find
+from lab.plan.search import JudgedMix, MixRunner, Objective, Plan, RunAll, Task, find_mix
 from lab.replay.pace import paced
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
@@ -38,13 +40,13 @@ from lab.trace import BrokenLines, TraceRecord, read_trace
 
 _NOTHING_FITS = 1
 _PART = 500
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 _ROUNDED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What was asked for on the command line; see `gateway plan --help`."""
+    """Options of the command line; see `gateway plan --help`."""
 
     trace: tuple[Path, ...]
     replicas: int
@@ -56,7 +58,7 @@ class PlanOptions:
     slo: str | None = None
     rate: float | None = None
     speed: float = 1.0
-    limit: int | None = _PART * _MOST_PARTS
+    limit: int | None = _PART * _MAX_PARTS
     budget: int = 200
     seeds: int = 2
     jobs: int | None = None
@@ -70,7 +72,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan for one kind of GPU."""
+    """A plan for one GPU type; `plan` is None if no kind of replica fits."""
 
     calibration: Calibration
     machine: Machine
@@ -80,12 +82,12 @@ class Planned:
 
 
 def run_plan(options: PlanOptions) -> int:
-    """Plan as the command line asks for it.
+    """Plan with the options of the command line.
 
     Returns
     -------
     int
-        Exit status: 0, 1 if nothing fits, 2 if the input is wrong.
+        Exit status: 0 for success, 1 if nothing fits, 2 if the input is wrong.
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
@@ -130,41 +132,39 @@ def _calibration(options: PlanOptions, served: ModelSettings | None) -> Calibrat
         return load_calibration(options.calibration)
     simulated = [one.simulate.calibration for one in served.backends.values() if one.simulate] if served else []
     if not simulated:
-        raise UsageError(
-            f"--calibration: say which model on which GPU it is for; there are {', '.join(calibration_names())}"
-        )
+        raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
     return load_calibration(simulated[0])
 
 
 def _machines(base: Calibration, gpus: Sequence[str]) -> list[tuple[Calibration, Machine]]:
     if not gpus:
         return [(base, machine_of(base))]
-    found = []
+    machines = []
     for name in gpus:
         calibration = calibration_on(base, name.lower())
-        found.append((calibration, machine_of(calibration, gpu(name))))
-    return found
+        machines.append((calibration, machine_of(calibration, gpu(name))))
+    return machines
 
 
 def _parts(
     records: Iterable[TraceRecord], options: PlanOptions, base: Calibration, served: ModelSettings | None
 ) -> tuple[tuple[tuple[ReplayRequest, ...], ...], int, int]:
-    """Cut the trace into equal parts; return them, the longest request in tokens, and how many are left out."""
-    most = base.scheduler.max_model_len
+    """Cut the trace into equal parts; return them, the longest request in tokens, and the number left out."""
+    max_model_len = base.scheduler.max_model_len
     kept: list[TraceRecord] = []
     left_out = longest = 0
     for record in records:
         length = record.prompt_tokens + max(1, record.output_tokens or 1)
-        if length > most:
+        if length > max_model_len:
             left_out += 1
             continue
         longest = max(longest, length)
         kept.append(record)
-    count = max(2, min(_MOST_PARTS, len(kept) // _PART))
+    count = max(2, min(_MAX_PARTS, len(kept) // _PART))
     if len(kept) < 2 * count:
         raise UsageError(f"{len(kept)} requests are too few to plan on")
     size = -(-len(kept) // count)
-    temperature = served.default_temperature if served is not None else 1.0
+    temperature = assumed_temperature(served) if served is not None else VLLM_DEFAULT
     requests = [
         replay_request(record, at_s, temperature) for at_s, record in paced(kept, options.rate, options.speed, seed=0)
     ]
@@ -181,62 +181,62 @@ def _plan(
     parts: tuple[tuple[ReplayRequest, ...], ...],
     longest: int,
 ) -> Planned:
-    known = kinds(calibration, machine, longest, _wanted(options.methods))
+    known = kinds(calibration, machine, longest, _methods(options.methods))
     if not known:
-        asked = ", ".join(options.methods)
-        raise UsageError(f"no acceptance and draft of {asked} are published for {calibration.target}")
-    usable = [place for place, kind in enumerate(known) if kind.fit.fits]
+        methods = ", ".join(options.methods)
+        raise UsageError(f"no acceptance and draft of {methods} are published for {calibration.target}")
+    usable = [index for index, kind in enumerate(known) if kind.fit.fits]
     present = _present(served, calibration, machine, known)
     if not usable:
         return Planned(calibration, machine, longest, None, tuple(known))
-    game = Game(calibration.name, tuple(known), reference.name, with_seed(reference.settings, 0), parts)
-    with _runner(game, options) as run_all:
-        plan = find(
-            game,
+    runner = MixRunner(calibration.name, tuple(known), reference.name, with_seed(reference.settings, 0), parts)
+    with _runner(runner, options) as run_all:
+        plan = find_mix(
+            runner,
             usable,
             options.replicas,
-            _told(run_all),
+            _with_progress(run_all),
             objective=objective,
             present=present,
             budget=options.budget,
             seeds=options.seeds,
         )
-    room = min(known[place].fit.tokens - known[place].k for place in plan.chosen)
+    room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
     rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
     return Planned(calibration, machine, min(rounded, room, calibration.scheduler.max_model_len), plan, tuple(known))
 
 
-def _wanted(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
-    """Return the methods to try, from `eagle3` or `eagle3=2,3,5`."""
+def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
+    """Return the methods and k to try, from `eagle3` or `eagle3=2,3,5`."""
     if not methods:
         return list(USUAL)
     usual = dict(USUAL)
-    wanted: list[tuple[Method, Sequence[int]]] = []
+    parsed: list[tuple[Method, Sequence[int]]] = []
     for text in methods:
         name, _, numbers = text.partition("=")
         if name not in set(Method):
-            raise UsageError(f"--method {text}: no method is called {name!r}; there are {', '.join(Method)}")
+            raise UsageError(f"--method {text}: unknown method {name!r}; the methods are {', '.join(Method)}")
         method = Method(name)
         try:
-            given = [int(number) for number in numbers.split(",")] if numbers else usual.get(method, (3,))
+            ks = [int(number) for number in numbers.split(",")] if numbers else usual.get(method, (3,))
         except ValueError:
             raise UsageError(f"--method {text}: write k as {name}=2,3,5") from None
-        wanted.append((method, given))
-    return wanted
+        parsed.append((method, ks))
+    return parsed
 
 
 def _present(served: ModelSettings | None, calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:
-    """Return the pool's own mix, adding its kinds to those known."""
+    """Return the mix of the present pool, adding its kinds to `known`."""
     if served is None:
         return None
     mix = []
     for one in served.backends.values():
         config = serve_config(one.method, one.speculative_config)
         kind = kind_of(one.method, config, calibration, machine)
-        alike = [place for place, other in enumerate(known) if _same(other, kind)]
-        if not alike:
+        same = [index for index, other in enumerate(known) if _same(other, kind)]
+        if not same:
             known.append(kind)
-        mix.append(alike[0] if alike else len(known) - 1)
+        mix.append(same[0] if same else len(known) - 1)
     return tuple(sorted(mix))
 
 
@@ -246,26 +246,26 @@ def _same(one: Kind, other: Kind) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Quiet:
-    """A game whose policies keep to themselves what they think of simulated replicas."""
+class _QuietRunner:
+    """A runner that silences the policies' log messages, which concern simulated replicas."""
 
-    game: Game
+    runner: MixRunner
 
     def __call__(self, task: Task) -> Replayed:
         logging.getLogger("policies").setLevel(logging.ERROR)
-        return self.game(task)
+        return self.runner(task)
 
 
-def _runner(game: Game, options: PlanOptions) -> AbstractContextManager[RunAll]:
-    work = _Quiet(game)
+def _runner(runner: MixRunner, options: PlanOptions) -> AbstractContextManager[RunAll]:
+    work = _QuietRunner(runner)
     return ray_cluster(work, options.ray) if options.ray is not None else all_cores(work, options.jobs)
 
 
-def _told(run_all: RunAll) -> RunAll:
-    """Tell a person who watches how much has been played."""
+def _with_progress(run_all: RunAll) -> RunAll:
+    """Show progress on a terminal while tasks run."""
 
     def run(tasks: Sequence[Task]) -> Any:
-        columns = (SpinnerColumn(), TextColumn(f"playing {len(tasks):,} parts of the trace"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn(f"simulating {len(tasks):,} parts of the trace"), TimeElapsedColumn())
         console = Console(stderr=True)
         with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
             progress.add_task("", total=None)
@@ -287,7 +287,7 @@ def _print(
     if plan is None:
         console.print("Nothing fits:")
     else:
-        console.print(f"Best of {plan.tried:,} mixes tried ({plan.possible:,} there are), routed by {reference.name}:")
+        console.print(f"Best of {plan.tried:,} mixes tried (of {plan.possible:,}), routed by {reference.name}:")
         console.print(_table(plan, objective))
         if plan.present is not None and len(plan.present) != options.replicas:
             console.print(f"The present mix has {len(plan.present)} replicas, the plan {options.replicas}.")
@@ -310,14 +310,14 @@ def _print(
 def _table(plan: Plan, objective: Objective) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     kept = bool(objective.slo)
-    headings = ["mix", "", "e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if kept else []), "the plan gains", "better in"]
+    headings = ["mix", "", "e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if kept else []), "plan's gain", "better in"]
     for heading in headings:
-        words = heading in ("mix", "")
-        table.add_column(heading, no_wrap=not words, justify="left" if words else "right")
+        is_text = heading in ("mix", "")
+        table.add_column(heading, no_wrap=not is_text, justify="left" if is_text else "right")
     for one in plan.judged:
         row = [
             title(one.mix, plan.kinds),
-            _what(one, plan),
+            _label(one, plan),
             f"{one.e2e_s:.4g}",
             f"{one.ttft_s:.4g}",
             f"{one.tpot_s:.4g}",
@@ -328,7 +328,7 @@ def _table(plan: Plan, objective: Objective) -> Table:
     return table
 
 
-def _what(one: Judged, plan: Plan) -> str:
+def _label(one: JudgedMix, plan: Plan) -> str:
     words = [
         word
         for word, mix in (("the plan", plan.chosen), ("best of one kind", plan.one_kind), ("present", plan.present))
@@ -338,7 +338,7 @@ def _what(one: Judged, plan: Plan) -> str:
 
 
 def _gain(gain: Interval | None) -> str:
-    return "not told" if gain is None else f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
+    return "unknown" if gain is None else f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
 
 
 def _write(
@@ -383,7 +383,7 @@ def _document(planned: Planned, objective: Objective) -> dict[str, Any]:
             "mixes": [
                 {
                     "mix": title(one.mix, known),
-                    "is": _what(one, plan),
+                    "is": _label(one, plan),
                     "e2e_s": one.e2e_s,
                     "ttft_s": one.ttft_s,
                     "tpot_s": one.tpot_s,

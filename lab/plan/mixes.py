@@ -1,4 +1,4 @@
-"""What a pool could be made of: the ways a replica can speculate and fit, and the mixes of so many replicas of them."""
+"""Kinds of replicas (method, k, memory fit), and the mixes of a number of replicas of these kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backends.memory.estimate import Fit, Footprint, Machine, fit, footprint
 from backends.speculation import Method
 
 Mix = tuple[int, ...]
-"""Places of kinds, one for each replica, rising."""
+"""Index of the kind of each replica, ascending."""
 
 USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
     (Method.BASELINE, (0,)),
@@ -27,26 +27,26 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
     (Method.EAGLE3, (2, 3, 5)),
     (Method.DRAFT_MODEL, (3, 5)),
 )
-"""Methods and k that are tried where nothing is said: k of 2 to 5 is what was seen to win for heads and lookups."""
+"""Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 was found to be best."""
 
-_LOOKUPS = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
+_WITHOUT_DRAFT_MODEL = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _NGRAM_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way that a replica can be run.
+    """One way to run a replica.
 
     Parameters
     ----------
     k
-        Tokens drafted a step at most.
+        Maximum number of draft tokens per step.
     draft
-        Name of the draft model or head; empty where there is none.
+        Name of the draft model or head; empty without one.
     fit
-        Whether it fits, and what room it leaves.
+        Whether it fits into memory, and how much is left.
     extra
-        More of its speculative config, as pairs.
+        Further options of the speculative config, as pairs.
     """
 
     method: Method
@@ -57,12 +57,12 @@ class Kind:
 
     @property
     def title(self) -> str:
-        """Method and k, as `eagle3 k=3`."""
+        """Method and k, such as `eagle3 k=3`."""
         return self.method.value if self.method in (Method.BASELINE, Method.SUFFIX) else f"{self.method} k={self.k}"
 
     @property
     def config(self) -> dict[str, Any]:
-        """What vLLM's `--speculative-config` is, without the method; empty for a baseline."""
+        """The content of vLLM's `--speculative-config` without the method; empty for a baseline."""
         if self.method is Method.BASELINE:
             return {}
         config: dict[str, Any] = {"num_speculative_tokens": self.k}
@@ -76,13 +76,7 @@ class Kind:
 
 
 def machine_of(calibration: Calibration, on: Gpu | None = None) -> Machine:
-    """Return the GPUs that a calibration was measured on, or as many of another kind.
-
-    Raises
-    ------
-    ValueError
-        If it does not say what they are, and no other is given.
-    """
+    """Return the GPUs that a calibration was measured on, or the same number of another GPU."""
     count = re.match(r"(\d+)", calibration.hardware)
     parallel = int(count[1]) if count else 1
     memory = calibration.memory
@@ -102,18 +96,18 @@ def calibration_on(like: Calibration, name: str) -> Calibration:
     Raises
     ------
     ValueError
-        If there is none: step times cannot be guessed.
+        If there is none, since step times cannot be guessed.
     """
     gpu(name)
     if _has(like.hardware, name):
         return like
-    known = [load_calibration(one) for one in calibration_names()]
-    same = [one for one in known if one.target == like.target]
-    found = sorted((one for one in same if _has(one.hardware, name)), key=lambda one: len(one.name))
-    if not found:
-        told = "; ".join(f"{one.name} ({one.hardware})" for one in same)
-        raise ValueError(f"no step times of {like.target} on {name} are known, so nothing can be said there: {told}")
-    return found[0]
+    calibrations = [load_calibration(one) for one in calibration_names()]
+    same_target = [one for one in calibrations if one.target == like.target]
+    on_gpu = sorted((one for one in same_target if _has(one.hardware, name)), key=lambda one: len(one.name))
+    if not on_gpu:
+        available = "; ".join(f"{one.name} ({one.hardware})" for one in same_target)
+        raise ValueError(f"no step times of {like.target} on {name} are known; there are {available}")
+    return on_gpu[0]
 
 
 def _has(hardware: str, name: str) -> bool:
@@ -124,71 +118,93 @@ def kinds(
     calibration: Calibration,
     machine: Machine,
     max_model_len: int,
-    wanted: Sequence[tuple[Method, Sequence[int]]] = USUAL,
+    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL,
 ) -> list[Kind]:
-    """Return the ways a replica can be run whose speed is known, those that do not fit too.
+    """Return the kinds of replicas whose speed is known, including those that do not fit.
 
-    Left out: methods of whose acceptance or draft nothing is published for this target.
+    Methods without a published acceptance or draft for this target are left out.
 
     Parameters
     ----------
     max_model_len
-        Tokens of the longest request that must be served.
+        Length of the longest request to serve, in tokens.
+    methods
+        Methods with the k to try.
     """
     of = target(calibration.target)
-    found = []
-    for method, numbers in wanted:
+    result = []
+    for method, numbers in methods:
         entry = calibration.methods.get(method)
-        if entry is None or not (method in _LOOKUPS or entry.acceptance):
+        if entry is None or not (method in _WITHOUT_DRAFT_MODEL or entry.acceptance):
             continue
         for k in numbers:
-            made = draft(of, method, k) if of is not None else None
-            published = isinstance(made, Draft) and made.source != "shape" and bool(made.names)
-            if method not in _LOOKUPS and not published:
+            draft_spec = draft(of, method, k) if of is not None else None
+            published = isinstance(draft_spec, Draft) and draft_spec.source != "shape" and bool(draft_spec.names)
+            if method not in _WITHOUT_DRAFT_MODEL and not published:
                 continue
             if of is not None:
-                held = footprint(of, made)
+                memory_use = footprint(of, draft_spec)
             else:
                 memory = calibration.memory
-                held = Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
-            name = made.names[0] if made is not None else ""
-            found.append(Kind(method, k, name, fit(held, machine, max_model_len=max_model_len + k)))
-    return found
+                memory_use = Footprint(
+                    memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token
+                )
+            name = draft_spec.names[0] if draft_spec is not None else ""
+            result.append(Kind(method, k, name, fit(memory_use, machine, max_model_len=max_model_len + k)))
+    return result
 
 
 def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration, machine: Machine) -> Kind:
-    """Return a replica of the present pool as a kind.
+    """Return the kind of a replica of the present pool.
 
     Raises
     ------
     ValueError
-        If the calibration knows nothing of its method.
+        If the calibration lacks its method.
     """
     calibration.method(method)
     k = draft_tokens(method, config)
     extra = {key: value for key, value in config.items() if key not in ("method", "num_speculative_tokens", "model")}
     of = target(calibration.target)
     entry, memory = calibration.methods[method], calibration.memory
-    made = draft(of, method, k) if of is not None else None
-    if of is not None and (made is not None or method in _LOOKUPS):
-        held = footprint(of, made)
+    draft_spec = draft(of, method, k) if of is not None else None
+    if of is not None and (draft_spec is not None or method in _WITHOUT_DRAFT_MODEL):
+        memory_use = footprint(of, draft_spec)
     else:
-        held = Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
-    return Kind(method, k, str(config.get("model", "")), fit(held, machine), tuple(sorted(extra.items())))
+        memory_use = Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
+    return Kind(method, k, str(config.get("model", "")), fit(memory_use, machine), tuple(sorted(extra.items())))
 
 
 def mixes(kinds: int, replicas: int) -> Iterator[Mix]:
-    """Yield every mix of so many replicas of so many kinds."""
+    """Yield every mix of a number of replicas of a number of kinds.
+
+    Examples
+    --------
+    >>> list(mixes(2, 2))
+    [(0, 0), (0, 1), (1, 1)]
+    """
     yield from combinations_with_replacement(range(kinds), replicas)
 
 
 def count_mixes(kinds: int, replicas: int) -> int:
-    """Return how many mixes there are."""
+    """Return the number of mixes.
+
+    Examples
+    --------
+    >>> count_mixes(8, 6)
+    1716
+    """
     return comb(kinds + replicas - 1, replicas)
 
 
 def neighbours(mix: Mix, kinds: int) -> Iterator[Mix]:
-    """Yield the mixes in which one replica is of another kind."""
+    """Yield the mixes in which one replica has another kind.
+
+    Examples
+    --------
+    >>> list(neighbours((0, 0), 3))
+    [(0, 1), (0, 2)]
+    """
     for old in sorted(set(mix)):
         rest = list(mix)
         rest.remove(old)
@@ -198,5 +214,5 @@ def neighbours(mix: Mix, kinds: int) -> Iterator[Mix]:
 
 
 def title(mix: Mix, kinds: Sequence[Kind]) -> str:
-    """Return a mix in words, as `2x suffix, 1x eagle3 k=3`."""
-    return ", ".join(f"{count}x {kinds[place].title}" for place, count in sorted(Counter(mix).items()))
+    """Return the title of a mix, such as `2x suffix, 1x eagle3 k=3`."""
+    return ", ".join(f"{count}x {kinds[index].title}" for index, count in sorted(Counter(mix).items()))

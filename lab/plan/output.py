@@ -1,4 +1,4 @@
-"""A plan as a pool file, and as the commands that start its replicas elsewhere."""
+"""A plan as a pool file, and as commands that start its replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_PORT = 8001
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica of a plan: its name, how it speculates, and its GPUs."""
+    """One replica of a plan: its name, kind and GPUs."""
 
     name: str
     kind: Kind
@@ -28,23 +28,23 @@ class Replica:
 
 
 def replicas(mix: Mix, kinds: Sequence[Kind], machine: Machine) -> list[Replica]:
-    """Return the replicas of a mix, each with a name and GPUs of its own."""
-    counted: Counter[str] = Counter()
-    made = []
-    for number, place in enumerate(mix):
-        kind = kinds[place]
+    """Return the replicas of a mix, each with its own name and GPUs."""
+    counts: Counter[str] = Counter()
+    result = []
+    for number, index in enumerate(mix):
+        kind = kinds[index]
         name = kind.title.replace(" k=", "-k").replace("_", "-")
-        counted[name] += 1
+        counts[name] += 1
         first = number * machine.tensor_parallel
         gpus = ",".join(str(first + offset) for offset in range(machine.tensor_parallel))
-        made.append(Replica(f"{name}-{counted[name]}", kind, gpus))
-    return made
+        result.append(Replica(f"{name}-{counts[name]}", kind, gpus))
+    return result
 
 
 def flags(machine: Machine, max_model_len: int) -> list[str]:
-    """Return what `vllm serve` is told of memory."""
-    given = ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
-    return given + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
+    """Return the memory options of `vllm serve`."""
+    options = ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
+    return options + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
 
 
 def pool_file(
@@ -57,18 +57,20 @@ def pool_file(
     max_model_len: int,
     simulate: str | None,
 ) -> str:
-    """Return a pool file of these replicas, which the gateway starts itself, a GPU or more each.
+    """Return a pool file with these replicas, which the gateway starts itself.
 
     Parameters
     ----------
     model
-        The name clients ask for.
+        Model name for clients.
     policy
-        What stands under `policy:`.
+        Content of `policy:`.
     target
         Name of the target model's weights.
+    max_model_len
+        Maximum context in tokens.
     simulate
-        A calibration: the replicas are simulated instead.
+        Calibration for simulated replicas; None for real ones.
     """
     backends: dict[str, Any] = {}
     for one in chosen:

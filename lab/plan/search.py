@@ -1,4 +1,4 @@
-"""Which mix of replicas serves a trace best: a search on one half of its parts, judged on the other."""
+"""Search for the mix of replicas that serves a trace best, on one half of its parts, and validation on the other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from policies.policy import PolicySettings, policies
 
 Floats = npt.NDArray[np.float64]
 Task = tuple[Mix, int, int]
-"""A mix, the number of a part of the trace, and a seed."""
+"""A mix, the index of a part of the trace, and a seed."""
 
 RunAll = Callable[[Sequence[Task]], Sequence[Replayed]]
-"""Plays tasks, on as many cores as there are, and returns what came of each in the same order."""
+"""Runs tasks in parallel, and returns their results in the same order."""
 
 _BEST = 3
 _FINALISTS = 4
@@ -30,22 +30,22 @@ _FINALISTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is sought: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
+    """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
 
     Parameters
     ----------
     slo
-        As `lab.replay.simulate.slo_kept` takes it; none for the mean.
+        Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
     """
 
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def values(self, played: Replayed) -> Floats:
-        """Return the value of each request that was served: seconds, of which less is better, or kept or not."""
+        """Return the value of each served request: seconds to finish, or 1 if it kept its SLO and 0 if not."""
         return slo_kept(played, self.slo).astype(np.float64) if self.slo else played.e2e_s
 
     def value(self, played: Sequence[Replayed]) -> float:
-        """Return the mean value; a request that was not served keeps no SLO, and never ends."""
+        """Return the mean value; a request that was not served misses its SLO, or takes infinitely long."""
         errors = sum(one.errors for one in played)
         values = np.concatenate([self.values(one) for one in played])
         if self.slo:
@@ -53,24 +53,23 @@ class Objective:
         return math.inf if errors else float(values.mean())
 
     def cost(self, played: Sequence[Replayed]) -> float:
-        """Return what is minimised."""
+        """Return the quantity to minimize."""
         return -self.value(played) if self.slo else self.value(played)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A mix as it did on the parts that the search has not seen.
+class JudgedMix:
+    """The result of a mix on the parts held out from the search.
 
     Parameters
     ----------
     value
         Mean seconds to finish, or share of requests that kept their SLO.
     gain
-        What the chosen mix gains over this one: share of the time it saves, or of kept requests it adds, with its 95%
-        interval; None for the chosen mix itself, where too little was played to tell, and where requests were not
-        served.
+        Gain of the chosen mix over this one, with its 95% interval: share of the time saved, or relative increase of
+        kept requests. None for the chosen mix itself, with too few requests, and if requests were not served.
     better_in
-        Share of parts and seeds in which the chosen mix did better.
+        Share of parts and seeds in which the chosen mix is better.
     """
 
     mix: Mix
@@ -89,18 +88,18 @@ class Plan:
     Parameters
     ----------
     chosen
-        First of `judged`.
+        The best mix; the first of `judged`.
     judged
-        It, the runners-up, the best of one kind, and the present mix where there is one.
-    present, one_kind
-        Which of the mixes those are.
+        The best mix, the runners-up, the best mix of one kind, and the present mix if there is one.
+    one_kind, present
+        The best mix of one kind, and the present mix.
     tried, possible
-        Mixes that were played, and that there are.
+        Number of mixes tried, and of all mixes.
     """
 
     kinds: tuple[Kind, ...]
     chosen: Mix
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedMix, ...]
     one_kind: Mix
     present: Mix | None
     tried: int
@@ -108,8 +107,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
-    """Everything that a task needs beside itself; sent once to every worker."""
+class MixRunner:
+    """Runs tasks; sent once to every worker."""
 
     calibration: str
     kinds: tuple[Kind, ...]
@@ -118,19 +117,19 @@ class Game:
     parts: tuple[Sequence[ReplayRequest], ...]
 
     def __call__(self, task: Task) -> Replayed:
-        """Play one task; the same seed gives the same luck to every mix."""
+        """Run one task; with the same seed, every mix gets the same draws."""
         mix, part, seed = task
-        pool = [self._replica(f"{self.kinds[place].method}-{number}", place) for number, place in enumerate(mix)]
+        pool = [self._replica(f"{self.kinds[kind].method}-{number}", kind) for number, kind in enumerate(mix)]
         return replay(pool, self.parts[part], policies()[self.policy](self.settings), seed=seed)
 
-    def _replica(self, name: str, place: int) -> ReplicaSpec:
-        kind = self.kinds[place]
+    def _replica(self, name: str, index: int) -> ReplicaSpec:
+        kind = self.kinds[index]
         blocks = max(1, kind.fit.tokens // BLOCK_TOKENS)
         return ReplicaSpec(name, kind.method, kind.config, self.calibration, kv_blocks=blocks)
 
 
-def find(
-    game: Game,
+def find_mix(
+    runner: MixRunner,
     usable: Sequence[int],
     replicas: int,
     run_all: RunAll,
@@ -142,63 +141,65 @@ def find(
 ) -> Plan:
     """Search for the best mix.
 
-    All mixes are tried where there are no more than `budget`; else those of one kind, of two in halves, and the present
-    one, and then, from the best few, mixes with one replica of another kind, until none of them is better.
+    If there are at most `budget` mixes, all are tried. Otherwise, the search starts from mixes of one kind and of two
+    kinds in halves, and replaces one replica at a time in the best few until none of the new mixes is better.
 
     Parameters
     ----------
     usable
-        Places of the kinds that may be used: those that fit.
+        Indices of the kinds that fit into memory.
     replicas
-        How many.
+        Number of replicas.
     run_all
-        Plays tasks.
+        Function that runs tasks.
+    present
+        Present mix, which is validated too.
     budget
-        Mixes to play at most, roughly.
+        Approximate maximum number of mixes to try.
     seeds
-        With how many seeds the last comparison is played.
+        Number of seeds in the final comparison.
 
     Raises
     ------
     ValueError
-        If there are fewer than two parts, no kind to use, or no mix that serves all requests.
+        If there are fewer than two parts, no usable kind, or no mix that serves all requests.
     """
-    if len(game.parts) < 2:
-        raise ValueError("one half of the trace is searched and the other judged: it takes two parts at least")
+    if len(runner.parts) < 2:
+        raise ValueError("at least two parts of the trace are needed, for the search and for the validation")
     if not usable:
-        raise ValueError("no way of running a replica fits")
-    searched, held_out = range(0, len(game.parts), 2), range(1, len(game.parts), 2)
+        raise ValueError("no kind of replica fits into memory")
+    searched, held_out = range(0, len(runner.parts), 2), range(1, len(runner.parts), 2)
     costs: dict[Mix, float] = {}
     cost = partial(_cost, searched, run_all, objective, costs)
     possible = count_mixes(len(usable), replicas)
-    to_places = partial(_to_places, usable)
+    to_kinds = partial(_to_kinds, usable)
     if possible <= budget:
-        cost([to_places(mix) for mix in mixes(len(usable), replicas)])
+        cost([to_kinds(mix) for mix in mixes(len(usable), replicas)])
     else:
-        cost([to_places(mix) for mix in _starts(len(usable), replicas)])
+        cost([to_kinds(mix) for mix in _starts(len(usable), replicas)])
         _climb(cost, costs, usable, replicas, budget)
     tried = len(costs)
     ranked = sorted(costs, key=lambda mix: (costs[mix], mix))
     if math.isinf(costs[ranked[0]]):
-        raise ValueError("no mix that was tried serves all requests: those with min_p or logit_bias need a baseline")
+        raise ValueError("no mix tried serves all requests: those with min_p or logit_bias need a baseline")
     singles = [mix for mix in ranked if len(set(mix)) == 1]
     compared = list(dict.fromkeys([*ranked[:_FINALISTS], singles[0], *([present] if present else [])]))
     judged = _judge(compared, ranked[0], held_out, range(1, seeds + 1), run_all, objective)
-    return Plan(game.kinds, ranked[0], tuple(judged), singles[0], present, tried, possible)
+    return Plan(runner.kinds, ranked[0], tuple(judged), singles[0], present, tried, possible)
 
 
 def _cost(
-    parts: Sequence[int], run_all: RunAll, objective: Objective, costs: dict[Mix, float], wanted: Sequence[Mix]
+    parts: Sequence[int], run_all: RunAll, objective: Objective, costs: dict[Mix, float], candidates: Sequence[Mix]
 ) -> None:
-    """Play the mixes that were not yet played, and note what they cost."""
-    new = [mix for mix in dict.fromkeys(wanted) if mix not in costs]
+    """Add the costs of mixes that have none yet."""
+    new = [mix for mix in dict.fromkeys(candidates) if mix not in costs]
     played = run_all([(mix, part, 0) for mix in new for part in parts])
     for number, mix in enumerate(new):
         costs[mix] = objective.cost(played[number * len(parts) : (number + 1) * len(parts)])
 
 
-def _to_places(usable: Sequence[int], mix: Mix) -> Mix:
-    return tuple(sorted(usable[place] for place in mix))
+def _to_kinds(usable: Sequence[int], mix: Mix) -> Mix:
+    return tuple(sorted(usable[index] for index in mix))
 
 
 def _starts(kinds: int, replicas: int) -> list[Mix]:
@@ -213,17 +214,17 @@ def _starts(kinds: int, replicas: int) -> list[Mix]:
 def _climb(
     cost: Callable[[Sequence[Mix]], None], costs: Mapping[Mix, float], usable: Sequence[int], replicas: int, budget: int
 ) -> None:
-    place = {kind: number for number, kind in enumerate(usable)}
-    looked: set[Mix] = set()
+    index = {kind: number for number, kind in enumerate(usable)}
+    expanded: set[Mix] = set()
     while len(costs) < budget:
-        best = [mix for mix in sorted(costs, key=lambda mix: (costs[mix], mix))[:_BEST] if mix not in looked]
+        best = [mix for mix in sorted(costs, key=lambda mix: (costs[mix], mix))[:_BEST] if mix not in expanded]
         if not best:
             return
-        looked.update(best)
+        expanded.update(best)
         around = [
-            _to_places(usable, other)
+            _to_kinds(usable, other)
             for mix in best
-            for other in neighbours(tuple(sorted(place[kind] for kind in mix)), len(usable))
+            for other in neighbours(tuple(sorted(index[kind] for kind in mix)), len(usable))
         ]
         cost(around)
 
@@ -235,7 +236,7 @@ def _judge(
     seeds: Sequence[int],
     run_all: RunAll,
     objective: Objective,
-) -> list[Judged]:
+) -> list[JudgedMix]:
     runs = [(part, seed) for part in parts for seed in seeds]
     played = run_all([(mix, *run) for mix in compared for run in runs])
     by_mix = {mix: played[number * len(runs) : (number + 1) * len(runs)] for number, mix in enumerate(compared)}
@@ -250,21 +251,21 @@ def _judge(
             mine, theirs = ([objective.values(one) for one in each] for each in (own, other))
             gain = _gain(mine, theirs, len(seeds), objective)
         share = 0.0 if mix == chosen else float(np.mean(better))
-        judged.append(Judged(mix, means[0], means[1], means[2], objective.value(other), gain, share))
+        judged.append(JudgedMix(mix, means[0], means[1], means[2], objective.value(other), gain, share))
     return judged
 
 
 def _mean_of(values: Sequence[Floats]) -> float:
-    """Return the mean of all that is not NaN; NaN of nothing."""
+    """Return the mean of all values that are not NaN; NaN if there are none."""
     known = np.concatenate(values)
     known = known[~np.isnan(known)]
     return float(known.mean()) if len(known) else math.nan
 
 
 def _gain(own: Sequence[Floats], other: Sequence[Floats], seeds: int, objective: Objective) -> Interval | None:
-    """Return what one mix gains over another, from the same requests, in blocks of neighbours.
+    """Return the gain of one mix over another on the same requests, by a bootstrap over blocks.
 
-    The seeds of a part are averaged first: the same requests with other luck are not as many requests again.
+    The seeds of a part are averaged first, since the same requests with other draws are not independent requests.
     """
     mine, theirs = (
         np.concatenate([np.mean(values[start : start + seeds], axis=0) for start in range(0, len(values), seeds)])

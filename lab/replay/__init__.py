@@ -1,1 +1,1 @@
-"""Replays a trace on simulated replicas, policy beside policy."""
+"""Replay of a trace on simulated replicas, once for each policy."""

@@ -1,4 +1,4 @@
-"""`gateway replay` from its options to its exit status."""
+"""Implementation of `gateway replay`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, SimulateSettings
+from gateway.service.default_temperature import assumed_temperature
 from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_console, figures_of, figures_tables, mean_of
 from lab.replay.learned_file import read_learned, write_learned
 from lab.replay.pace import arrivals
 from lab.replay.page import page
-from lab.replay.play import ORACLE, Game, chosen_policies, play_all
+from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, play_all
 from lab.replay.simulate import Replayed, ReplicaSpec
-from lab.replay.table import RequestTable, tabulated
+from lab.replay.table import RequestTable, request_table
 from lab.trace import BrokenLines, read_trace
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 from policies.policy import Policy
@@ -30,7 +31,7 @@ from policies.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What was asked for on the command line; see `gateway replay --help`."""
+    """Options of the command line; see `gateway replay --help`."""
 
     trace: tuple[Path, ...]
     config: Path
@@ -51,25 +52,25 @@ class ReplayOptions:
 
 
 def run_replay(options: ReplayOptions) -> int:
-    """Replay a trace as the command line asks for it.
+    """Replay a trace with the options of the command line.
 
     Returns
     -------
     int
-        Exit status: 0, or 2 if the input is wrong.
+        Exit status: 0 for success, 2 if the input is wrong.
     """
     try:
         slo = slo_bounds(options.slo)
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
-        chosen = chosen_policies(options.policies, served, options.seed)
+        policies = chosen_policies(options.policies, served, options.seed)
         kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
         with requests_of(options, served) as requests:
-            game = Game(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
-            played, learned = play_all(game, chosen | {ORACLE: None})
+            runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
+            played, learned = play_all(runner, policies | {ORACLE: None})
         if options.state is not None:
             write_learned(options.state, kept | learned)
-        document = _document(name, options, pool, slo, played, chosen)
+        document = _document(name, options, pool, slo, played, policies)
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
@@ -80,7 +81,7 @@ def run_replay(options: ReplayOptions) -> int:
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
         console.print(table, "")
-    console.print("regret: mean time to finish over that of a choice which knows lengths and acceptance, less one")
+    console.print("regret: mean time to finish over that of the oracle, which knows lengths and acceptance, minus one")
     return 0
 
 
@@ -90,9 +91,9 @@ def _document(
     pool: Sequence[ReplicaSpec],
     slo: Mapping[str, float],
     played: Mapping[str, Replayed],
-    chosen: Mapping[str, Policy | None],
+    policies: Mapping[str, Policy | None],
 ) -> dict[str, Any]:
-    """Return what `--json` writes."""
+    """Return the document that `--json` writes."""
     best_s = mean_of(played[ORACLE].e2e_s)
     return {
         "trace": [path.name for path in options.trace],
@@ -102,17 +103,19 @@ def _document(
         "seed": options.seed,
         "slo": slo,
         "clairvoyant_mean_e2e_s": best_s,
-        "policies": {title: figures_of(played[title], [one.name for one in pool], slo, best_s) for title in chosen},
+        "policies": {
+            title: figures_of(played[title], [replica.name for replica in pool], slo, best_s) for title in policies
+        },
     }
 
 
 def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
-    """Return the model of a pool file that a trace is replayed for.
+    """Return name and settings of the model of a pool file to replay for.
 
     Raises
     ------
     UsageError
-        If there are several and none is named, or the one named is not there.
+        If there are several models and none is named, or the named one does not exist.
     """
     models = load_pool(config).models
     if model is None and len(models) > 1:
@@ -123,44 +126,44 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
     return name, models[name]
 
 
-def _given_context(simulate: SimulateSettings | None) -> int | None:
-    """Return the longest context that the pool file sets; else it is the calibration's."""
+def _max_model_len(simulate: SimulateSettings | None) -> int | None:
+    """Return the maximum context set in the pool file; None leaves it to the calibration."""
     return simulate.max_model_len if simulate is not None and "max_model_len" in simulate.model_fields_set else None
 
 
 def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]:
-    """Return the replicas of a model as they are simulated; those that are not simulated need a calibration."""
+    """Return the replicas of a model for simulation; real ones get `calibration` or the default one."""
     return [
         ReplicaSpec(
             name=name,
-            method=one.method,
+            method=backend.method,
             config={
-                key: value for key, value in serve_config(one.method, one.speculative_config).items() if key != "method"
+                key: value
+                for key, value in serve_config(backend.method, backend.speculative_config).items()
+                if key != "method"
             },
-            calibration=calibration or (one.simulate.calibration if one.simulate else DEFAULT_CALIBRATION),
-            weight=one.weight,
-            max_model_len=_given_context(one.simulate),
+            calibration=calibration or (backend.simulate.calibration if backend.simulate else DEFAULT_CALIBRATION),
+            weight=backend.weight,
+            max_model_len=_max_model_len(backend.simulate),
         )
-        for name, one in served.backends.items()
+        for name, backend in served.backends.items()
     ]
 
 
 @contextmanager
 def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[RequestTable]:
-    """Give the requests of a trace, with their times, while the block lasts; broken lines are told on standard error.
+    """Yield the requests of a trace with their arrival times; print broken lines on standard error.
 
     Raises
     ------
     UsageError
-        If the trace has no times and no rate is given, or it is empty.
-    UsageError
-        If the warm-up takes them all.
+        If the trace is empty, the warm-up includes all requests, or there are neither times nor a rate.
     TraceError
-        If it cannot be read.
+        If the trace cannot be read.
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     records = read_trace(list(options.trace), format=options.trace_format, strict=options.strict, report=broken)
-    with tabulated(records, served.default_temperature) as table:
+    with request_table(records, assumed_temperature(served)) as table:
         requests = table[: options.limit]
         if requests and len(requests) <= options.warmup:
             raise UsageError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")

@@ -1,4 +1,4 @@
-"""What a replay comes to: its figures, and the table of them."""
+"""Figures of a replay, and their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lab.replay.simulate import Replayed, slo_kept
 
-_AT = ("mean", "p50", "p90", "p99")
+_STATISTICS = ("mean", "p50", "p90", "p99")
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
 
 
@@ -22,14 +22,14 @@ def figures_of(
 ) -> dict[str, Any]:
     """Return the figures of one policy; times in seconds.
 
-    `goodput` is requests a second that kept all bounds of the SLO, and `slo_kept` their share; without one all do.
+    `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share; without bounds all do.
 
     Parameters
     ----------
     backends
-        Names of those that `result.backend` numbers.
+        Names of the backends, indexed by `result.backend`.
     best_s
-        What the regret is relative to; None where that is not known.
+        Mean end-to-end time that the regret is relative to; None if unknown.
     """
     good = slo_kept(result, slo)
     duration_s, mean_s = result.duration_s, mean_of(result.e2e_s)
@@ -49,13 +49,19 @@ def figures_of(
 
 
 def mean_of(values: npt.NDArray[np.float64]) -> float | None:
-    """Return the mean; None of nothing."""
+    """Return the mean; None if there are no values.
+
+    Examples
+    --------
+    >>> mean_of(np.array([1.0, 3.0])), mean_of(np.array([]))
+    (2.0, None)
+    """
     return float(values.mean()) if len(values) else None
 
 
 def _summary(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
     if not len(values):
-        return dict.fromkeys(_AT)
+        return dict.fromkeys(_STATISTICS)
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
     return {"mean": float(values.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
 
@@ -63,47 +69,47 @@ def _summary(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
 def figures_tables(
     figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str
 ) -> tuple[Table, Table]:
-    """Return the table of counts and shares, and that of times.
+    """Return a table of counts and shares, and a table of times.
 
     Parameters
     ----------
     figures
-        By name, what `figures_of` returns.
+        Results of `figures_of` by name.
     slo
-        Without bounds there is no column of goodput.
+        Bounds of the SLO; without any, the goodput column is left out.
     names_of
-        What the names are those of.
+        Heading of the column of names.
     """
     return _counts(figures, slo, names_of), _times(figures, names_of)
 
 
 def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str) -> Table:
-    with_regret = any(one["regret"] is not None for one in figures.values())
+    with_regret = any(row["regret"] is not None for row in figures.values())
     headings = ["requests", "errors", "tokens/s", *(["SLO kept", "goodput/s"] if slo else [])]
     table = _table([names_of, *headings, *(["regret"] if with_regret else [])], left=1)
     table.add_column("share of each backend")
-    for name, one in figures.items():
-        row = [name, f"{one['requests']:,}", f"{one['errors']:,}", f"{one['output_tokens_per_s']:,.0f}"]
-        row += [_shown(one["slo_kept"], ".1%"), f"{one['goodput']:.2f}"] if slo else []
-        row += [_shown(one["regret"], "+.1%")] if with_regret else []
-        row.append("  ".join(f"{backend} {share:.0%}" for backend, share in one["shares"].items()) or "not told")
-        table.add_row(*row)
+    for name, row in figures.items():
+        cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
+        cells += [_shown(row["slo_kept"], ".1%"), f"{row['goodput']:.2f}"] if slo else []
+        cells += [_shown(row["regret"], "+.1%")] if with_regret else []
+        cells.append("  ".join(f"{backend} {share:.0%}" for backend, share in row["shares"].items()) or "unknown")
+        table.add_row(*cells)
     return table
 
 
 def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
-    table = _table(["time", names_of, *_AT], left=2)
+    table = _table(["time", names_of, *_STATISTICS], left=2)
     for name, title, factor in _TIMES:
-        for place, (policy, one) in enumerate(figures.items()):
-            times = [_shown(None if value is None else factor * value, ".3f") for value in one[name].values()]
-            table.add_row("" if place else title, policy, *times, end_section=place == len(figures) - 1)
+        for index, (policy, row) in enumerate(figures.items()):
+            times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
+            table.add_row("" if index else title, policy, *times, end_section=index == len(figures) - 1)
     return table
 
 
 def _table(headings: Sequence[str], left: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place < left else "right", no_wrap=place != left - 1)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < left else "right", no_wrap=index != left - 1)
     return table
 
 
@@ -112,6 +118,6 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def figures_console() -> Console:
-    """Return where tables are printed: the terminal, or lines wide enough for one in a file."""
+    """Return the console for tables: the terminal, or lines of fixed width if the output is redirected."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)

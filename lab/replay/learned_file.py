@@ -1,4 +1,4 @@
-"""The file of `--state`: what each policy of a replay has learned."""
+"""The file of `--state`: learned statistics of each policy of a replay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from policies.statistics import Row
 
 
 def read_learned(path: Path) -> dict[str, list[Row]]:
-    """Return what each policy has learned, by the policy's name.
+    """Return the learned statistics by policy name.
 
     Raises
     ------
     UsageError
-        If it cannot be read, or holds something else.
+        If the file cannot be read or is invalid.
     """
     try:
         document = orjson.loads(path.read_bytes())
@@ -26,18 +26,18 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
             for policy, rows in document["learned"].items()
         }
     except OSError as error:
-        raise UsageError(f"--state {path}: cannot read it: {error.strerror}") from None
+        raise UsageError(f"--state {path}: cannot read the file: {error.strerror}") from None
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
-        raise UsageError(f"--state {path}: this is no file that `gateway replay --state` has written") from None
+        raise UsageError(f"--state {path}: not a file written by `gateway replay --state`") from None
 
 
 def write_learned(path: Path, learned: Mapping[str, Sequence[Row]]) -> None:
-    """Write what each policy has learned.
+    """Write the learned statistics of each policy.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     rows = {name: [(row.table, row.key, row.sums) for row in of_policy] for name, of_policy in learned.items()}
     path.write_bytes(orjson.dumps({"learned": rows}))

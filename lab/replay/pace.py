@@ -1,4 +1,4 @@
-"""When the requests of a trace leave: at its own pace, or scaled."""
+"""Send times of the requests of a trace, original or scaled."""
 
 from __future__ import annotations
 
@@ -18,44 +18,50 @@ Floats = npt.NDArray[np.float64]
 def paced(
     records: Iterable[TraceRecord], rate: float | None, speed: float, seed: int
 ) -> list[tuple[float, TraceRecord]]:
-    """Return the requests with the seconds after the first at which each leaves; ascending.
+    """Return the requests with their send times in seconds after the first, ascending.
 
     Parameters
     ----------
     records
-        In order of arrival.
+        Records in order of arrival.
     rate
-        Requests per second on average, by which the trace's times are stretched; where it has none, arrivals are drawn,
-        exponential. None leaves the times as they are.
+        Mean requests per second to which the trace's times are scaled; for a trace without times, the rate of a Poisson
+        process. None keeps the times.
     speed
-        What they are divided by without a rate.
+        Divisor of the times without a rate.
     seed
-        Of arrivals that are drawn.
+        Seed of the Poisson process.
 
     Raises
     ------
     UsageError
-        If there are none, or the trace has no times and no rate is given.
+        If there are no records, or neither times nor a rate.
+
+    Examples
+    --------
+    >>> records = [TraceRecord(id="a", arrived_at=100.0), TraceRecord(id="b", arrived_at=104.0)]
+    >>> [(at_s, record.id) for at_s, record in paced(records, rate=None, speed=2.0, seed=0)]
+    [(0.0, 'a'), (2.0, 'b')]
     """
-    kept = list(records)
-    arrived_at = np.array([math.nan if record.arrived_at is None else record.arrived_at for record in kept])
-    return list(zip(arrivals(arrived_at, rate, speed, seed).tolist(), kept, strict=True))
+    in_order = list(records)
+    arrived_at = np.array([math.nan if record.arrived_at is None else record.arrived_at for record in in_order])
+    return list(zip(arrivals(arrived_at, rate, speed, seed).tolist(), in_order, strict=True))
 
 
 def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) -> Floats:
-    """Return the seconds after the first at which each request leaves; both of shape (requests,).
+    """Return the send times of requests in seconds after the first, shape (requests,).
 
     Parameters
     ----------
     arrived_at
-        By the trace's own clock, ascending; NaN where it does not tell.
+        Arrival times of the trace, ascending, NaN if unknown; shape (requests,).
     rate, speed, seed
-        As `paced` takes them.
+        As for `paced`.
 
     Raises
     ------
     UsageError
-        If there are none, or the trace has no times and no rate is given.
+        If there are no requests, or neither times nor a rate.
     """
     count = len(arrived_at)
     if not count:
@@ -63,7 +69,7 @@ def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) ->
     first, last = arrived_at[0], arrived_at[-1]
     if np.isnan(first) or np.isnan(last) or (last <= first and count > 1):
         if rate is None:
-            raise UsageError("the trace does not tell when requests came; give --rate")
+            raise UsageError("the trace has no arrival times; give --rate")
         rng = Random(seed)
         return np.cumsum([rng.expovariate(rate) for _ in range(count)])
     if rate is not None and last > first:

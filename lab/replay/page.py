@@ -1,4 +1,4 @@
-"""A replay as one HTML page that needs nothing else."""
+"""A replay as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ _QUANTILES = ("mean", "p50", "p90", "p99")
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Return the page of a replay, from what `gateway replay --json` writes."""
+    """Return the page of a replay as HTML.
+
+    Parameters
+    ----------
+    document
+        Document that `gateway replay --json` writes.
+    """
     policies: Mapping[str, Mapping[str, Any]] = document["policies"]
     style = (resources.files("lab.report") / "page.css").read_text(encoding="utf-8")
     trace = ", ".join(map(escape, document["trace"]))
     where, names_of = "on simulated replicas", "policy"
     if live := document.get("live"):
         names_of = "endpoint"
-        stopped = ", stopped before its end" if document["interrupted"] else ""
+        stopped = ", stopped early" if document["interrupted"] else ""
         where = f"sent to {', '.join(map(escape, dict.fromkeys(live.values())))}{stopped}"
     head = (
         f"<header><h1>{escape(document['model'])}</h1><p>gateway replay of {trace}: {document['requests']:,} requests "
@@ -37,33 +43,33 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _times(policies: Mapping[str, Mapping[str, Any]], name: str, title: str, names_of: str) -> str:
     unit, factor = ("ms", 1e3) if name == "tpot_s" else ("s", 1.0)
-    longest = max((one[name]["p99"] or 0.0 for one in policies.values()), default=0.0) or 1.0
+    longest = max((figures[name]["p99"] or 0.0 for figures in policies.values()), default=0.0) or 1.0
     rows = []
-    for policy, one in policies.items():
-        values = [one[name][which] for which in _QUANTILES]
+    for policy, figures in policies.items():
+        values = [figures[name][which] for which in _QUANTILES]
         cells = "".join(f"<td>{'-' if value is None else f'{factor * value:.3f}'}</td>" for value in values)
-        mean, p99 = (100.0 * (one[name][which] or 0.0) / longest for which in ("mean", "p99"))
+        mean, p99 = (100.0 * (figures[name][which] or 0.0) / longest for which in ("mean", "p99"))
         bars = f'<div class="p99" style="width:{p99:.1f}%"></div><div style="width:{mean:.1f}%"></div>'
         rows.append(f"<tr><th>{escape(policy)}</th>{cells}<td class='bar'>{bars}</td></tr>")
     heads = "".join(f"<th>{which}</th>" for which in _QUANTILES)
     return (
         f"<section><h2>{title}, {unit}</h2><table class='replay'><thead><tr><th>{names_of}</th>{heads}"
-        f"<th>mean in p99</th></tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
+        f"<th>mean within p99</th></tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
     )
 
 
 def _shares(policies: Mapping[str, Mapping[str, Any]], names_of: str) -> str:
-    backends = list(dict.fromkeys(backend for one in policies.values() for backend in one["shares"]))
-    with_regret = any(one["regret"] is not None for one in policies.values())
+    backends = list(dict.fromkeys(backend for figures in policies.values() for backend in figures["shares"]))
+    with_regret = any(figures["regret"] is not None for figures in policies.values())
     heads = "".join(f"<th>{escape(backend)}</th>" for backend in backends)
     rows = "".join(
         f"<tr><th>{escape(policy)}</th>"
-        + "".join(f"<td>{one['shares'].get(backend, 0.0):.1%}</td>" for backend in backends)
-        + f"<td>{one['requests']:,}</td><td>{one['errors']:,}</td><td>{one['output_tokens_per_s']:,.0f}</td>"
-        + f"<td>{one['goodput']:.2f}</td>"
-        + (f"<td>{'-' if one['regret'] is None else format(one['regret'], '+.1%')}</td>" if with_regret else "")
+        + "".join(f"<td>{figures['shares'].get(backend, 0.0):.1%}</td>" for backend in backends)
+        + f"<td>{figures['requests']:,}</td><td>{figures['errors']:,}</td>"
+        + f"<td>{figures['output_tokens_per_s']:,.0f}</td><td>{figures['goodput']:.2f}</td>"
+        + (f"<td>{'-' if figures['regret'] is None else format(figures['regret'], '+.1%')}</td>" if with_regret else "")
         + "</tr>"
-        for policy, one in policies.items()
+        for policy, figures in policies.items()
     )
     return (
         f"<section><h2>Where requests went</h2><table class='replay'><thead><tr><th>{names_of}</th>{heads}"
@@ -75,10 +81,10 @@ def _shares(policies: Mapping[str, Mapping[str, Any]], names_of: str) -> str:
 def _notes(policies: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         f"<li>{escape(name)}: {escape(line)}</li>"
-        for name, one in policies.items()
+        for name, figures in policies.items()
         for line in [
-            *(f"{count:,} failed: {kind}" for kind, count in one.get("failures", {}).items()),
-            *one.get("notes", ()),
+            *(f"{count:,} failed: {kind}" for kind, count in figures.get("failures", {}).items()),
+            *figures.get("notes", ()),
         ]
     ]
     return f"<section><h2>Notes</h2><ul>{''.join(lines)}</ul></section>" if lines else ""

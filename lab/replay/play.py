@@ -1,4 +1,4 @@
-"""The policies of a replay, each played in a process of its own where there is more than a little to play."""
+"""Running the policies of a replay, in parallel processes if there are many requests."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gateway.config.settings import ModelSettings
 from lab.options.policy import named_policies
-from lab.parallel import all_cores, tell
+from lab.parallel import all_cores, report_progress
 from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
 from lab.replay.table import RequestTable
 from policies.policy import Policy
 from policies.statistics import Row
 
 ORACLE = "oracle"
-_FEW = 100_000  # requests, all policies together, that are played before other processes have started
-_TOLD_EVERY = 200  # requests
+_MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
+_PROGRESS_EVERY = 200  # requests
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
-    """Return the policies of `--policy` in their order, each under a name of its own; None is the oracle one.
+    """Return the policies of `--policy` in order, each under a unique name; None stands for the oracle.
 
     Raises
     ------
     UsageError
-        If one cannot be built.
+        If a policy cannot be built.
     """
     named = [text for text in given if text != ORACLE]
     built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
@@ -43,15 +43,15 @@ def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
-    """All that it takes to play a trace with one of the policies, by its name; sent once to each process.
+class PolicyRunner:
+    """Replays a trace with one of the policies, given by name; sent once to each process.
 
     Parameters
     ----------
     given
-        As on the command line: policies are built where they are played.
+        Policies as on the command line; they are built in the process that runs them.
     learned
-        By name, what a policy has learned before.
+        Learned statistics by policy name, from an earlier replay.
     """
 
     pool: tuple[ReplicaSpec, ...]
@@ -63,31 +63,34 @@ class Game:
     warmup: int
 
     def __call__(self, title: str) -> tuple[Replayed, list[Row]]:
-        """Return what came of it, and what the policy has learned."""
+        """Return the result of a policy, and its learned statistics."""
         policy = None if title == ORACLE else chosen_policies(self.given, self.served, self.seed)[title]
         if policy is not None and title in self.learned:
             set_learned(policy, self.learned[title], self.requests[0].arrived_s)
         done = 0
 
-        def told() -> None:
+        def on_request() -> None:
             nonlocal done
             done += 1
-            if done % _TOLD_EVERY == 0:
-                tell(_TOLD_EVERY)
+            if done % _PROGRESS_EVERY == 0:
+                report_progress(_PROGRESS_EVERY)
 
-        played = replay(self.pool, self.requests, policy, seed=self.seed, warmup=self.warmup, progress=told)
-        return played, [] if policy is None else learned_rows(policy)
+        result = replay(self.pool, self.requests, policy, seed=self.seed, warmup=self.warmup, progress=on_request)
+        return result, [] if policy is None else learned_rows(policy)
 
 
-def play_all(game: Game, chosen: Mapping[str, Policy | None]) -> tuple[dict[str, Replayed], dict[str, list[Row]]]:
-    """Play with each policy; return what came of each, and what those that learn have learned, by name."""
-    titles = sorted(chosen, key=lambda title: _slowness(chosen[title]), reverse=True)  # the last to end begins first
-    total = len(titles) * len(game.requests)
+def play_all(
+    runner: PolicyRunner, chosen: Mapping[str, Policy | None]
+) -> tuple[dict[str, Replayed], dict[str, list[Row]]]:
+    """Replay with each policy; return the results, and the learned statistics of policies that learn, by name."""
+    # The slowest first, so that all processes end at about the same time.
+    titles = sorted(chosen, key=lambda title: _slowness(chosen[title]), reverse=True)
+    total = len(titles) * len(runner.requests)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, left"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=total)
-        jobs = 1 if total <= _FEW or len(titles) == 1 else None
-        with all_cores(game, jobs, lambda count: bar.advance(task, count)) as run_all:
+        jobs = 1 if total <= _MIN_PARALLEL_REQUESTS or len(titles) == 1 else None
+        with all_cores(runner, jobs, lambda count: bar.advance(task, count)) as run_all:
             answers = dict(zip(titles, run_all(titles), strict=True))
         bar.update(task, completed=total)
     learned = {title: rows for title, (_, rows) in answers.items() if rows}

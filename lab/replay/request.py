@@ -1,4 +1,4 @@
-"""A traced request made ready to be played: what a policy sees of it, and what each replica's steps would emit."""
+"""A request of a trace prepared for replay: its features, and the tokens that each step of a replica emits."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ReplayRequest:
     Parameters
     ----------
     arrived_s
-        Seconds from the beginning of the replay.
+        Seconds from the start of the replay.
     features
-        What a policy sees, but for the load.
+        Features for the policy, without the load.
     prompt_tokens, output_tokens
-        At least 1 each.
+        Lengths, at least 1 each.
     acceptance
         As in `TraceRecord`.
     text
-        On which lookups are replayed, where the trace has no acceptance of theirs.
+        Text on which n-gram and suffix drafting are replayed if the trace has no acceptance for them.
     prefix_blocks
         As in `Script`.
     """
@@ -53,19 +53,19 @@ class ReplayRequest:
     _scripts: dict[tuple[object, ...], Script | None] = field(default_factory=dict)
 
     def script(self, method: Method, k: int, config: Mapping[str, object]) -> Script | None:
-        """Return what the steps of a replica emit; None where neither trace nor text tells: they must be drawn."""
-        known = (method.value, k, _bounds(method, config))
-        if known not in self._scripts:
+        """Return the steps on a replica; None if neither trace nor text determines them, so they must be drawn."""
+        key = (method.value, k, _drafting_options(method, config))
+        if key not in self._scripts:
             steps = self._steps(method, k, config)
-            self._scripts[known] = (
+            self._scripts[key] = (
                 None
                 if steps is None
                 else Script(self.prompt_tokens, self.output_tokens, steps[0], steps[1], self.prefix_blocks)
             )
-        return self._scripts[known]
+        return self._scripts[key]
 
-    def prepare(self, replicas: Iterable[tuple[Method, int, Mapping[str, object]]]) -> None:
-        """Work out the steps on replicas of these methods, k and configs, and forget the text."""
+    def precompute_steps(self, replicas: Iterable[tuple[Method, int, Mapping[str, object]]]) -> None:
+        """Compute the steps on replicas with these methods, k and configs, and discard the text."""
         for replica in replicas:
             self.script(*replica)
         self.text = None
@@ -89,8 +89,8 @@ class ReplayRequest:
         return _padded(steps, self.output_tokens)
 
 
-def _bounds(method: Method, config: Mapping[str, object]) -> tuple[object, ...]:
-    """Return what else than k a lookup on a text depends on."""
+def _drafting_options(method: Method, config: Mapping[str, object]) -> tuple[object, ...]:
+    """Return the options besides k on which n-gram and suffix drafting depend."""
     if method is Method.NGRAM:
         return lookup_bounds(config)
     if method is Method.SUFFIX:
@@ -99,13 +99,21 @@ def _bounds(method: Method, config: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def replay_request(record: TraceRecord, arrived_s: float, default_temperature: float) -> ReplayRequest:
-    """Make a request of a trace ready."""
+    """Prepare a request of a trace for replay.
+
+    Examples
+    --------
+    >>> record = TraceRecord(prompt_tokens=9, output_tokens=5, acceptance={"eagle3": [1, 3, 1, 1, 2]})
+    >>> request = replay_request(record, 0.0, default_temperature=1.0)
+    >>> request.script(Method.EAGLE3, 3, {}).emitted.tolist()
+    [1, 3, 1, 1, 1]
+    """
     features = _described(record)
     if record.temperature is None:
         features = replace(features, temperature=default_temperature)
     blocks = record.prefix_blocks
     if blocks:
-        tokens = tuple(min(record.prompt_tokens, record.block_tokens * (place + 1)) for place in range(len(blocks)))
+        tokens = tuple(min(record.prompt_tokens, record.block_tokens * (index + 1)) for index in range(len(blocks)))
         features = replace(features, prefix=tuple(blocks), prefix_tokens=tokens)
     return ReplayRequest(
         arrived_s,
@@ -119,21 +127,27 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
 
 
 def under_load(features: RequestFeatures, qps: float, in_flight: int) -> RequestFeatures:
-    """Return the features of a request with the load that it meets; an eighth of the cost of `dataclasses.replace`."""
+    """Return features with the load on arrival; takes an eighth of the time of `dataclasses.replace`."""
     values = list(_VALUES(features))
     values[_QPS], values[_IN_FLIGHT] = qps, in_flight
     return RequestFeatures(*values)
 
 
 def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
-    """Return the engine's small blocks within the trace's large ones, as far as the prompt fills them."""
-    within = max(1, record.block_tokens // BLOCK_TOKENS)
-    blocks = [block * within + place for block in record.prefix_blocks for place in range(within)]
+    """Return the engine's small blocks within the trace's large ones, as far as the prompt fills them.
+
+    Examples
+    --------
+    >>> engine_blocks(TraceRecord(prompt_tokens=40, prefix_blocks=[7], block_tokens=64))
+    (28, 29)
+    """
+    per_block = max(1, record.block_tokens // BLOCK_TOKENS)
+    blocks = [block * per_block + offset for block in record.prefix_blocks for offset in range(per_block)]
     return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
 
 
 def _described(record: TraceRecord) -> RequestFeatures:
-    """Return the features as recorded, what the record lacks worked out from its text."""
+    """Return the recorded features, with missing ones computed from the text."""
     features = features_of(record)
     if record.overlap is not None and record.template:
         return features
@@ -145,37 +159,37 @@ def _described(record: TraceRecord) -> RequestFeatures:
         body = {"prompt": record.prompt or list(record.prompt_token_ids)}
     else:
         return features
-    seen = describe(endpoint, body, model=record.model, default_temperature=0.0, qps=0.0, in_flight=0)
+    computed = describe(endpoint, body, model=record.model, default_temperature=0.0, qps=0.0, in_flight=0)
     return replace(
         features,
-        template=record.template or seen.template,
-        overlap=seen.overlap if record.overlap is None else record.overlap,
-        code_share=seen.code_share if record.code_share is None else record.code_share,
-        turns=seen.turns if record.turns is None else record.turns,
+        template=record.template or computed.template,
+        overlap=computed.overlap if record.overlap is None else record.overlap,
+        code_share=computed.code_share if record.code_share is None else record.code_share,
+        turns=computed.turns if record.turns is None else record.turns,
     )
 
 
 def _recorded(recorded: Sequence[int], method: Method, k: int, output_tokens: int) -> Steps:
-    """Return recorded steps, cut to `k` drafts; where they end before the answer does, they begin again."""
+    """Return recorded steps with at most `k` drafts each, repeated to the length of the answer."""
     taken = np.resize(np.asarray(recorded, np.int32)[1:], max(0, output_tokens - 1))
     emitted = np.concatenate([np.ones(1, np.int32), np.clip(taken, 1, k + 1)]).astype(np.int32)
     return _bounded(emitted, method, k)
 
 
 def _constant(tokens_per_step: float, method: Method, k: int, output_tokens: int) -> Steps:
-    """Return steps of a given mean, as even as whole tokens allow; always the same for the same request."""
+    """Return steps with a given mean, rounded up or down at random, reproducibly for a request."""
     mean = min(max(1.0, tokens_per_step), k + 1.0)
-    less = int(mean)
+    floor = int(mean)
     rng = Random(output_tokens * 1_000_003 + round(1e6 * mean))
-    emitted = np.array([less + (rng.random() < mean - less) for _ in range(output_tokens)], np.int32)
+    emitted = np.array([floor + (rng.random() < mean - floor) for _ in range(output_tokens)], np.int32)
     return _bounded(emitted, method, k)
 
 
 def _bounded(emitted: npt.NDArray[np.int32], method: Method, k: int) -> Steps:
-    """Keep steps within the answer, and tell what they drafted: a trace tells only what was accepted.
+    """Truncate steps at the end of the answer, and estimate their drafts, which a trace does not contain.
 
-    Models draft k tokens in every step. A lookup drafts where it finds something; it is taken to have found what was
-    accepted, so its failed drafts cost nothing here.
+    Models draft k tokens in every step. N-gram and suffix drafting only draft on a match; they are assumed to match
+    where tokens were accepted, so failed drafts cost nothing here.
     """
     output_tokens = len(emitted)
     emitted[0] = 1
@@ -191,7 +205,7 @@ def _bounded(emitted: npt.NDArray[np.int32], method: Method, k: int) -> Steps:
 
 
 def _padded(steps: Steps, output_tokens: int) -> Steps:
-    """Lengthen steps to the answer: where the text is shorter than the trace says, the rest comes token by token."""
+    """Extend steps to the length of the answer; tokens beyond the text come one per step."""
     emitted, drafted = plain_steps(output_tokens)
     emitted[: len(steps[0])], drafted[: len(steps[1])] = steps
     return emitted, drafted

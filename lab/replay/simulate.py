@@ -1,4 +1,4 @@
-"""A trace played on simulated replicas in virtual time, with the policy in the loop: it meets what it causes."""
+"""Replay of a trace on simulated replicas in virtual time, with the policy in the loop."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from policies.learned.shadow_drafting import shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
 from policies.statistics import Row
 
-if TYPE_CHECKING:  # a fleet is compiled; who only names its types need not load a compiler
+if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.replica import Completion
 
 Floats = npt.NDArray[np.float64]
 
-UPKEEP_S = 0.5
-"""How often a policy may fit what it observed, in virtual seconds; as the gateway does."""
+MAINTENANCE_S = 0.5
+"""Minimum interval between fits of a policy in virtual seconds, as in the gateway."""
 
-UPKEEP_REQUESTS = 50
-"""At how many finished requests at least it does so here: a fit takes milliseconds, and a virtual second nothing."""
+MAINTENANCE_REQUESTS = 50
+"""Minimum number of finished requests between fits: a fit takes milliseconds, but virtual time is free."""
 
-UPKEEP_SHARE, UPKEEP_MOST_REQUESTS = 0.02, 1000
-"""What it has seen grows by that share at least from one fit to the next, but never by more than so many requests."""
+MAINTENANCE_SHARE, MAX_MAINTENANCE_REQUESTS = 0.02, 1000
+"""Minimum growth of the finished requests between fits, and the number of requests that always suffices."""
 
 _QPS_WINDOW_S = 10.0
 
@@ -46,8 +46,17 @@ class ReplicaSpec:
 
     Parameters
     ----------
+    config
+        Speculative config without the method.
+    calibration
+        Name of the calibration.
     max_model_len, kv_blocks
-        In place of the calibration's: the longest request in tokens, and the blocks of its KV cache.
+        Maximum context in tokens and number of KV-cache blocks; None for those of the calibration.
+
+    Examples
+    --------
+    >>> ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 3}, "llama-3.1-8b-h100").weight
+    1.0
     """
 
     name: str
@@ -61,19 +70,19 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of the requests that count, in order of arrival; shape (requests,) each.
+    """The result of a replay: served requests after the warm-up, in order of arrival; arrays of shape (requests,).
 
     Parameters
     ----------
     tpot_s
-        NaN for a single token.
+        Seconds per output token after the first; NaN for a single token.
     backend
-        Position in the pool.
+        Index in the pool.
     errors
-        Requests that count but were not served: longer than their replica's context or KV cache, or for a baseline
-        where the pool has none.
+        Number of requests after the warm-up that were not served: longer than the context or KV cache of their replica,
+        or in need of a baseline that the pool does not have.
     duration_s
-        From the first arrival that counts to the last end.
+        Seconds from the first arrival after the warm-up to the last end.
     """
 
     e2e_s: Floats
@@ -94,64 +103,68 @@ def replay(
     warmup: int = 0,
     progress: Callable[[], None] | None = None,
 ) -> Replayed:
-    """Play a trace until all requests have finished.
+    """Replay a trace until all requests have finished.
 
     Parameters
     ----------
     requests
-        In order of arrival.
+        Requests in order of arrival.
     policy
-        Fresh, or with what it learned before; None for the oracle one, which knows lengths and acceptance.
+        Policy, fresh or with learned statistics; None for the oracle, which knows lengths and acceptance.
     seed
-        Of what must be drawn; the same for every policy gives every request the same luck.
+        Seed of all draws; with the same seed, every policy gets the same draws for a request.
     warmup
-        Requests at the beginning that are played but do not count.
+        Number of requests at the start that are simulated but not counted.
     progress
-        Called once a request.
+        Called once per request.
 
     Raises
     ------
     ValueError
         If a replica cannot be simulated.
     """
-    playing = _Playing(pool, requests, policy, seed)
+    simulation = _Simulation(pool, requests, policy, seed)
     for number, request in enumerate(requests):
-        playing.arrive(number, request)
+        simulation.arrive(number, request)
         if progress is not None:
             progress()
-    return playing.finish(warmup)
+    return simulation.finish(warmup)
 
 
-class _Playing:
-    """A replay under way."""
+class _Simulation:
+    """The state of a replay."""
 
     def __init__(
         self, pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], policy: Policy | None, seed: int
     ) -> None:
-        from backends.simulator.engine.fleet import Fleet, Replica  # compiled: only whoever plays need load it
+        from backends.simulator.engine.fleet import Fleet, Replica  # importing it compiles code
 
         self._pool = pool
         self._requests = requests
         self._replicas = []
-        for one in pool:
-            known = load_calibration(one.calibration)
-            parameters = EngineParameters.of(known, one.method, one.config, max_model_len=one.max_model_len)
-            if one.kv_blocks is not None:
-                parameters = replace(parameters, kv_blocks=one.kv_blocks)
+        for spec in pool:
+            calibration = load_calibration(spec.calibration)
+            parameters = EngineParameters.of(calibration, spec.method, spec.config, max_model_len=spec.max_model_len)
+            if spec.kv_blocks is not None:
+                parameters = replace(parameters, kv_blocks=spec.kv_blocks)
             self._replicas.append(
-                Replica(one.name, known, one.method, one.config, parameters=parameters, weight=one.weight)
+                Replica(spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight)
             )
         self._fleet = Fleet(self._replicas, seed)
-        self._plain = [one for one, of in zip(self._replicas, pool, strict=True) if of.method is Method.BASELINE]
-        self._places = {replica.name: place for place, replica in enumerate(self._replicas)}
-        self._clairvoyant = Oracle(pool, self._fleet) if policy is None else None
+        self._baselines = [
+            replica for replica, spec in zip(self._replicas, pool, strict=True) if spec.method is Method.BASELINE
+        ]
+        self._indices = {replica.name: index for index, replica in enumerate(self._replicas)}
+        self._oracle = Oracle(pool, self._fleet) if policy is None else None
         self._policy = policy
-        self._shadow = TextLookups(pool, policy, seed) if policy is not None and policy.shadow is not None else None
+        self._shadow = (
+            SimulatedShadowDrafting(pool, policy, seed) if policy is not None and policy.shadow is not None else None
+        )
         self._now_s = requests[0].arrived_s if requests else 0.0
         if policy is not None:
             policy.set_clock(lambda: self._now_s)
-            _fit(policy)  # what it was given before it began
-        self._next_upkeep_s = self._now_s
+            _fit(policy)  # learned statistics from an earlier replay
+        self._next_maintenance_s = self._now_s
         self._finished = self._fitted = 0
         self._recent: deque[float] = deque()
         self._under_way: dict[int, tuple[int, ReplayRequest, RequestFeatures, Decision]] = {}
@@ -163,38 +176,38 @@ class _Playing:
         self._backend = array("q", [-1]) * len(requests)
 
     def arrive(self, number: int, request: ReplayRequest) -> None:
-        """Advance to a request, and send it where the policy says."""
-        self._note(self._fleet.advance(request.arrived_s))
+        """Advance to the arrival of a request, and send it to the backend that the policy chooses."""
+        self._complete(self._fleet.advance(request.arrived_s))
         self._now_s = self._arrived_s[number] = request.arrived_s
         self._output_tokens[number] = request.output_tokens
-        self._keep_up()
-        features = self._met(request)
-        candidates = self._plain if features.baseline_only else self._replicas
+        self._maintain()
+        features = self._features(request)
+        candidates = self._baselines if features.baseline_only else self._replicas
         if not candidates:
             return
         steps = 0
         if self._policy is None:
-            assert self._clairvoyant is not None
-            decision = _CLAIRVOYANT
-            place, steps = self._clairvoyant.choose(request, [self._places[one.name] for one in candidates])
+            assert self._oracle is not None
+            decision = _ORACLE_DECISION
+            replica, steps = self._oracle.choose(request, [self._indices[one.name] for one in candidates])
         else:
             decision = self._policy.choose(features, candidates)
-            place = self._places[decision.backend]
+            replica = self._indices[decision.backend]
         try:
-            identity = self._submit(place, request)
+            request_id = self._submit(replica, request)
         except ValueError:  # too long for the replica: vLLM answers 400
             if self._policy is not None:
-                self._policy.observe(_refused(features, decision, self._pool[place].method))
+                self._policy.observe(_refused(features, decision, self._pool[replica].method))
             return
-        if self._clairvoyant is not None:
-            self._clairvoyant.sent(place, identity, request, steps)
-        self._under_way[identity] = number, request, features, decision
+        if self._oracle is not None:
+            self._oracle.sent(replica, request_id, request, steps)
+        self._under_way[request_id] = number, request, features, decision
         self._in_flight += 1
-        self._backend[number] = place
+        self._backend[number] = replica
 
     def finish(self, warmup: int) -> Replayed:
-        """Play until all requests have finished."""
-        self._note(self._fleet.advance(math.inf))
+        """Simulate until all requests have finished."""
+        self._complete(self._fleet.advance(math.inf))
         backend = np.frombuffer(self._backend, np.int64)
         after_warmup = np.arange(len(backend)) >= warmup
         counted = after_warmup & (backend >= 0)
@@ -211,21 +224,21 @@ class _Playing:
             duration_s=float((arrived_s + e2e_s).max() - arrived_s.min()) if len(arrived_s) else 0.0,
         )
 
-    def _met(self, request: ReplayRequest) -> RequestFeatures:
-        """Return the features of a request, with the load that it meets."""
+    def _features(self, request: ReplayRequest) -> RequestFeatures:
+        """Return the features of a request with the load on arrival."""
         while self._recent and self._recent[0] < self._now_s - _QPS_WINDOW_S:
             self._recent.popleft()
         self._recent.append(self._now_s)
         return under_load(request.features, len(self._recent) / _QPS_WINDOW_S, self._in_flight)
 
-    def _submit(self, place: int, request: ReplayRequest) -> int:
-        one = self._pool[place]
-        if one.method is not Method.BASELINE:  # whose steps are of one token, drawn or not
-            script = request.script(one.method, self._replicas[place].parameters.k, one.config)
+    def _submit(self, replica: int, request: ReplayRequest) -> int:
+        one = self._pool[replica]
+        if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
+            script = request.script(one.method, self._replicas[replica].parameters.k, one.config)
             if script is not None:
-                return self._fleet.submit_script(place, script, self._now_s)
+                return self._fleet.submit_script(replica, script, self._now_s)
         return self._fleet.submit(
-            place,
+            replica,
             request.prompt_tokens,
             request.output_tokens,
             self._now_s,
@@ -234,7 +247,7 @@ class _Playing:
             prefix_blocks=request.prefix_blocks,
         )
 
-    def _note(self, completions: Sequence[Completion]) -> None:
+    def _complete(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
@@ -243,8 +256,8 @@ class _Playing:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             self._finished += 1
             self._in_flight -= 1
-            if self._clairvoyant is not None:
-                self._clairvoyant.end(completion.replica, completion.request_id)
+            if self._oracle is not None:
+                self._oracle.end(completion.replica, completion.request_id)
             elif self._learns:
                 assert self._policy is not None
                 outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
@@ -252,17 +265,17 @@ class _Playing:
                     outcome = replace(outcome, shadow=self._shadow.of(request))
                 self._policy.observe(outcome)
 
-    def _keep_up(self) -> None:
-        more = max(UPKEEP_REQUESTS, min(UPKEEP_MOST_REQUESTS, UPKEEP_SHARE * self._fitted))
+    def _maintain(self) -> None:
+        more = max(MAINTENANCE_REQUESTS, min(MAX_MAINTENANCE_REQUESTS, MAINTENANCE_SHARE * self._fitted))
         enough = self._finished >= self._fitted + more or not self._finished
-        due = self._now_s >= self._next_upkeep_s and enough
+        due = self._now_s >= self._next_maintenance_s and enough
         if due and self._policy is not None:
             _fit(self._policy)
-            self._next_upkeep_s, self._fitted = self._now_s + UPKEEP_S, self._finished
+            self._next_maintenance_s, self._fitted = self._now_s + MAINTENANCE_S, self._finished
 
 
-class TextLookups:
-    """Tells of each text what lookups would have given, as a gateway finds out beside its requests."""
+class SimulatedShadowDrafting:
+    """Replays n-gram and suffix drafting on finished texts, as the gateway's shadow drafting does."""
 
     def __init__(self, pool: Sequence[ReplicaSpec], policy: Policy, seed: int) -> None:
         assert policy.shadow is not None
@@ -271,15 +284,15 @@ class TextLookups:
         self._rng = Random(seed)
 
     def of(self, request: ReplayRequest) -> dict[str, float]:
-        """Return tokens per step by arm, for a request whose text is known."""
-        found: dict[str, float] = {}
+        """Return tokens per step by arm for a request; empty if its text is unknown or it is not sampled."""
+        tokens_per_step: dict[str, float] = {}
         if request.text is None or not request.text.exact or self._rng.random() >= self._sample:
-            return found
+            return tokens_per_step
         for arm in self._arms:
             script = request.script(arm.method, arm.k, arm.config)
             if script is not None and (steps := steps_of(script.emitted)) > 1:
-                found[arm.arm] = (request.output_tokens - 1) / (steps - 1)
-        return found
+                tokens_per_step[arm.arm] = (request.output_tokens - 1) / (steps - 1)
+        return tokens_per_step
 
 
 def _fit(policy: Policy) -> None:
@@ -288,7 +301,7 @@ def _fit(policy: Policy) -> None:
 
 
 def outcome_of(features: RequestFeatures, decision: Decision, completion: Completion, method: Method) -> Outcome:
-    """Return what a policy is told of a simulated request that has ended."""
+    """Return the outcome of a finished simulated request, for the policy to observe."""
     later = completion.output_tokens - 1
     return Outcome(
         request=features,
@@ -308,12 +321,12 @@ def outcome_of(features: RequestFeatures, decision: Decision, completion: Comple
 
 
 def _refused(features: RequestFeatures, decision: Decision, method: Method) -> Outcome:
-    """Return what a policy is told of a request that was too long: it is no longer under way."""
+    """Return the outcome of a request that was too long, so that the policy stops counting it as in flight."""
     return Outcome(features, decision, method, 400, None, None, 0.0, features.prompt_tokens, 0, None)
 
 
 def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_]:
-    """Tell of each request whether it kept all bounds of `ttft`, `tpot` and `e2e`, in seconds; shape (requests,)."""
+    """Return whether each request kept all bounds of `ttft`, `tpot` and `e2e` in seconds, shape (requests,)."""
     good = np.ones(len(played.e2e_s), np.bool_)
     for name, values in (("ttft", played.ttft_s), ("tpot", played.tpot_s), ("e2e", played.e2e_s)):
         if name in slo:
@@ -322,7 +335,7 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
 
 
 def learned_rows(policy: Policy) -> list[Row]:
-    """Return all that a policy has observed, to be kept in a file; nothing for one that learns nothing."""
+    """Return the learned statistics of a policy; empty for one that does not learn."""
     statistics = policy.statistics
     if statistics is None:
         return []
@@ -334,7 +347,7 @@ def learned_rows(policy: Policy) -> list[Row]:
 
 
 def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
-    """Give a policy what was observed before, as if it had been just now."""
+    """Set the learned statistics of a policy, as if they had been observed at `now_s`."""
     statistics = policy.statistics
     if statistics is None:
         return
@@ -343,4 +356,4 @@ def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
     statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
 
 
-_CLAIRVOYANT = Decision("", "oracle", "least_delay")
+_ORACLE_DECISION = Decision("", "oracle", "least_delay")

@@ -1,4 +1,4 @@
-"""A trace ready to be played, of a million requests in little memory: numbers in rows, the rest in a file."""
+"""A trace prepared for replay in little memory: numbers in rows, long fields in a file."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ Floats = npt.NDArray[np.float64]
 
 _ROW = np.dtype(
     [
-        ("arrived_at", "=f8"),  # NaN where the trace does not tell
+        ("arrived_at", "=f8"),  # NaN if unknown
         ("temperature", "=f8"),
         ("overlap", "=f8"),
         ("code_share", "=f8"),
         ("prompt_tokens", "=i8"),
         ("output_tokens", "=i8"),
         ("max_tokens", "=i8"),  # -1: none
-        ("at", "=i8"),  # in the file, and how many bytes there
+        ("at", "=i8"),  # offset and size of the long fields in the file
         ("length", "=i4"),
         ("turns", "=i4"),
-        ("kind", "=i4"),  # what features have in common with others, by its place
+        ("kind", "=i4"),  # index of the features that many requests share
         ("template", "=i4"),
     ]
 )
 _PACK = struct.Struct("=4d4q4i").pack
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
-_OF_A_ROW = (
+_ROW_FEATURES = (
     "temperature", "overlap", "code_share", "prompt_tokens", "max_tokens", "turns", "template", "prefix",
     "prefix_tokens", "qps", "in_flight",
 )  # fmt: skip
-_PLACES = [_NAMES.index(name) for name in _OF_A_ROW]
-_AT_ONCE = 4096
+_ROW_FEATURE_INDICES = [_NAMES.index(name) for name in _ROW_FEATURES]
+_ROWS_AT_ONCE = 4096
 
-Long = tuple[dict[str, Sequence[int] | float], Text | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+LongFields = tuple[dict[str, Sequence[int] | float], Text | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Acceptance, text, the engine's prefix blocks, and `prefix` and `prefix_tokens` of the features."""
 
 
 class RequestTable(Sequence[ReplayRequest]):
-    """Requests in order of arrival; each is made when it is asked for, and none is kept.
+    """Requests in order of arrival, each built on access.
 
-    Takes some 100 bytes a request, whatever texts there are. It can be pickled for other processes of this machine
-    while the block of `tabulated` that it comes from lasts.
+    Takes about 100 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
+    the `request_table` block that created it.
     """
 
     def __init__(
@@ -66,59 +66,59 @@ class RequestTable(Sequence[ReplayRequest]):
         arrived_s: Floats,
         kinds: Sequence[tuple[Any, ...]],
         templates: Sequence[str],
-        long: _Long,
+        long: _LongFieldsFile,
     ) -> None:
         self._rows = rows
         self._arrived_s = arrived_s
-        self._kinds, self._templates, self._long = kinds, templates, long
+        self._kinds, self._templates, self._long_fields = kinds, templates, long
 
     @property
     def arrived_at(self) -> Floats:
-        """When each came by the trace's own clock, in seconds; NaN where the trace does not tell. Shape (requests,)."""
-        found: Floats = self._rows["arrived_at"]
-        return found
+        """Arrival times of the trace in seconds, NaN if unknown; shape (requests,)."""
+        times: Floats = self._rows["arrived_at"]
+        return times
 
     def paced(self, arrived_s: Floats) -> RequestTable:
-        """Return the same requests with other times, ascending; shape (requests,)."""
-        return RequestTable(self._rows, arrived_s, self._kinds, self._templates, self._long)
+        """Return the same requests with other arrival times, ascending, shape (requests,)."""
+        return RequestTable(self._rows, arrived_s, self._kinds, self._templates, self._long_fields)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> ReplayRequest: ...
+    def __getitem__(self, index: int) -> ReplayRequest: ...
     @overload
-    def __getitem__(self, place: slice) -> RequestTable: ...
-    def __getitem__(self, place: int | slice) -> ReplayRequest | RequestTable:
-        if isinstance(place, slice):
-            rows, arrived_s = self._rows[place], self._arrived_s[place]
-            return RequestTable(rows, arrived_s, self._kinds, self._templates, self._long)
-        return self._request(float(self._arrived_s[place]), self._rows[place].item())
+    def __getitem__(self, index: slice) -> RequestTable: ...
+    def __getitem__(self, index: int | slice) -> ReplayRequest | RequestTable:
+        if isinstance(index, slice):
+            rows, arrived_s = self._rows[index], self._arrived_s[index]
+            return RequestTable(rows, arrived_s, self._kinds, self._templates, self._long_fields)
+        return self._request(float(self._arrived_s[index]), self._rows[index].item())
 
     def __iter__(self) -> Iterator[ReplayRequest]:
-        for start in range(0, len(self), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            yield from map(self._request, self._arrived_s[some].tolist(), self._rows[some].tolist())
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            batch = slice(start, start + _ROWS_AT_ONCE)
+            yield from map(self._request, self._arrived_s[batch].tolist(), self._rows[batch].tolist())
 
     def _request(self, arrived_s: float, row: tuple[Any, ...]) -> ReplayRequest:
-        _, temperature, overlap, code_share, prompt, output, most, at, length, turns, kind, template = row
-        acceptance, text, blocks, prefix, prefix_tokens = self._long.read(at, length) if length else _NOTHING
+        _, temperature, overlap, code_share, prompt, output, max_tokens, at, length, turns, kind, template = row
+        acceptance, text, blocks, prefix, prefix_tokens = self._long_fields.read(at, length) if length else _NOTHING
         values = list(self._kinds[kind])
-        told = (
-            temperature, overlap, code_share, prompt, None if most < 0 else most, turns, self._templates[template],
-            prefix, prefix_tokens, 0.0, 0,
+        of_row = (
+            temperature, overlap, code_share, prompt, None if max_tokens < 0 else max_tokens, turns,
+            self._templates[template], prefix, prefix_tokens, 0.0, 0,
         )  # fmt: skip
-        for place, value in zip(_PLACES, told, strict=True):
-            values[place] = value
+        for index, value in zip(_ROW_FEATURE_INDICES, of_row, strict=True):
+            values[index] = value
         return ReplayRequest(arrived_s, RequestFeatures(*values), prompt or 1, output, acceptance, text, blocks)
 
 
 @contextmanager
-def tabulated(records: Iterable[TraceRecord], default_temperature: float) -> Iterator[RequestTable]:
-    """Read records, in any order, into a table that lasts as long as the block.
+def request_table(records: Iterable[TraceRecord], default_temperature: float) -> Iterator[RequestTable]:
+    """Read records in any order into a table that is valid within the block.
 
-    Requests that came at the same time, and those without a time, which come first, stay as they are. Until the table
-    is `paced`, they arrive all at once.
+    Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
+    requests arrive at time 0.
     """
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
         path = Path(folder) / "long"
@@ -130,12 +130,12 @@ def tabulated(records: Iterable[TraceRecord], default_temperature: float) -> Ite
             for record in records:
                 request = replay_request(record, 0.0, default_temperature)
                 features = request.features
-                long = _long_of(request)
+                long = _packed_long_fields(request)
                 if long:
                     file.write(long)
                 kind = list(_VALUES(features))
-                for place in _PLACES:
-                    kind[place] = None
+                for index in _ROW_FEATURE_INDICES:
+                    kind[index] = None
                 rows += _PACK(
                     math.nan if record.arrived_at is None else record.arrived_at,
                     features.temperature,
@@ -151,32 +151,32 @@ def tabulated(records: Iterable[TraceRecord], default_temperature: float) -> Ite
                     templates.setdefault(features.template, len(templates)),
                 )
                 end += len(long)
-        found = np.frombuffer(rows, _ROW)
-        times = np.where(np.isnan(found["arrived_at"]), -math.inf, found["arrived_at"])
+        table = np.frombuffer(rows, _ROW)
+        times = np.where(np.isnan(table["arrived_at"]), -math.inf, table["arrived_at"])
         if (times[1:] < times[:-1]).any():
-            found = found[np.argsort(times, kind="stable")]
-        yield RequestTable(found, np.zeros(len(found)), list(kinds), list(templates), _Long(path))
+            table = table[np.argsort(times, kind="stable")]
+        yield RequestTable(table, np.zeros(len(table)), list(kinds), list(templates), _LongFieldsFile(path))
 
 
-def _long_of(request: ReplayRequest) -> bytes:
-    """Return what is too long for a row; nothing where there is nothing."""
+def _packed_long_fields(request: ReplayRequest) -> bytes:
+    """Return the pickled long fields of a request; empty if it has none."""
     features = request.features
     long = (dict(request.acceptance), request.text, request.prefix_blocks, features.prefix, features.prefix_tokens)
     return b"" if long == _NOTHING else pickle.dumps(long, pickle.HIGHEST_PROTOCOL)
 
 
-class _Long:
-    """The file of what is too long for a row."""
+class _LongFieldsFile:
+    """The file of fields that are too long for a row."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mapped: mmap.mmap | None = None
 
-    def read(self, at: int, length: int) -> Long:
+    def read(self, at: int, length: int) -> LongFields:
         if self._mapped is None:
             with self._path.open("rb") as file:
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        long: Long = pickle.loads(self._mapped[at : at + length])  # noqa: S301 -- written above, by this process
+        long: LongFields = pickle.loads(self._mapped[at : at + length])  # noqa: S301 -- written above, by this process
         return long
 
     def __getstate__(self) -> Path:
@@ -186,4 +186,4 @@ class _Long:
         self.__init__(path)  # type: ignore[misc]
 
 
-_NOTHING: Long = ({}, None, (), (), ())
+_NOTHING: LongFields = ({}, None, (), (), ())

@@ -1,4 +1,4 @@
-"""Plots as SVG text, drawn with nothing but what a browser has: bars with intervals, and lines."""
+"""Bar and line charts as SVG text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from html import escape
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 44
 _ROW = 30
-_MOST_TICKS = 8
+_MAX_TICKS = 8
 _DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
-_CHARACTER = 6.7  # width of a letter at the size of the labels
+_CHARACTER = 6.7  # mean width of a character of a label, in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar; `low` and `high` are the ends of its interval, None for none."""
+    """One bar; `low` and `high` are the ends of its interval, None without one."""
 
     label: str
     color: str
@@ -28,7 +28,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line through `points`, each (x, y); `dash` counts the ways of breaking it, from 0 for none."""
+    """One line through `points`, each (x, y); `dash` is the number of a dash pattern, 0 for a solid line."""
 
     label: str
     color: str
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis measures; `logarithmic` goes only with values above 0, `at` sets the ticks, `span` the ends."""
+    """An axis with a label; `at` sets the ticks, `span` the ends, `logarithmic` requires values above 0."""
 
     label: str
     logarithmic: bool = False
@@ -48,7 +48,7 @@ class Axis:
 
 
 class _Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(self, values: Sequence[float], axis: Axis, first_px: float, last_px: float) -> None:
         low, high = axis.span or (min(values), max(values))
@@ -75,20 +75,26 @@ class _Scale:
 
 
 def bar_chart(bars: Sequence[Bar], reference: float | None = 1.0) -> str:
-    """Draw horizontal bars from 0, their intervals as whiskers, and a dashed line at `reference`."""
+    """Draw horizontal bars from 0 with intervals as whiskers, and a dashed line at `reference`.
+
+    Examples
+    --------
+    >>> bar_chart([Bar("eagle3", "#0072b2", 1.5, 1.4, 1.6)])[:4]
+    '<svg'
+    """
     left = min(200.0, 14 + _CHARACTER * max(len(bar.label) for bar in bars))
     right = 48
     height = _ROW * len(bars) + 34
     ends = [value for bar in bars for value in (bar.value, bar.high) if value is not None]
     scale = _Scale([0.0, *ends, reference or 0.0], Axis("", from_zero=True), left, _WIDTH - right)
     parts = [_grid_x(scale, 4, height - 26)]
-    for place, bar in enumerate(bars):
-        y = 8 + place * _ROW
+    for index, bar in enumerate(bars):
+        y = 8 + index * _ROW
         end = scale(bar.value)
-        told = f"{bar.label}: {_number(bar.value)}"
+        tooltip = f"{bar.label}: {_number(bar.value)}"
         if bar.low is not None and bar.high is not None:
-            told += f" ({_number(bar.low)} to {_number(bar.high)})"
-        parts.append(f"<g><title>{escape(told)}</title>")
+            tooltip += f" ({_number(bar.low)} to {_number(bar.high)})"
+        parts.append(f"<g><title>{escape(tooltip)}</title>")
         parts.append(_text(left - 8, y + 14, _shortened(bar.label, left - 14), "end", "label"))
         parts.append(
             f'<rect x="{left:.1f}" y="{y}" width="{max(1.0, end - left):.1f}" height="20" rx="3" fill="{bar.color}"/>'
@@ -96,8 +102,8 @@ def bar_chart(bars: Sequence[Bar], reference: float | None = 1.0) -> str:
         label_x = end
         if bar.low is not None and bar.high is not None:
             first, last = scale(bar.low), scale(bar.high)
-            ends_of_it = "".join(f"M{x:.1f} {y + 6}v8" for x in (first, last))
-            parts.append(f'<path class="whisker" d="M{first:.1f} {y + 10}H{last:.1f}{ends_of_it}"/>')
+            caps = "".join(f"M{x:.1f} {y + 6}v8" for x in (first, last))
+            parts.append(f'<path class="whisker" d="M{first:.1f} {y + 10}H{last:.1f}{caps}"/>')
             label_x = max(end, last)
         parts.append(
             _text(label_x + 6, y + 14, f"{bar.value:.2f}" if bar.value < 10 else _number(bar.value), "start", "value")
@@ -110,7 +116,14 @@ def bar_chart(bars: Sequence[Bar], reference: float | None = 1.0) -> str:
 
 
 def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True, reference: float | None = None) -> str:
-    """Draw lines over two axes, with a mark at every point if there are few."""
+    """Draw lines over two axes, with a mark at every point if `markers`.
+
+    Examples
+    --------
+    >>> line = Line("eagle3", "#0072b2", [(1, 40.0), (4, 150.0)])
+    >>> line_chart([line], Axis("load"), Axis("tokens/s")).count("<circle")
+    2
+    """
     xs = [point[0] for line in lines for point in line.points]
     ys = [point[1] for line in lines for point in line.points] + ([reference] if reference is not None else [])
     across = _Scale(xs, x, _LEFT, _WIDTH - _RIGHT)
@@ -118,8 +131,8 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True,
     parts = [_grid_x(across, _TOP, _HEIGHT - _BOTTOM), _grid_y(up)]
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x.label, "middle", "axis"))
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    turned = f'transform="translate(13 {middle:.0f}) rotate(-90)"'
-    parts.append(f'<text class="axis" text-anchor="middle" {turned}>{escape(y.label)}</text>')
+    rotated = f'transform="translate(13 {middle:.0f}) rotate(-90)"'
+    parts.append(f'<text class="axis" text-anchor="middle" {rotated}>{escape(y.label)}</text>')
     if reference is not None:
         parts.append(f'<path class="reference" d="M{_LEFT} {up(reference):.1f}H{_WIDTH - _RIGHT}"/>')
     for line in lines:
@@ -129,18 +142,18 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True,
         )
         if markers:
             for px, py in line.points:
-                told = escape(f"{line.label}: {_number(py)} at {_number(px)}")
+                tooltip = escape(f"{line.label}: {_number(py)} at {_number(px)}")
                 mark = f'<circle cx="{across(px):.1f}" cy="{up(py):.1f}" r="4" fill="{line.color}">'
-                parts.append(f"{mark}<title>{told}</title></circle>")
+                parts.append(f"{mark}<title>{tooltip}</title></circle>")
         parts.append("</g>")
     return _svg(_HEIGHT, parts)
 
 
 def dash_sample(dash: int) -> str:
-    """Draw a short piece of a line broken in a way, for a legend."""
-    broken = _dash(Line("", "", (), dash))
+    """Draw a short sample of a dash pattern for a legend."""
+    pattern = _dash(Line("", "", (), dash))
     return (
-        f'<svg class="sample" viewBox="0 0 34 10"><path class="line" stroke="currentColor"{broken} d="M1 5H33"/></svg>'
+        f'<svg class="sample" viewBox="0 0 34 10"><path class="line" stroke="currentColor"{pattern} d="M1 5H33"/></svg>'
     )
 
 
@@ -168,11 +181,11 @@ def _ticks(low: float, high: float, *, logarithmic: bool) -> list[float]:
     if logarithmic:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         for digits in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
-            found = [digit * 10.0**decade for decade in decades for digit in digits]
-            found = [tick for tick in found if low <= tick <= high]
-            if len(found) <= _MOST_TICKS:
+            ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+            ticks = [tick for tick in ticks if low <= tick <= high]
+            if len(ticks) <= _MAX_TICKS:
                 break
-        return found
+        return ticks
     rough = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough * 0.999)

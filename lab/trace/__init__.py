@@ -1,6 +1,6 @@
-"""Traces: requests as they were recorded, in this gateway's own form and in those that others publish.
+"""Traces: recorded requests, in this gateway's format and in published ones.
 
-`read_trace` reads any of them as `TraceRecord`s, one after the other, in memory that does not grow with the file.
+`read_trace` yields `TraceRecord`s from any of them, in memory that does not grow with the file.
 """
 
 from gateway.recorder.schema import VERSION, Hashing

@@ -1,7 +1,7 @@
-"""The candidates of a decision, as a record has them.
+"""Reading and writing the candidates of a recorded decision.
 
-Since version 3 they are columns: an object with a list for each of the fields of `TraceCandidate`, all as long. Before,
-and in what others write, they are a list of objects or of names.
+Since version 3 they are columns: an object with one list per field of `TraceCandidate`, all of the same length. Earlier
+versions and other writers have a list of objects or of names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lab.trace.record import TraceCandidate
-from lab.trace.values import METHODS, kind_of, read_count, read_method, read_number, read_share, read_text
+from lab.trace.values import METHODS, describe_type, read_count, read_method, read_number, read_share, read_text
 
 _COLUMNS: dict[str, Callable[[object], Any]] = {
     "method": read_method,
@@ -20,45 +20,50 @@ _COLUMNS: dict[str, Callable[[object], Any]] = {
     "running": read_count,
     "waiting": read_count,
 }
-"""The fields after `backend`, in their order."""
+"""The fields of `TraceCandidate` after `backend`, in order."""
 
 
 def read_candidates(value: object) -> tuple[TraceCandidate, ...]:
-    """Read candidates, whichever version wrote them.
+    """Read candidates as written by any version.
 
     Raises
     ------
     ValueError
-        If they are neither a list nor columns, or one of them is no candidate.
+        If `value` is neither a list nor columns, or an entry is not a valid candidate.
+
+    Examples
+    --------
+    >>> [candidate.backend for candidate in read_candidates({"backend": ["a", "b"], "in_flight": [2, 0]})]
+    ['a', 'b']
     """
     if isinstance(value, dict):
         return _from_columns(value)
     if isinstance(value, list):
         return tuple(map(_candidate, value))
-    raise ValueError(f"expected columns or a list, not {kind_of(value)}")
+    raise ValueError(f"expected columns or a list, not {describe_type(value)}")
 
 
 def columns(candidates: Sequence[TraceCandidate]) -> dict[str, list[Any]]:
-    """Return the columns of candidates; what none of them has is left out."""
-    told = dict(zip(TraceCandidate._fields, map(list, zip(*candidates, strict=True)), strict=True))
-    return {name: column for name, column in told.items() if set(column) - {None, ""}}
+    """Return candidates as columns; a field that none of them has is left out."""
+    every_field = dict(zip(TraceCandidate._fields, map(list, zip(*candidates, strict=True)), strict=True))
+    return {name: column for name, column in every_field.items() if set(column) - {None, ""}}
 
 
-def _from_columns(told: dict[str, Any]) -> tuple[TraceCandidate, ...]:
-    names = told.get("backend")
+def _from_columns(document: dict[str, Any]) -> tuple[TraceCandidate, ...]:
+    names = document.get("backend")
     if not isinstance(names, list):
-        raise ValueError("candidates without backends")  # noqa: TRY004 -- the file's fault
+        raise ValueError("candidates without backends")  # noqa: TRY004 -- invalid data, not a wrong argument
     read = [list(map(read_text, names))]
     for name, reader in _COLUMNS.items():
         missing = TraceCandidate._field_defaults[name]
-        column = told.get(name)
+        column = document.get(name)
         if column is None:
             read.append([missing] * len(names))
             continue
         if not isinstance(column, list) or len(column) != len(names):
             raise ValueError(f"{name}: expected a list of {len(names)}")
         try:
-            read.append([missing if one is None else reader(one) for one in column])
+            read.append([missing if entry is None else reader(entry) for entry in column])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return tuple(map(TraceCandidate, *read))
@@ -68,8 +73,8 @@ def _candidate(value: object) -> TraceCandidate:
     if isinstance(value, str):
         return TraceCandidate(value)
     if not isinstance(value, dict):
-        raise ValueError(f"expected objects, not {kind_of(value)}")  # noqa: TRY004 -- the file's fault
-    get = value.get  # a trace has several of these to each of its lines
+        raise ValueError(f"expected objects, not {describe_type(value)}")  # noqa: TRY004 -- invalid data, not a wrong argument
+    get = value.get  # this runs several times per line of a trace
     name = get("backend")
     if name is None and (name := get("name")) is None:
         raise ValueError("a candidate without backend")

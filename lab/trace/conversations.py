@@ -1,4 +1,4 @@
-"""Conversations in ShareGPT's format: one JSON list of them, or one a line."""
+"""Conversations in ShareGPT's format: a JSON list, or one conversation per line."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ROLES = {
     "bard": "assistant",
     "system": "system",
 }
-_MOST_ENTRY_BYTES = 16 * 2**20
+_MAX_ENTRY_BYTES = 16 * 2**20
 
 
 def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
-    """Read each answer of each conversation as a request that has all before it for its prompt.
+    """Read each answer of each conversation as a request whose prompt is the conversation before it.
 
-    The requests of a conversation share a session; none has a time.
+    The requests of a conversation share a session; they have no times.
     """
     for number, entry in _entries(path):
         try:
@@ -39,7 +39,7 @@ def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iter
 
 
 def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
-    """Yield what is to be one conversation each, with its place in the list or the number of its line."""
+    """Yield the JSON of each conversation with its position in the list or its line number, from 1."""
     with open_unpacked(path) as file:
         is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
     if not is_list:
@@ -50,8 +50,8 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
     query = "select json from read_json_objects(?, format = 'array', compression = ?, maximum_object_size = ?)"
     with database() as connection:
         try:
-            found = rows(connection, query, [str(path), compression_of(path), _MOST_ENTRY_BYTES])
-            for number, (entry,) in enumerate(found, 1):
+            entries = rows(connection, query, [str(path), compression_of(path), _MAX_ENTRY_BYTES])
+            for number, (entry,) in enumerate(entries, 1):
                 yield number, entry
         except duckdb.Error as error:
             raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None
@@ -64,7 +64,7 @@ def _refuse_damage(broken: BrokenLine) -> None:
 def _requests(entry: Any, number: int, count_tokens: CountTokens) -> Iterator[TraceRecord]:
     turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
     if not isinstance(turns, list):
-        raise ValueError("has no list 'conversations': not ShareGPT's format")  # noqa: TRY004 -- the file's fault
+        raise ValueError("has no list 'conversations': not ShareGPT's format")  # noqa: TRY004 -- invalid data
     session = str(entry.get("id", number))
     messages: list[dict[str, str]] = []
     tokens: list[int] = []
@@ -73,14 +73,14 @@ def _requests(entry: Any, number: int, count_tokens: CountTokens) -> Iterator[Tr
         role = _ROLES.get(turn.get("from", turn.get("role")), "user")
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
-            raise ValueError("a turn without a text")  # noqa: TRY004 -- the file's fault
+            raise ValueError("a turn without text")  # noqa: TRY004 -- invalid data
         size = count_tokens(text)
         if role == "assistant" and messages and text:
             answers += 1
             yield TraceRecord(
                 id=f"{session}/{answers}",
                 session=session,
-                turns=sum(one["role"] != "system" for one in messages),
+                turns=sum(message["role"] != "system" for message in messages),
                 prompt_tokens=sum(tokens),
                 output_tokens=size,
                 messages=list(messages),

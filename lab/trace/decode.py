@@ -1,4 +1,4 @@
-"""A record from the JSON object on its line, and back: liberal in what is read, exact in what is written."""
+"""Conversion between a trace record and its JSON object: liberal in reading, exact in writing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.recorder.schema import VERSION, Hashing
 from lab.trace.candidates import columns, read_candidates
 from lab.trace.record import Speculation, TraceRecord
 from lab.trace.values import (
-    kind_of,
+    describe_type,
     read_count,
     read_method,
     read_not_negative,
@@ -30,59 +30,71 @@ CountTokens = Callable[[str], int]
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has: a quarter of its UTF-8 bytes."""
+    """Return the estimated number of tokens of a text: a quarter of its UTF-8 bytes."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
 
 
 def decode(document: object, number: int, count_tokens: CountTokens = estimate_tokens) -> TraceRecord:
-    """Read a record. Keys that are not known are passed over, and null counts as absent.
+    """Read a record. Unknown keys are ignored, and null counts as absent.
 
     Parameters
     ----------
     document
-        The object of a line.
+        Parsed JSON of a line.
     number
-        Of the line, counted from 1: the id of a record that has none.
+        Line number from 1; the id of a record that has none.
     count_tokens
-        Counts the tokens of a text where the record does not say how many there are.
+        Function that counts the tokens of a text, for lengths that the record lacks.
 
     Raises
     ------
     ValueError
-        If it is no object, a value has the wrong type, or it tells neither the length of its prompt nor its prompt.
+        If the document is not an object, a value has the wrong type, or prompt and prompt length are both missing.
+
+    Examples
+    --------
+    >>> record = decode({"prompt_tokens": 12, "method": "NGRAM", "unknown": 1}, 7)
+    >>> record.id, record.prompt_tokens, record.method, record.output_tokens
+    ('7', 12, 'ngram', None)
     """
     if not isinstance(document, dict):
-        raise ValueError(f"expected an object, not {kind_of(document)}")  # noqa: TRY004 -- the file's fault
-    if isinstance(document.get("prompt"), list):  # of the completions API, which takes token ids in its place
+        raise ValueError(f"expected an object, not {describe_type(document)}")  # noqa: TRY004 -- invalid data
+    if isinstance(document.get("prompt"), list):  # the completions API accepts token ids as a prompt
         document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
     version = read_count(document.get("version") or VERSION)
     if version > VERSION:
-        raise ValueError(f"written in version {version} of the schema; this reader knows {VERSION}")
-    readers = _READERS if version == VERSION else _READERS_OF_2
-    found: dict[str, Any] = {}
+        raise ValueError(f"written in version {version} of the schema; this reader supports up to {VERSION}")
+    readers = _READERS if version == VERSION else _READERS_BEFORE_3
+    values: dict[str, Any] = {}
     for key, value in document.items():
         reader = readers.get(key)
         if reader is not None and value is not None:
             name, read = reader
             try:
-                found[name] = read(value)
+                values[name] = read(value)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-    if "id" not in found:
-        found["id"] = str(number)
-    if "prompt_tokens" not in found:
-        found["prompt_tokens"] = _prompt_tokens(document, found, count_tokens)
-    if "output_tokens" not in found:
-        if "output_token_ids" in found:
-            found["output_tokens"] = len(found["output_token_ids"])
-        elif "output" in found:
-            found["output_tokens"] = count_tokens(found["output"])
-    return TraceRecord(**found)
+    if "id" not in values:
+        values["id"] = str(number)
+    if "prompt_tokens" not in values:
+        values["prompt_tokens"] = _prompt_tokens(document, values, count_tokens)
+    if "output_tokens" not in values:
+        if "output_token_ids" in values:
+            values["output_tokens"] = len(values["output_token_ids"])
+        elif "output" in values:
+            values["output_tokens"] = count_tokens(values["output"])
+    return TraceRecord(**values)
 
 
 def encode(record: TraceRecord) -> bytes:
-    """Write a record as one line of JSON, with its end of line; what it does not know is left out."""
+    r"""Return a record as one line of JSON with its newline; missing values are left out.
+
+    Examples
+    --------
+    >>> encode(TraceRecord(id="a", prompt_tokens=12, output_tokens=3))
+    b'{"version":3,"prompt_tokens":12,"id":"a","output_tokens":3}\n'
+    """
     document: dict[str, Any] = {"version": VERSION, "prompt_tokens": record.prompt_tokens}
     for name, default in _DEFAULTS:
         value = getattr(record, name)
@@ -90,7 +102,7 @@ def encode(record: TraceRecord) -> bytes:
             document[name] = value
     for name in ("prompt_hashes", "output_hashes"):
         hashes = document.get(name)
-        if hashes and not max(hashes) >> HASH_BITS:  # those of versions 1 and 2 have more
+        if hashes and not max(hashes) >> HASH_BITS:  # hashes of versions 1 and 2 have more bits
             document[name] = pack(hashes)
     if record.candidates:
         document["candidates"] = columns(record.candidates)
@@ -104,14 +116,14 @@ def encode(record: TraceRecord) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _sparse(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: what for name, what in told.items() if what is not None and what != ""}
+def _sparse(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None and value != ""}
 
 
-def _prompt_tokens(document: dict[str, Any], found: Mapping[str, Any], count_tokens: CountTokens) -> int:
-    if "prompt_token_ids" in found:
-        return len(found["prompt_token_ids"])
-    if "prompt" not in found and "messages" not in found:
+def _prompt_tokens(document: dict[str, Any], values: Mapping[str, Any], count_tokens: CountTokens) -> int:
+    if "prompt_token_ids" in values:
+        return len(values["prompt_token_ids"])
+    if "prompt" not in values and "messages" not in values:
         raise ValueError("has neither prompt_tokens nor a prompt")
     if count_tokens is estimate_tokens:
         return read_prompt(document).tokens
@@ -128,7 +140,7 @@ def _hashes(value: object) -> list[int]:
     return unpack(value) if isinstance(value, str) else _integers(value)
 
 
-def _hashes_of_2(value: object) -> list[int]:
+def _hashes_before_3(value: object) -> list[int]:
     return unpack_version_2(value) if isinstance(value, str) else _integers(value)
 
 
@@ -141,11 +153,11 @@ def _intervals(value: object) -> list[float]:
 def _names(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(map(read_string, value))
-    raise ValueError(f"expected a list, not {kind_of(value)}")
+    raise ValueError(f"expected a list, not {describe_type(value)}")
 
 
 def _messages(value: object) -> list[dict[str, Any]]:
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         return value
     raise ValueError("expected a list of messages")
 
@@ -160,42 +172,39 @@ def _error(value: object) -> str:
 
 def _acceptance(value: object) -> dict[str, list[int] | float]:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {kind_of(value)}")  # noqa: TRY004 -- the file's fault
-    found: dict[str, list[int] | float] = {}
-    for method, told in value.items():
-        if isinstance(told, dict):
-            told = told.get("mean_acceptance_length")  # noqa: PLW2901 -- beside it stands what is not known here
-        if told is None:
+        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
+    by_method: dict[str, list[int] | float] = {}
+    for method, entry in value.items():
+        steps = entry.get("mean_acceptance_length") if isinstance(entry, dict) else entry
+        if steps is None:
             continue
         try:
-            found[read_method(method)] = _steps(told) if isinstance(told, list) else max(1.0, read_number(told))
+            by_method[read_method(method)] = _steps(steps) if isinstance(steps, list) else max(1.0, read_number(steps))
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
-    return found
+    return by_method
 
 
 def _steps(value: list[Any]) -> list[int]:
-    if not set(map(type, value)) <= {int}:
-        return [max(1, read_count(one)) for one in value]
-    if value and min(value) < 1:  # every step emits a token
-        return [max(1, read_count(one)) for one in value]
-    return value
+    if set(map(type, value)) <= {int} and (not value or min(value) >= 1):
+        return value
+    return [max(1, read_count(emitted)) for emitted in value]  # every step emits a token
 
 
 def _speculation(value: object) -> Speculation:
     if not isinstance(value, dict):
         return Speculation(tokens_per_step=read_not_negative(value))
     return Speculation(
-        _maybe(read_count, _first(value, "drafted_tokens", "num_draft_tokens")),
-        _maybe(read_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
-        _maybe(read_count, _first(value, "drafting_steps", "num_spec_steps")),
-        _maybe(read_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
+        _optional(read_count, _first(value, "drafted_tokens", "num_draft_tokens")),
+        _optional(read_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
+        _optional(read_count, _first(value, "drafting_steps", "num_spec_steps")),
+        _optional(read_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
     )
 
 
 def _hashing(value: object) -> Hashing:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {kind_of(value)}")  # noqa: TRY004 -- the file's fault
+        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
     return Hashing(
         read_string(value.get("unit", "token")),
         max(1, read_count(value.get("ngram", 1))),
@@ -203,7 +212,7 @@ def _hashing(value: object) -> Hashing:
     )
 
 
-def _maybe(read: Callable[[object], Any], value: object) -> Any:
+def _optional(read: Callable[[object], Any], value: object) -> Any:
     return None if value is None else read(value)
 
 
@@ -240,11 +249,13 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "output_hashes": _hashes,
     "hashing": _hashing,
 }
-_READERS = {one.name: (one.name, _BY_NAME.get(one.name) or _BY_TYPE[str(one.type)]) for one in fields(TraceRecord)}
+_READERS = {
+    field.name: (field.name, _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)]) for field in fields(TraceRecord)
+}
 _READERS["hash_ids"] = _READERS["prefix_blocks"]
-_READERS_OF_2 = _READERS | {name: (name, _hashes_of_2) for name in ("prompt_hashes", "output_hashes")}
+_READERS_BEFORE_3 = _READERS | {name: (name, _hashes_before_3) for name in ("prompt_hashes", "output_hashes")}
 _DEFAULTS = [
-    (one.name, one.default if one.default is not MISSING else {})
-    for one in fields(TraceRecord)
-    if one.name not in {"candidates", "spec", "acceptance", "version"}
+    (field.name, field.default if field.default is not MISSING else {})
+    for field in fields(TraceRecord)
+    if field.name not in {"candidates", "spec", "acceptance", "version"}
 ]

@@ -1,4 +1,4 @@
-"""DuckDB, for what is larger than memory: set up to stay small and to touch nothing but the files it is given."""
+"""DuckDB for data larger than memory, configured with a small memory limit and without extensions."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = "256MB"
-_ROWS = 512  # at a time, as objects of Python's
+_ROWS = 512  # fetched at a time as Python objects
 
 
 @contextmanager
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an empty database that keeps on disk, until it is closed, what does not fit its memory."""
+    """Open an empty database that spills to disk; its files are removed when it is closed."""
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
-            "threads": 1,  # rows stay in the order of the file, and whoever reads has the other cores
+            "threads": 1,  # keeps rows in file order, and leaves the other cores to the caller
             "memory_limit": MEMORY,
             "temp_directory": folder,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
         }
         with duckdb.connect(str(Path(folder) / "rows.duckdb"), config=config) as connection:
-            connection.execute("set TimeZone = 'UTC'")  # of times that name none
+            connection.execute("set TimeZone = 'UTC'")  # for times without a zone
             yield connection
 
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query as they come, without holding them all."""
+    """Yield the rows of a query without holding them all in memory."""
     connection.execute(query, list(values))
-    while some := connection.fetchmany(_ROWS):
-        yield from some
+    while batch := connection.fetchmany(_ROWS):
+        yield from batch

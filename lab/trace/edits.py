@@ -1,4 +1,4 @@
-"""Changes to the records of a trace: what is missing filled in, what tells of people taken out."""
+"""Edits of trace records: filling in missing values, and anonymization."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from policies.features.prompt import read_prompt
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def completed(records: Iterable[TraceRecord], model: str, workload: str) -> Iterator[TraceRecord]:
-    """Give records without a model or a workload these ones; empty ones change nothing."""
+def fill_missing(records: Iterable[TraceRecord], model: str, workload: str) -> Iterator[TraceRecord]:
+    """Yield the records with `model` and `workload` filled in where missing; an empty value fills in nothing.
+
+    Examples
+    --------
+    >>> [record.model for record in fill_missing([TraceRecord(), TraceRecord(model="b")], "a", "")]
+    ['a', 'b']
+    """
     for record in records:
         if (model and not record.model) or (workload and not record.workload):
             yield replace(record, model=record.model or model, workload=record.workload or workload)
@@ -25,23 +31,31 @@ def completed(records: Iterable[TraceRecord], model: str, workload: str) -> Iter
 
 
 def first_arrival(records: Iterable[TraceRecord]) -> float | None:
-    """Return when the first request came; None in a trace without times."""
+    """Return the earliest arrival time; None in a trace without times."""
     return min((record.arrived_at for record in records if record.arrived_at is not None), default=None)
 
 
 class Anonymizer:
-    """Takes out of records what tells of people, the same everywhere.
+    """Removes what identifies people from records, consistently over a whole trace.
 
     Parameters
     ----------
     salt
-        Secret of the hashes; None makes one, which nobody has afterwards.
+        Secret key of the hashes; None for a random one that is not kept.
     begun_at
-        The arrival that becomes 0; None leaves the times.
+        Arrival time that becomes 0; None keeps the times.
     with_hashes
-        Texts become hashes; else nothing is left of them.
+        Whether texts are replaced by hashes; else they are removed.
     ngram
-        Tokens that each of these hashes stands for.
+        Tokens per hash of a text.
+
+    Examples
+    --------
+    >>> anonymizer = Anonymizer("secret", 100.0, with_hashes=False)
+    >>> first = anonymizer.anonymized(TraceRecord(arrived_at=101.5, session="alice", prompt="hello"))
+    >>> second = anonymizer.anonymized(TraceRecord(arrived_at=102.5, session="alice"))
+    >>> first.arrived_at, first.prompt, first.session == second.session != "alice"
+    (1.5, '', True)
     """
 
     def __init__(self, salt: str | None, begun_at: float | None, *, with_hashes: bool, ngram: int = 1) -> None:
@@ -51,11 +65,11 @@ class Anonymizer:
         self._hasher = TextHasher(secret, ngram) if with_hashes else None
 
     def anonymized(self, record: TraceRecord) -> TraceRecord:
-        """Return a record without what tells of people.
+        """Return a record without what identifies people.
 
-        Ids, keys' names, sessions, templates and prefix blocks become hashes, so that what was equal still is.
+        Ids, key names, sessions, templates and prefix blocks become hashes, so that equal values stay equal.
         """
-        prompts, outputs, how = self._texts(record)
+        prompt_hashes, output_hashes, hashing = self._texts(record)
         arrived_at = record.arrived_at
         if arrived_at is not None and self._begun_at is not None:
             arrived_at = round(arrived_at - self._begun_at, 6)
@@ -72,9 +86,9 @@ class Anonymizer:
             output="",
             prompt_token_ids=(),
             output_token_ids=(),
-            prompt_hashes=prompts,
-            output_hashes=outputs,
-            hashing=how,
+            prompt_hashes=prompt_hashes,
+            output_hashes=output_hashes,
+            hashing=hashing,
             prefix_blocks=[self._number(block) for block in record.prefix_blocks],
         )
 

@@ -1,4 +1,4 @@
-"""Lines of files of any length, packed or not, whole or cut off in the middle."""
+"""Reading lines of files of any length, compressed or plain, complete or truncated."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from backends.validation import UsageError
 
 Compression = Literal["none", "gzip", "zstd"]
 
-MOST_LINE_BYTES = 256 * 2**20
-"""A line longer than this is no record: what is binary has no ends of line at all."""
+MAX_LINE_BYTES = 256 * 2**20
+"""Length from which a line is not a record: binary files may have no newlines at all."""
 
-_CHUNK_BYTES = 1 << 14  # of unpacked data: what is lost, at most, before the place where a file is damaged
+_CHUNK_BYTES = 1 << 14  # uncompressed; at most this much before the damaged position of a file is lost
 
 
 class TraceError(UsageError):
-    """A trace that cannot be read or written; the message names the file, and the line where there is one."""
+    """A trace that cannot be read or written; the message names the file, and the line if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that is no record.
+    """A line that is not a valid record.
 
     Parameters
     ----------
     number
-        Counted from 1; of a file that is one JSON list, the number of its entry.
+        Line number from 1; in a file that is one JSON list, the entry's number.
+    why
+        What is wrong with the line.
+
+    Examples
+    --------
+    >>> print(BrokenLine(Path("trace.jsonl"), 3, "not JSON"))
+    trace.jsonl:3: not JSON
     """
 
     path: Path
@@ -40,7 +47,7 @@ class BrokenLine:
     why: str
 
     def __str__(self) -> str:
-        """Return it as a compiler would."""
+        """Return path, line and problem in the style of a compiler."""
         return f"{self.path}:{self.number}: {self.why}"
 
 
@@ -48,32 +55,40 @@ Report = Callable[[BrokenLine], None]
 
 
 class BrokenLines:
-    """Counts broken lines and tells of the first few: a file of another kind has nothing else.
+    """Counts broken lines and prints the first few; in a file of the wrong kind, every line is broken.
 
     Parameters
     ----------
     say
-        Takes a line of text for a person.
+        Function that prints a line of text.
 
     Attributes
     ----------
     count
-        Broken lines so far.
+        Number of broken lines so far.
+
+    Examples
+    --------
+    >>> broken = BrokenLines(print)
+    >>> broken(BrokenLine(Path("trace.jsonl"), 3, "not JSON"))
+    trace.jsonl:3: not JSON; skipped
+    >>> broken.count
+    1
     """
 
-    SAID = 10
+    SHOWN = 10
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.count = 0
 
     def __call__(self, broken: BrokenLine) -> None:
-        """Take note of one."""
+        """Count one broken line, and print it if few have been printed."""
         self.count += 1
-        if self.count <= self.SAID:
+        if self.count <= self.SHOWN:
             self._say(f"{broken}; skipped")
-        elif self.count == self.SAID + 1:
-            self._say("More lines are broken; they are skipped and only counted.")
+        elif self.count == self.SHOWN + 1:
+            self._say("Further broken lines are skipped and only counted.")
 
 
 def refuse(broken: BrokenLine) -> None:
@@ -88,12 +103,12 @@ def refuse(broken: BrokenLine) -> None:
 
 
 def compression_of(path: Path) -> Compression:
-    """Tell by its first bytes how a file is packed.
+    """Return how a file is compressed, according to its first bytes.
 
     Raises
     ------
     TraceError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -107,35 +122,35 @@ def compression_of(path: Path) -> Compression:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file and unpack it as it is read; zstd may have many frames, as the recorder writes it."""
-    packed = compression_of(path)
+    """Open a file and decompress it while it is read; zstd files may have many frames, as the recorder's do."""
+    compression = compression_of(path)
     with path.open("rb") as file:
-        if packed == "gzip":
+        if compression == "gzip":
             with gzip.open(file) as unpacked:
                 yield cast(IO[bytes], unpacked)
-        elif packed == "zstd":
+        elif compression == "zstd":
             yield cast(IO[bytes], io.BufferedReader(_Frames(file), _CHUNK_BYTES))
         else:
             yield file
 
 
-def damages() -> tuple[type[Exception], ...]:
-    """Return what is raised while a damaged file is read."""
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that reading a damaged file may raise."""
     import zstandard
 
     return OSError, EOFError, zlib.error, zstandard.ZstdError
 
 
 class _Frames(io.RawIOBase):
-    """Unpacks zstd frames that stand one behind the other.
+    """Decompresses a sequence of zstd frames.
 
-    zstandard's own reader takes a file that ends within a frame for one that ends there, and says nothing.
+    Unlike zstandard's own reader, it raises if the file ends within a frame.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self._file = file
-        self._frame: Any = None  # what unpacks the frame under way
+        self._frame: Any = None  # decompressor of the current frame
         self._packed = b""
         self._unpacked = memoryview(b"")
 
@@ -163,10 +178,10 @@ class _Frames(io.RawIOBase):
 
 
 def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers, in memory bounded by the longest of them.
+    """Yield the non-blank lines with their numbers from 1, in memory bounded by the longest line.
 
-    A file that is damaged or was cut off while it was written (its process was killed) is read up to there, and the
-    damage reported as a broken line.
+    A file that is damaged, or truncated because its writer was killed, is read up to that position, and the damage is
+    reported as a broken line.
 
     Raises
     ------
@@ -177,15 +192,15 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
     with open_unpacked(path) as file:
         while True:
             try:
-                line = file.readline(MOST_LINE_BYTES)
-            except damages() as error:
+                line = file.readline(MAX_LINE_BYTES)
+            except read_errors() as error:
                 report(BrokenLine(path, number + 1, f"the file is damaged from here on: {error}"))
                 return
             if not line:
                 return
             number += 1
-            if len(line) == MOST_LINE_BYTES:
-                report(BrokenLine(path, number, f"longer than {MOST_LINE_BYTES >> 20} MiB: not a trace"))
+            if len(line) == MAX_LINE_BYTES:
+                report(BrokenLine(path, number, f"longer than {MAX_LINE_BYTES >> 20} MiB: not a trace"))
                 return
             if not line.isspace():
                 yield number, line

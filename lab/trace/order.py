@@ -1,4 +1,4 @@
-"""Records in the order of their arrival, however many there are."""
+"""Sorting records by arrival, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -15,37 +15,48 @@ from lab.trace.decode import decode, encode
 from lab.trace.duck import database, rows
 from lab.trace.record import TraceRecord
 
-HELD = 50_000
-"""Records that are sorted in memory; a trace that needs more is sorted by DuckDB, on disk."""
+MAX_IN_MEMORY = 50_000
+"""Number of records from which sorting moves from memory to disk (DuckDB)."""
 
 _BATCH = 8192
 
 
 def lateness(arrivals: Iterable[float]) -> int:
-    """Return how many records that arrived later stand before the one that most of them stand before.
+    """Return the largest number of later arrivals that precede any one record.
 
-    So many records must be held to put a trace in order as it is read: a recorder writes requests as they end, so that
-    this is about the number under way at once. Takes 24 bytes a record.
+    That many records must be held to sort a trace while reading it. A recorder writes requests as they end, so this is
+    about the number of concurrent requests. Takes 24 bytes per record.
+
+    Examples
+    --------
+    >>> lateness([1.0, 4.0, 3.0, 2.0, 5.0])
+    2
     """
     import numpy as np
 
-    found = np.frombuffer(array("d", arrivals))
-    order = np.argsort(found, kind="stable")
-    # Of the record that is latest, none that arrived earlier stands after it: so its place less its rank is the answer.
+    times = np.frombuffer(array("d", arrivals))
+    order = np.argsort(times, kind="stable")
+    # No earlier arrival follows the record with most later ones before it, so the result is its index less its rank.
     return int((order - np.arange(len(order))).max(initial=0))
 
 
 def in_arrival_order(
-    records: Iterable[TraceRecord], late: int | None = None, held: int = HELD
+    records: Iterable[TraceRecord], late: int | None = None, held: int = MAX_IN_MEMORY
 ) -> Iterator[TraceRecord]:
-    """Sort records by `arrived_at`; those that came at the same time, and those without a time, stay as they are.
+    """Sort records by `arrived_at`; the sort is stable, and records without a time come first.
 
     Parameters
     ----------
     late
-        Their `lateness`, or more than that; None if it is not known.
+        Upper bound of the `lateness` of their arrivals; None if unknown.
     held
-        Records kept in memory at once.
+        Maximum number of records in memory.
+
+    Examples
+    --------
+    >>> records = [TraceRecord(id="a", arrived_at=2.0), TraceRecord(id="b", arrived_at=1.0)]
+    >>> [record.id for record in in_arrival_order(records)]
+    ['b', 'a']
     """
     if late is not None and late < held:
         return _with_heap(records, late)
@@ -57,8 +68,8 @@ def _with_heap(records: Iterable[TraceRecord], late: int) -> Iterator[TraceRecor
         yield from records
         return
     heap: list[tuple[float, int, TraceRecord]] = []
-    for place, record in enumerate(records):
-        entry = (_time(record), place, record)
+    for index, record in enumerate(records):
+        entry = (_time(record), index, record)
         if len(heap) < late:
             heappush(heap, entry)
         else:
@@ -68,21 +79,21 @@ def _with_heap(records: Iterable[TraceRecord], late: int) -> Iterator[TraceRecor
 
 
 def _with_disk(records: Iterable[TraceRecord], held: int) -> Iterator[TraceRecord]:
-    coming = iter(records)
-    batch = list(islice(coming, held))
+    iterator = iter(records)
+    batch = list(islice(iterator, held))
     if len(batch) < held:
         yield from sorted(batch, key=_time)
         return
     with database() as connection:
-        connection.execute("create table records (arrived_at double, place bigint, line blob)")
-        place = 0
+        connection.execute("create table records (arrived_at double, index bigint, line blob)")
+        index = 0
         while batch:
-            connection.register("batch", _columns(batch, place))
+            connection.register("batch", _columns(batch, index))
             connection.execute("insert into records select * from batch")
             connection.unregister("batch")
-            place += len(batch)
-            batch = list(islice(coming, _BATCH))
-        for number, (line,) in enumerate(rows(connection, "select line from records order by arrived_at, place"), 1):
+            index += len(batch)
+            batch = list(islice(iterator, _BATCH))
+        for number, (line,) in enumerate(rows(connection, "select line from records order by arrived_at, index"), 1):
             yield decode(orjson.loads(line), number)
 
 
@@ -90,13 +101,13 @@ def _time(record: TraceRecord) -> float:
     return -math.inf if record.arrived_at is None else record.arrived_at
 
 
-def _columns(records: list[TraceRecord], place: int) -> dict[str, Any]:
+def _columns(records: list[TraceRecord], first_index: int) -> dict[str, Any]:
     import numpy as np
 
     lines = np.empty(len(records), object)
     lines[:] = [encode(record) for record in records]
     return {
         "arrived_at": np.fromiter(map(_time, records), np.float64, len(records)),
-        "place": np.arange(place, place + len(records)),
+        "index": np.arange(first_index, first_index + len(records)),
         "line": lines,
     }

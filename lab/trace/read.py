@@ -1,4 +1,4 @@
-"""Reading traces: which format a file is in, and its records one by one."""
+"""Reading traces: format detection, and a stream of records."""
 
 from __future__ import annotations
 
@@ -14,22 +14,31 @@ import orjson
 
 from lab.trace.conversations import read_sharegpt
 from lab.trace.decode import CountTokens, decode, estimate_tokens
-from lab.trace.lines import BrokenLine, BrokenLines, Report, TraceError, damages, numbered_lines, open_unpacked, refuse
+from lab.trace.lines import (
+    BrokenLine,
+    BrokenLines,
+    Report,
+    TraceError,
+    numbered_lines,
+    open_unpacked,
+    read_errors,
+    refuse,
+)
 from lab.trace.order import in_arrival_order, lateness
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
 from lab.trace.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
 from lab.trace.values import read_time
 
 FORMATS = {
-    "gateway": "this gateway's own: JSON lines as in docs/trace.md",
+    "gateway": "this gateway's format: JSON lines as in docs/trace.md",
     "azure": "Azure LLM inference traces, 2023 and 2024: CSV",
     "burstgpt": "BurstGPT: CSV",
     "mooncake": "Mooncake: JSON lines with hash_ids",
-    "sharegpt": "ShareGPT: a JSON list of conversations, or one a line",
+    "sharegpt": "ShareGPT: a JSON list of conversations, or one per line",
     "vllm": "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
 }
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv")
-_LOOKED_AT = 20  # lines, of which one at least must tell the format: the first may be broken
+_DETECTION_LINES = 20  # lines searched for one that identifies the format; the first may be broken
 logger = logging.getLogger(__name__)
 
 
@@ -42,84 +51,83 @@ def read_trace(
     report: Report | None = None,
     count_tokens: CountTokens = estimate_tokens,
 ) -> Iterator[TraceRecord]:
-    """Read a trace in any format, in memory that does not grow with it.
+    """Read a trace in any format, in memory that does not grow with its size.
 
     Parameters
     ----------
     path
-        A file, a folder of them (what the recorder writes), or several of either, read one after the other; plain or
-        packed with gzip or zstd, whatever they are called.
+        A file, a folder of files (as the recorder writes), or several of either, read one after the other. Files may
+        be compressed with gzip or zstd, whatever their names.
     format
-        One of `FORMATS`; None finds out from the content of each file.
+        One of `FORMATS`; None detects it from the content of each file.
     strict
-        True refuses a trace with a broken line; False reports and skips it.
+        Whether to raise for a broken line; else it is reported and skipped.
     in_order
-        True sorts by arrival (`in_arrival_order`), for which the files are read twice; False leaves their order. A
-        recorder writes requests as they end, and each worker to files of its own.
+        Whether to sort by arrival (`in_arrival_order`), which reads the files twice. A recorder writes requests as they
+        end, and each worker writes its own files.
     report
-        Told of broken lines; None logs the first few as warnings.
+        Called with each broken line; None logs the first few as warnings.
     count_tokens
-        Counts the tokens of texts whose length the trace does not tell.
+        Function that counts the tokens of texts whose length the trace lacks.
 
     Raises
     ------
     TraceError
-        If a file cannot be read or is in no known format; while reading, for the first broken line if `strict`.
+        If a file cannot be read or its format is unknown; while reading, for the first broken line if `strict`.
     ValueError
-        If there is no such format.
+        If `format` is not one of `FORMATS`.
     """
     if format is not None and format not in FORMATS:
-        raise ValueError(f"no format is called {format!r}; there are {', '.join(FORMATS)}")
+        raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
-    told = refuse if strict else report or BrokenLines(logger.warning)
-    records = chain.from_iterable(_read(file, kind, told, count_tokens) for file, kind in files)
+    on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
+    records = chain.from_iterable(_read(file, kind, on_broken_line, count_tokens) for file, kind in files)
     if not in_order:
         return records
-    if not all(file.is_file() for file, _ in files):  # a pipe is read once
+    if not all(file.is_file() for file, _ in files):  # a pipe can be read only once
         return in_arrival_order(records)
     arrivals = chain.from_iterable(_arrivals(file, kind, count_tokens) for file, kind in files)
     return in_arrival_order(records, lateness(arrivals))
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
-    """Return the files of a trace, those of a folder by name.
+    """Return the files of a trace, those of a folder sorted by name.
 
     Raises
     ------
     TraceError
-        If there are none.
+        If a folder has no trace files.
     """
     files: list[Path] = []
-    for one in [Path(path)] if isinstance(path, Path | str) else path:
-        if one.is_dir():
-            found = sorted(file for file in one.iterdir() if file.is_file() and _is_named_as_trace(file))
-            if not found:
-                raise TraceError(f"{one}: holds no trace: no file that ends in {', '.join(_SUFFIXES)}, .gz or .zst")
-            files += found
+    for entry in [Path(path)] if isinstance(path, Path | str) else path:
+        if entry.is_dir():
+            in_folder = sorted(file for file in entry.iterdir() if file.is_file() and _has_trace_suffix(file))
+            if not in_folder:
+                raise TraceError(f"{entry}: holds no trace: no file that ends in {', '.join(_SUFFIXES)}, .gz or .zst")
+            files += in_folder
         else:
-            files.append(one)
+            files.append(entry)
     return files
 
 
-def _is_named_as_trace(file: Path) -> bool:
+def _has_trace_suffix(file: Path) -> bool:
     return file.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES)
 
 
 def detect_format(path: Path) -> str:
-    """Tell from its content which of `FORMATS` a file is in.
+    """Return which of `FORMATS` a file is in, detected from its content.
 
     Raises
     ------
     TraceError
-        If it is in none, or cannot be read.
+        If the format is unknown, or the file cannot be read.
     """
-    with suppress(*damages()), open_unpacked(path) as file:
+    with suppress(*read_errors()), open_unpacked(path) as file:
         if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
             return "sharegpt"
-    damage = BrokenLines(lambda _: None)
-    lines = list(islice(numbered_lines(path, damage), _LOOKED_AT))
+    lines = list(islice(numbered_lines(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
     if not lines:
-        return "gateway"  # empty, or cut off before its first line was whole: a recorder's whose process was killed
+        return "gateway"  # empty, or truncated within the first line because the recorder was killed
     for _, line in lines:
         columns = columns_of(line[:4096])
         if is_table(columns, AZURE):
@@ -130,9 +138,9 @@ def detect_format(path: Path) -> str:
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
-        if isinstance(document, dict) and (found := _format_of(document)):
-            return found
-    raise TraceError(f"{path}: in no format that is known here ({', '.join(FORMATS)}); force one with --format")
+        if isinstance(document, dict) and (format := _format_of(document)):
+            return format
+    raise TraceError(f"{path}: unknown format; give one of {', '.join(FORMATS)} with --format")
 
 
 def _format_of(document: dict[str, Any]) -> str | None:
@@ -157,7 +165,7 @@ def _read(path: Path, kind: str, report: Report, count_tokens: CountTokens) -> I
 
 
 def _read_lines(path: Path, kind: str, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
-    """Read JSON lines; what `vllm bench serve` takes has a record's names for all that it has."""
+    """Read JSON lines; the keys of `vllm bench serve` datasets are also keys of a record."""
     for number, line in numbered_lines(path, report):
         try:
             document = orjson.loads(line)
@@ -169,11 +177,12 @@ def _read_lines(path: Path, kind: str, report: Report, count_tokens: CountTokens
 
 
 def _arrivals(path: Path, kind: str, count_tokens: CountTokens) -> Iterator[float]:
-    """Yield when each request came, at a fraction of the cost of its record; of some broken lines, too."""
+    """Yield each arrival time, much faster than reading whole records; may include some broken lines."""
     ignored = BrokenLines(lambda _: None)
     if kind not in {"gateway", "mooncake"}:
         yield from (
-            -math.inf if one.arrived_at is None else one.arrived_at for one in _read(path, kind, ignored, count_tokens)
+            -math.inf if record.arrived_at is None else record.arrived_at
+            for record in _read(path, kind, ignored, count_tokens)
         )
         return
     key = "timestamp" if kind == "mooncake" else "arrived_at"
@@ -192,11 +201,11 @@ def _why(error: Exception) -> str:
 
 
 def _mooncake(document: Any, number: int) -> TraceRecord:
-    own = {
+    fields = {
         "arrived_at": document["timestamp"] / 1000.0,
         "prompt_tokens": document["input_length"],
         "output_tokens": document["output_length"],
         "hash_ids": document.get("hash_ids"),
         "block_tokens": BLOCK_TOKENS,
     }
-    return decode({**document, **own}, number)
+    return decode({**document, **fields}, number)

@@ -1,4 +1,4 @@
-"""The trace record: one request, when it came, what became of it, and what is known of how it could be drafted."""
+"""The trace record: one request, its arrival, its outcome and its acceptance by speculation method."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from typing import Any, NamedTuple
 from gateway.recorder.schema import VERSION, Hashing
 
 BLOCK_TOKENS = 512
-"""Tokens to a block of `TraceRecord.prefix_blocks`, Mooncake's."""
+"""Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""
 
 
 class TraceCandidate(NamedTuple):
-    """One backend that the request could have gone to (a tuple: a trace has several to each of its records).
+    """One backend that the policy could have chosen. A tuple, because every record has several.
 
     Parameters
     ----------
     prediction_s
-        Seconds that the policy expected of it; None where it predicts nothing.
+        Predicted time to finish in seconds; None if the policy does not predict.
     propensity
-        Probability with which the policy would have chosen it, 0 to 1; None where it is not known.
+        Probability of choosing this backend, 0 to 1; None if unknown.
     in_flight
-        Requests of this gateway that it was working on when the choice was made; None where it is not known.
+        Requests of this gateway in flight at this backend when the choice was made; None if unknown.
     running, waiting
-        What its engine had last said of its batch and its queue, from all its clients; None where it is not known.
+        Last reported size of the engine's batch and queue, from all its clients; None if unknown.
+
+    Examples
+    --------
+    >>> TraceCandidate("a", "ngram", propensity=0.25).propensity
+    0.25
     """
 
     backend: str
@@ -38,14 +43,14 @@ class TraceCandidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What the engine said of its own speculation on this request; None for what it did not say.
+    """The engine's report of its speculation on one request; None for values it did not report.
 
     Parameters
     ----------
     drafting_steps
-        Steps that drafted anything.
+        Number of steps with a draft.
     tokens_per_step
-        Output tokens per engine step, accepted + 1; if the engine did not report it, from the chunks of the stream.
+        Output tokens per engine step (accepted + 1); derived from the chunks of the stream if not reported.
     """
 
     drafted_tokens: int | None = None
@@ -55,7 +60,7 @@ class Speculation:
 
 
 class Text(NamedTuple):
-    """A text as proposers read it: equal numbers are equal tokens, or equal n-grams of them."""
+    """A text as proposers read it: equal numbers stand for equal tokens or equal n-grams."""
 
     prompt: Sequence[int]
     output: Sequence[int]
@@ -64,62 +69,68 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One request of a trace. What a trace does not tell is None or empty; docs/trace.md describes the file.
+    """One request of a trace. Unknown values are None or empty; docs/trace.md describes the file format.
 
     Parameters
     ----------
     id
-        Unique in its file; the number of its line where the trace has none.
+        Id, unique in its file; the line number in traces without ids.
     arrived_at
-        Seconds, since 1970 or since any other beginning; None where the trace has no times.
+        Arrival time in seconds since 1970 or any other origin; None in traces without times.
     key
-        Name of the API key, never the key.
+        Name of the API key, not the key itself.
     session
-        What the requests of one conversation share.
+        Id shared by the requests of one conversation.
     n
-        Sequences asked for.
+        Number of sequences requested.
     temperature, top_p
-        As the request had them, the model's default filled in by the recorder.
+        Sampling parameters; the recorder fills in the model's default.
     max_tokens
-        Limit on the output.
+        Limit on the output length.
     prompt_tokens
-        Where only the text is known, a quarter of its UTF-8 bytes, unless a tokenizer counted.
+        Prompt length; where only the text is known, a tokenizer's count or a quarter of its UTF-8 bytes.
     output_tokens
-        None where neither the number nor the output is known.
+        Output length; None if neither it nor the output is known.
     overlap, code_share, turns, structured, tools, baseline_only, qps, in_flight
         As in `policies.features.request.RequestFeatures`.
     policy, reason, propensity
-        Of the decision that sent it to `backend`; the propensity is the probability of that choice.
+        The decision for `backend`: its policy, its reason, and the probability of this choice.
     retried_from
-        The backend that failed the request first.
+        Backend on which the request failed first.
     candidates
-        Among which that decision chose.
+        Backends among which the decision chose.
     status
-        HTTP status that the client was given.
+        HTTP status of the client's response.
     error
-        What went wrong, in a word; empty if nothing did.
+        Kind of failure; empty for success.
     ttft_s, e2e_s
         Seconds from arrival to the first chunk and to the end.
     itl
-        Seconds between each chunk of the stream and the one before.
+        Seconds between consecutive chunks of the stream.
     queue_s
-        Seconds of waiting in the engine, as it said.
+        Seconds in the engine's queue, as reported by the engine.
     spec
-        The engine's own account of its speculation.
+        The engine's report of its speculation.
     acceptance
-        By method: the tokens that a step emits which starts at output position 0, 1, ...; or, as one number, the mean
+        By method: tokens emitted by a step that starts at output position 0, 1, ...; or, as one number, the mean
         acceptance length (output tokens per step).
     prompt_token_ids, output_token_ids
-        In the model's vocabulary.
+        Token ids in the model's vocabulary.
     prompt, messages, output
-        The text itself; `messages` as in the chat API.
+        The texts; `messages` as in the chat API.
     prompt_hashes, output_hashes, hashing
-        Salted hashes that stand for the text, and how they were made.
+        Salted hashes of the text, and the way they were computed.
     prefix_blocks
-        A number for each block of `block_tokens` tokens at the head of the prompt, which stands for the block and all
-        before it: what two requests share of them, a prefix cache saves.
+        One number per block of `block_tokens` tokens at the start of the prompt. It identifies the block and everything
+        before it, so requests with equal numbers share a cached prefix.
     version
-        Of the schema that it was written in.
+        Version of the schema that the record was written in.
+
+    Examples
+    --------
+    >>> record = TraceRecord(arrived_at=10.0, ttft_s=0.5, e2e_s=2.5, output_tokens=11)
+    >>> record.ended_at, record.tpot_s
+    (12.5, 0.2)
     """
 
     id: str = ""
@@ -175,22 +186,22 @@ class TraceRecord:
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended, on the clock of `arrived_at`."""
+        """Time at which the request ended, on the clock of `arrived_at`."""
         return None if self.arrived_at is None or self.e2e_s is None else self.arrived_at + self.e2e_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per output token after the first; None where times are missing or there is no second token."""
+        """Seconds per output token after the first; None without times or without a second token."""
         if self.ttft_s is None or self.e2e_s is None or self.output_tokens is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
     def text(self) -> Text | None:
-        """Prompt and output as numbers that proposers can run on; None if the output is not known in that form.
+        """Prompt and output as numbers that proposers can run on; None if the output has neither ids nor hashes.
 
-        `exact` if they are tokens, or single tokens under a hash; else they stand for words or for n-grams: a lookup of
-        fewer units than an n-gram has finds less in them than it would in the text.
+        `exact` if they are token ids or hashes of single tokens. Hashes of words or n-grams are not: n-gram drafting
+        with a shorter n finds fewer matches in them than in the text.
         """
         if self.output_token_ids:
             return Text(self.prompt_token_ids, self.output_token_ids, exact=True)

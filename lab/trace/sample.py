@@ -1,4 +1,4 @@
-"""Parts of a trace: a window of time, and of that a share or a number."""
+"""Sampling a trace: a window of time, and a share or number of its requests."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ _SCALE = float(1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What to take of a trace.
+    """The part of a trace to take.
 
     Parameters
     ----------
     share, limit, first
-        A share, 0 to 1; a number at random; a number from the beginning. At most one of them is given.
+        Share of requests, 0 to 1; number of random requests; number of requests from the beginning. At most one is
+        given.
     whole
-        `request`, `session` or `template`: what is taken whole or not at all. A request without a session or a template
-        is one of its own.
+        `request`, `session` or `template`: the unit that is taken as a whole or not at all. A request without a session
+        or template is a unit of its own.
     start_s, end_s
-        Seconds after the first arrival. A request without a time is in no window but the whole.
+        Window in seconds after the first arrival. Requests without a time are taken only without a window.
     seed
-        Of what is taken.
+        Random seed.
     """
 
     share: float | None = None
@@ -45,26 +46,32 @@ class Part:
     seed: int = 0
 
 
-def part_of(
+def sample_records(
     part: Part, again: Callable[[], Iterator[TraceRecord]], records: Iterator[TraceRecord]
 ) -> Iterator[TraceRecord]:
-    """Yield the requests of a part, in the order in which they come.
+    """Yield the requests of a part, in their order in the trace.
 
     Parameters
     ----------
     again
-        Reads the trace once more, where it must be known before anything is taken.
+        Function that reads the trace once more, for parts that depend on the whole trace.
     records
         The trace.
+
+    Examples
+    --------
+    >>> trace = [TraceRecord(id=str(number), arrived_at=float(number)) for number in range(5)]
+    >>> [record.id for record in sample_records(Part(start_s=1.0, end_s=3.0), lambda: iter(trace), iter(trace))]
+    ['1', '2']
     """
     begun_at = first_arrival(again()) if part.start_s > 0 or part.end_s is not None else None
     windowed = _in_window(part, begun_at, records)
     if part.share is not None:
         below = part.share * _SCALE
-        return (one for key, one in _keyed(part, windowed) if _draw(part.seed, key) < below)
+        return (record for key, record in _keyed(part, windowed) if _draw(part.seed, key) < below)
     if part.limit is not None:
         taken = _taken(part, _in_window(part, begun_at, again()))
-        return (one for key, one in _keyed(part, windowed) if key in taken)
+        return (record for key, record in _keyed(part, windowed) if key in taken)
     return islice(windowed, part.first)
 
 
@@ -72,27 +79,27 @@ def _in_window(part: Part, begun_at: float | None, records: Iterator[TraceRecord
     if begun_at is None:
         return records
     start, end = begun_at + part.start_s, begun_at + (math.inf if part.end_s is None else part.end_s)
-    return (one for one in records if one.arrived_at is not None and start <= one.arrived_at < end)
+    return (record for record in records if record.arrived_at is not None and start <= record.arrived_at < end)
 
 
 def _keyed(part: Part, records: Iterable[TraceRecord]) -> Iterator[tuple[str, TraceRecord]]:
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         key = record.session if part.whole == "session" else record.template if part.whole == "template" else ""
-        yield (f"={key}" if key else str(place)), record
+        yield (f"={key}" if key else str(index)), record
 
 
 def _draw(seed: int, key: str) -> int:
-    """Return a number below 2**64 that depends on nothing else: the same requests are in a larger share too."""
+    """Return a number below 2**64 that depends on seed and key alone, so that a larger share includes a smaller one."""
     return int.from_bytes(blake2b(f"{seed}:{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _taken(part: Part, records: Iterator[TraceRecord]) -> Container[str]:
-    """Return what is taken for a limit: groups in the order of their draws, as long as they fit."""
+    """Return the keys taken for a limit: groups in the order of their draws, as long as they fit."""
     keys = (key for key, _ in _keyed(part, records))
     with database() as connection:
         connection.execute("create table requests (key varchar, draw ubigint)")
-        while some := list(islice(keys, _BATCH)):
-            connection.register("batch", _columns(part.seed, some))
+        while batch := list(islice(keys, _BATCH)):
+            connection.register("batch", _columns(part.seed, batch))
             connection.execute("insert into requests select * from batch")
             connection.unregister("batch")
         groups = connection.execute(

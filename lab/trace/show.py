@@ -1,4 +1,4 @@
-"""A summary on the terminal."""
+"""Printing a summary on the terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAMES = {
     "tokens_per_step": "tokens/step",
     "share_cached": "prompt cached",
 }
-_EPOCH_FROM = 1e8  # seconds: an earlier beginning is one of the trace's own
+_EPOCH_FROM = 1e8  # seconds; smaller times do not count from 1970
 
 
 def print_summary(summary: Summary) -> None:
-    """Print it as tables."""
+    """Print a summary as tables."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for line in _head(summary):
         console.print(line, markup=False, soft_wrap=True)
@@ -35,10 +35,11 @@ def print_summary(summary: Summary) -> None:
     for name, shares in summary.groups.items():
         console.print()
         table = _table([name, "requests", "share", "prompt tokens", "output tokens"])
-        for one in shares:
-            output = "" if one.output_tokens_mean is None else f"{one.output_tokens_mean:.0f}"
-            share = f"{one.requests / summary.requests:.1%}"
-            table.add_row(one.value or "(none)", str(one.requests), share, f"{one.prompt_tokens_mean:.0f}", output)
+        for group in shares:
+            output = "" if group.output_tokens_mean is None else f"{group.output_tokens_mean:.0f}"
+            share = f"{group.requests / summary.requests:.1%}"
+            prompt = f"{group.prompt_tokens_mean:.0f}"
+            table.add_row(group.value or "(none)", str(group.requests), share, prompt, output)
         if summary.distinct[name] > len(shares):
             table.add_row(f"({summary.distinct[name]} in all)", "", "", "", "")
         console.print(table)
@@ -91,6 +92,6 @@ def _figure(value: float) -> str:
 
 def _table(headings: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
     return table

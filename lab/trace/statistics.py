@@ -1,4 +1,4 @@
-"""What a trace comes to: figures worked out by DuckDB, however many requests there are."""
+"""Summary figures of a trace of any size, computed by DuckDB."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LENGTHS = ("prompt_tokens", "output_tokens", "temperature", "tokens_per_step", "
 TIMES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 MEASURES = (*LENGTHS, *TIMES)
 GROUPS = ("model", "workload", "template", "key", "policy", "backend", "method", "error")
-MOST_EXACT = 5_000_000
-"""Requests up to which quantiles are exact; beyond, they are estimated by t-digest."""
+MAX_EXACT_REQUESTS = 5_000_000
+"""Number of requests up to which quantiles are exact; beyond, they are t-digest estimates."""
 
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 _BATCH = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a figure is spread over the requests that have it."""
+    """Distribution of a figure over the requests that have it."""
 
     requests: int
     mean: float
@@ -42,12 +42,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Requests that have something in common.
+    """A group of requests with the same value in some field.
 
     Parameters
     ----------
     value
-        What they have in common; empty for those that have nothing.
+        The common value; empty for requests without one.
     """
 
     value: str
@@ -58,7 +58,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Output tokens per step by one method, over the requests whose record tells."""
+    """Output tokens per step of one method, over the requests for which they are known."""
 
     method: str
     requests: int
@@ -68,26 +68,28 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is in a trace.
+    """Summary of a trace.
 
     Parameters
     ----------
     files
-        With the format of each.
+        Format by file.
     first_at
-        Seconds since 1970, or since another beginning; None in a trace without times.
+        First arrival in seconds since 1970 or another origin; None in a trace without times.
     rate_per_s
         Requests per second from the first arrival to the last.
     texts
-        Requests with their text, token ids or hashes.
+        Number of requests with text, token ids or hashes.
     prefix_blocks, prefix_reuse
-        Blocks at the heads of prompts, and about which share of them an earlier request had too.
+        Number of prefix blocks, and the approximate share of them that an earlier request had too.
+    exact
+        Whether quantiles are exact.
     groups
-        By what they are grouped by, the largest first; what comes after the tenth is not listed.
+        The ten largest groups by field, largest first.
     distinct
-        How many groups there are, and how many sessions.
+        Number of groups by field, and number of sessions.
     acceptance
-        What the records tell of each method.
+        Output tokens per step by method.
     """
 
     files: dict[str, str]
@@ -107,27 +109,33 @@ class Summary:
 
 
 def summarize(records: Iterable[TraceRecord], files: Sequence[Path], broken: BrokenLines) -> Summary:
-    """Read a trace to its end and work out what it comes to."""
+    """Read a trace to its end and summarize it."""
     with database() as connection:
         _create(connection)
-        coming = iter(records)
-        while some := list(islice(coming, _BATCH)):
-            for table, columns in (("requests", _columns(some)), ("steps", _steps(some)), ("blocks", _blocks(some))):
+        iterator = iter(records)
+        while batch := list(islice(iterator, _BATCH)):
+            for table, columns in (("requests", _columns(batch)), ("steps", _steps(batch)), ("blocks", _blocks(batch))):
                 connection.register("batch", columns)
-                connection.execute(f"insert into {table} select * from batch")  # noqa: S608 -- one of the three
+                connection.execute(f"insert into {table} select * from batch")  # noqa: S608 -- a constant
                 connection.unregister("batch")
         return _summary(connection, files, broken.count)
 
 
 def mean_acceptance_length(steps: Sequence[int] | float) -> float | None:
-    """Return output tokens per step: of a list, on the way from position 0 to its end; None of an empty one."""
+    """Return output tokens per step, for an entry of `TraceRecord.acceptance`; None for an empty list.
+
+    Examples
+    --------
+    >>> mean_acceptance_length([1, 3, 9, 9, 2, 1])  # steps start at positions 0, 1 and 4
+    2.0
+    """
     if isinstance(steps, int | float):
         return float(steps)
-    position = taken = 0
+    position = count = 0
     while position < len(steps):
         position += steps[position]
-        taken += 1
-    return len(steps) / taken if taken else None
+        count += 1
+    return len(steps) / count if count else None
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:
@@ -146,8 +154,8 @@ def _columns(records: list[TraceRecord]) -> dict[str, Any]:
         values = np.empty(len(records), object)
         values[:] = [getattr(record, name) for record in records]
         columns[name] = values
-    told = (bool(one.prompt or one.messages or one.output or one.text) for one in records)
-    columns["has_text"] = np.fromiter(told, np.bool_, len(records))
+    has_text = (bool(record.prompt or record.messages or record.output or record.text) for record in records)
+    columns["has_text"] = np.fromiter(has_text, np.bool_, len(records))
     return columns
 
 
@@ -164,17 +172,17 @@ def _number(name: str, record: TraceRecord) -> float:
 
 
 def _steps(records: list[TraceRecord]) -> dict[str, Any]:
-    told: list[tuple[str, float]] = []
+    lengths: list[tuple[str, float]] = []
     for record in records:
         for method, steps in record.acceptance.items():
             if (length := mean_acceptance_length(steps)) is not None:
-                told.append((method, length))
-        own = None if record.spec is None else record.spec.tokens_per_step
-        if own is not None and record.method not in record.acceptance:
-            told.append((record.method, own))
-    methods = np.empty(len(told), object)
-    methods[:] = [method for method, _ in told]
-    return {"method": methods, "length": np.array([length for _, length in told], np.float64)}
+                lengths.append((method, length))
+        reported = None if record.spec is None else record.spec.tokens_per_step
+        if reported is not None and record.method not in record.acceptance:
+            lengths.append((record.method, reported))
+    methods = np.empty(len(lengths), object)
+    methods[:] = [method for method, _ in lengths]
+    return {"method": methods, "length": np.array([length for _, length in lengths], np.float64)}
 
 
 def _blocks(records: list[TraceRecord]) -> dict[str, Any]:
@@ -184,12 +192,12 @@ def _blocks(records: list[TraceRecord]) -> dict[str, Any]:
 def _summary(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], broken_lines: int) -> Summary:
     requests, first_at, last_at, texts = _row(
         connection,
-        "select count(*), min(seen), max(seen), count(*) filter (has_text) "
-        "from (select if(isnan(arrived_at), null, arrived_at) as seen, has_text from requests)",
+        "select count(*), min(time), max(time), count(*) filter (has_text) "
+        "from (select if(isnan(arrived_at), null, arrived_at) as time, has_text from requests)",
     )
     blocks, distinct_blocks = _row(connection, "select count(*), approx_count_distinct(number) from blocks")
     duration_s = None if first_at is None else last_at - first_at
-    exact = requests <= MOST_EXACT
+    exact = requests <= MAX_EXACT_REQUESTS
     distinct = {
         name: _row(connection, f"select count(distinct {name}) filter ({name} <> '') from requests")[0]  # noqa: S608
         for name in (*GROUPS, "session")
@@ -230,8 +238,8 @@ def _measures(connection: duckdb.DuckDBPyConnection, *, exact: bool) -> Iterator
 def _shares(connection: duckdb.DuckDBPyConnection, name: str) -> list[Share]:
     query = f"""
         select {name}, count(*) as requests, avg(prompt_tokens), avg(output_tokens) filter (not isnan(output_tokens))
-        from requests group by {name} order by requests desc, {name} limit {_MOST_LISTED}
-    """  # noqa: S608 -- names of columns
+        from requests group by {name} order by requests desc, {name} limit {_MAX_LISTED}
+    """  # noqa: S608 -- column names
     return [Share(*row) for row in connection.execute(query).fetchall()]
 
 

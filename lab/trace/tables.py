@@ -1,4 +1,4 @@
-"""Traces that are tables: Azure's of 2023 and 2024, and BurstGPT's."""
+"""Traces in CSV: Azure's of 2023 and 2024, and BurstGPT's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BURSTGPT = {
     "log": "Log Type",
 }
 _NEEDED = ("time", "prompt", "output")
-_WORKLOADS = {"code": "code", "conv": "chat"}  # told by nothing but the names of Azure's files
+_WORKLOADS = {"code": "code", "conv": "chat"}  # parts of the names of Azure's files
 
-# A line is one column, and split below, so that its number is known; none of these tables quotes a comma.
+# Each line is read as one column and split here, so that line numbers are known; none of these tables quotes a comma.
 _LINES = r"""
 select string_split(replace(line, '"', ''), ',') as part
 from read_csv(?, columns = {'line': 'VARCHAR'}, auto_detect = false, header = false, skip = 1, delim = '\x1f',
@@ -34,19 +34,25 @@ from read_csv(?, columns = {'line': 'VARCHAR'}, auto_detect = false, header = fa
 
 
 def columns_of(line: bytes) -> list[str]:
-    """Return the names in the first line of a table."""
+    """Return the column names in the first line of a table.
+
+    Examples
+    --------
+    >>> columns_of(b'TIMESTAMP,"ContextTokens"')
+    ['TIMESTAMP', 'ContextTokens']
+    """
     return [name.strip().strip('"') for name in line.decode("utf-8-sig", "replace").split(",")]
 
 
 def is_table(columns: list[str], names: Mapping[str, str]) -> bool:
-    """Tell whether a table has the columns that one with these names must have."""
+    """Return whether a table has the required columns among `names`."""
     return all(names[what] in columns for what in _NEEDED)
 
 
 def read_azure(path: Path, report: Report) -> Iterator[TraceRecord]:
     """Read one of Azure's tables: TIMESTAMP, ContextTokens, GeneratedTokens.
 
-    The workload is `code` or `chat` if the file's name tells that it is one of the two (`..._code...`, `..._conv...`).
+    The workload is `code` or `chat` if the file's name has `_code` or `_conv`.
     """
     workload = next((kind for word, kind in _WORKLOADS.items() if f"_{word}" in path.name.lower()), "")
     for number, (arrived_at, prompt_tokens, output_tokens, *_) in _rows(path, AZURE, report):
@@ -60,9 +66,9 @@ def read_azure(path: Path, report: Report) -> Iterator[TraceRecord]:
 
 
 def read_burstgpt(path: Path, report: Report) -> Iterator[TraceRecord]:
-    """Read one of BurstGPT's tables. Its requests without response tokens are those that failed.
+    """Read one of BurstGPT's tables. Requests without response tokens have failed.
 
-    What its `Log Type` calls a conversation is the workload `chat`; what came by API could be anything.
+    The workload is `chat` for conversations by `Log Type`, and unknown for API requests.
     """
     for number, (arrived_at, prompt_tokens, output_tokens, model, session, log) in _rows(path, BURSTGPT, report):
         yield TraceRecord(
@@ -78,19 +84,19 @@ def read_burstgpt(path: Path, report: Report) -> Iterator[TraceRecord]:
 
 
 def _rows(path: Path, names: Mapping[str, str], report: Report) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the number of each line and its values, in the order of `names`; None for a column that is not there."""
+    """Yield each line's number and its values in the order of `names`; None for a missing column."""
     import duckdb
 
     columns = columns_of(next(numbered_lines(path, refuse), (0, b""))[1])
     if not is_table(columns, names):
         raise TraceError(f"{path}: its first line must name the columns {', '.join(names[what] for what in _NEEDED)}")
-    cells = [f"part[{columns.index(name) + 1}]" if name in columns else "null" for name in names.values()]
-    time, prompt, output, *others = cells
+    expressions = [f"part[{columns.index(name) + 1}]" if name in columns else "null" for name in names.values()]
+    time, prompt, output, *others = expressions
     query = f"""
         select coalesce(try_cast({time} as double), epoch_us(try_cast({time} as timestamptz)) / 1e6),
                try_cast({prompt} as bigint), try_cast({output} as bigint), {", ".join(others) or "null"}, part
         from ({_LINES})
-    """  # noqa: S608 -- made of numbers
+    """  # noqa: S608 -- column indices only
     with database() as connection:
         try:
             yield from _checked(path, connection, query, report)
@@ -101,8 +107,7 @@ def _rows(path: Path, names: Mapping[str, str], report: Report) -> Iterator[tupl
 def _checked(
     path: Path, connection: duckdb.DuckDBPyConnection, query: str, report: Report
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    packing = compression_of(path)
-    for number, (*values, part) in enumerate(rows(connection, query, [str(path), packing]), 2):
+    for number, (*values, part) in enumerate(rows(connection, query, [str(path), compression_of(path)]), 2):
         if part is None:
             continue  # a blank line
         if None in values[:3] or values[1] < 0 or values[2] < 0:

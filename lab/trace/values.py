@@ -1,4 +1,4 @@
-"""The values of a record, read liberally; each reader raises a ValueError that says what is wrong with one."""
+"""Liberal readers of a record's values; each raises a ValueError that describes an invalid value."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more t
 
 
 def read_text(value: object) -> str:
-    """Return a text; a number stands for one."""
+    """Return a text; numbers are converted."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float):
         return str(value)
-    raise ValueError(f"expected a text, not {kind_of(value)}")
+    raise ValueError(f"expected a text, not {describe_type(value)}")
 
 
 def read_string(value: object) -> str:
     """Return a text."""
     if isinstance(value, str):
         return value
-    raise ValueError(f"expected a text, not {kind_of(value)}")
+    raise ValueError(f"expected a text, not {describe_type(value)}")
 
 
 def read_number(value: object) -> float:
@@ -35,7 +35,7 @@ def read_number(value: object) -> float:
         if math.isfinite(value):
             return float(value)
         raise ValueError("expected a finite number")
-    raise ValueError(f"expected a number, not {kind_of(value)}")
+    raise ValueError(f"expected a number, not {describe_type(value)}")
 
 
 def read_not_negative(value: object) -> float:
@@ -65,14 +65,20 @@ def read_count(value: object) -> int:
 
 
 def read_truth(value: object) -> bool:
-    """Return true or false; 1 and 0 are read as such."""
+    """Return true or false; 1 and 0 are accepted."""
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
-    raise ValueError(f"expected true or false, not {kind_of(value)}")
+    raise ValueError(f"expected true or false, not {describe_type(value)}")
 
 
 def read_time(value: object) -> float:
-    """Return seconds: of a number as it is, of an ISO 8601 date and time since 1970 (UTC where it names no zone)."""
+    """Return seconds: a number as it is, an ISO 8601 time as seconds since 1970 (UTC unless it names a zone).
+
+    Examples
+    --------
+    >>> read_time("1970-01-01 00:01:00Z"), read_time("2.5")
+    (60.0, 2.5)
+    """
     if not isinstance(value, str):
         return read_number(value)
     try:
@@ -87,12 +93,12 @@ def read_time(value: object) -> float:
 
 
 def read_method(value: object) -> str:
-    """Return the name of a method, those that are known in lower case."""
+    """Return the name of a method; known names are converted to lower case."""
     name = read_string(value)
     return METHODS.get(name.lower(), name)
 
 
-def kind_of(value: object) -> str:
-    """Say what a value is that should have been another."""
+def describe_type(value: object) -> str:
+    """Return the type of an invalid value, or its text, for an error message."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), f"{value!r:.40}")

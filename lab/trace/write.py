@@ -1,4 +1,4 @@
-"""Writing traces: in this gateway's own form, or in one that other tools read."""
+"""Writing traces, in this gateway's format or in those of other tools."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _SPEAKERS = {"user": "human", "assistant": "gpt"}
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
-    """Write records to a file, packed as its name says (`.gz`, `.zst`); it is there when it is whole, not before.
+    """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically.
 
     Parameters
     ----------
     format
-        One of `lab.trace.read.FORMATS`. All but `gateway` lose what they have no place for.
+        One of `lab.trace.read.FORMATS`. All but `gateway` drop fields they do not have.
 
     Returns
     -------
     written, left_out
-        Records; left out is what the format cannot hold: without a time, without a text, or cut short.
+        Numbers of records; a record is left out if it lacks a time, text or length that the format requires.
 
     Raises
     ------
     TraceError
         If the file cannot be written.
     ValueError
-        If there is no such format.
+        If `format` is not one of the formats.
     """
     if format not in _WRITERS:
-        raise ValueError(f"no format is called {format!r}; there are {', '.join(_WRITERS)}")
+        raise ValueError(f"unknown format {format!r}; the formats are {', '.join(_WRITERS)}")
     head, form, between, tail = _WRITERS[format]
     written = left_out = 0
-    # A device or a pipe is written to as it is.
+    # Devices and pipes are written to directly.
     target = path.with_name(f".{path.name}.part") if path.is_file() or not path.exists() else path
     try:
         with _create(target, path.suffix) as file:
@@ -60,7 +60,7 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
         if target != path:
             target.replace(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot write it: {error.strerror or error}") from None
+        raise TraceError(f"{path}: cannot write the file: {error.strerror or error}") from None
     finally:
         if target != path:
             target.unlink(missing_ok=True)
@@ -123,7 +123,8 @@ def _sharegpt(record: TraceRecord) -> bytes | None:
     if not messages or not record.output:
         return None
     turns = [
-        {"from": _SPEAKERS.get(str(one.get("role")), str(one.get("role"))), "value": _content(one)} for one in messages
+        {"from": _SPEAKERS.get(str(message.get("role")), str(message.get("role"))), "value": _content(message)}
+        for message in messages
     ]
     return orjson.dumps({"id": record.id, "conversations": [*turns, {"from": "gpt", "value": record.output}]})
 

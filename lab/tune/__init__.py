@@ -1,1 +1,1 @@
-"""Searches for the numbers in a pool's rules."""
+"""Search for better numbers in the rules of `thresholds`."""

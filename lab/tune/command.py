@@ -1,4 +1,4 @@
-"""`gateway tune` from its options to its exit status."""
+"""Implementation of `gateway tune`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
 from lab.replay.figures import figures_of
 from lab.replay.simulate import Replayed
 from lab.tune.knobs import Goal, Scoring, mean_ratio
-from lab.tune.search import BUDGET, Found, Ground, Search, Task, Window
+from lab.tune.search import BUDGET, Search, SearchResult, Task, Window, WindowRunner
 from policies.rules.policy import ThresholdSettings
 
-_FEW = 100_000  # requests that are played before other processes have started
+_MIN_PARALLEL_REQUESTS = 100_000  # fewer are simulated before other processes would have started
 _WHAT = {
     Goal.MEAN: "mean time to finish, s",
     Goal.P99: "p99 of the time to finish, s",
-    Goal.GOODPUT: "share of requests that break the SLO",
+    Goal.GOODPUT: "share of requests that miss the SLO",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """What was asked for on the command line; see `gateway tune --help`."""
+    """Options of the command line; see `gateway tune --help`."""
 
     replay: ReplayOptions
     out: Path
@@ -50,12 +50,12 @@ class TuneOptions:
 
 
 def run_tune(options: TuneOptions) -> int:
-    """Tune as the command line asks for it.
+    """Tune with the options of the command line.
 
     Returns
     -------
     int
-        Exit status: 0, or 2 if the input is wrong.
+        Exit status: 0 for success, 2 if the input is wrong.
     """
     given = options.replay
     try:
@@ -66,20 +66,20 @@ def run_tune(options: TuneOptions) -> int:
         with requests_of(given, served) as requests:
             cut = _cut(len(requests), options.part)
             rest = Window(cut, len(requests))
-            jobs = 1 if options.trials * cut <= _FEW else None
-            with all_cores(Ground(pool, requests, given.seed), jobs) as play_all:
-                found = _search(Search(play_all, scoring, cut, options.trials, given.seed, options.budget), present)
+            jobs = 1 if options.trials * cut <= _MIN_PARALLEL_REQUESTS else None
+            with all_cores(WindowRunner(pool, requests, given.seed), jobs) as play_all:
+                result = _search(Search(play_all, scoring, cut, options.trials, given.seed, options.budget), present)
                 by_load = policy_reference("least_loaded", served).settings
-                judges = {
-                    "tuned": Task("thresholds", found.settings, rest),
+                compared = {
+                    "tuned": Task("thresholds", result.settings, rest),
                     "present": Task("thresholds", present, rest),
                     "least_loaded": Task("least_loaded", by_load, rest),
                 }
-                played = dict(zip(judges, play_all(list(judges.values())), strict=True))
+                played = dict(zip(compared, play_all(list(compared.values())), strict=True))
         scores = {name: scoring([one]) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
-        told = [*_played(found, rest), *_told(goal, scores, played, given.seed)]
-        options.out.write_text(_rules_file(found.settings if better else present, told), encoding="utf-8")
+        lines = [*_search_lines(result, rest), *_result_lines(goal, scores, played, given.seed)]
+        options.out.write_text(_rules_file(result.settings if better else present, lines), encoding="utf-8")
         backends = [one.name for one in pool]
         figures = {
             name: {"score": scores[name], **figures_of(one, backends, slo, None)} for name, one in played.items()
@@ -89,21 +89,21 @@ def run_tune(options: TuneOptions) -> int:
                 "model": model,
                 "objective": goal.value,
                 "kept_present": not better,
-                "trials": {"asked": found.asked, "on_each_rung": found.trials},
-                "windows": list(map(list, found.schedule.windows)),
-                "verified_requests": found.verified,
+                "trials": {"asked": result.asked, "on_each_rung": result.trials},
+                "windows": list(map(list, result.schedule.windows)),
+                "verified_requests": result.verified,
                 "held_out": figures,
             }
             given.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    _print(figures, goal, told)
+    _print(figures, goal, lines)
     return 0
 
 
 def _goal(options: TuneOptions) -> Goal:
     if options.objective not in set(Goal):
-        raise UsageError(f"--objective {options.objective}: there are {', '.join(Goal)}")
+        raise UsageError(f"--objective {options.objective}: unknown; the objectives are {', '.join(Goal)}")
     goal = Goal(options.objective)
     if goal is Goal.GOODPUT and options.replay.slo is None:
         raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
@@ -111,7 +111,7 @@ def _goal(options: TuneOptions) -> Goal:
 
 
 def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
-    """Return the rules to begin with: those named, else the pool's, else the default ones."""
+    """Return the rules to start from: those given, else the pool's, else the default rules."""
     settings = policy_reference(given, served).settings
     if isinstance(settings, ThresholdSettings):
         return settings
@@ -121,14 +121,14 @@ def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
 
 
 def _cut(requests: int, part: float) -> int:
-    """Return how many of the requests are tuned on: the first."""
+    """Return the number of requests in the tuning part."""
     cut = round(part * requests)
     if not 0 < cut < requests:
-        raise UsageError(f"the trace has {requests} requests; --part {part:g} leaves none to tune on or to judge by")
+        raise UsageError(f"the trace has {requests} requests; --part {part:g} leaves none for tuning or for validation")
     return cut
 
 
-def _search(search: Search, present: ThresholdSettings) -> Found:
+def _search(search: Search, present: ThresholdSettings) -> SearchResult:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trials, left"),
         TimeRemainingColumn(),
@@ -138,27 +138,27 @@ def _search(search: Search, present: ThresholdSettings) -> Found:
         return search.run(present, lambda best: bar.update(task, advance=1, description=f"best {best:.4g}"))
 
 
-def _played(found: Found, rest: Window) -> list[str]:
-    """Return on what it was tuned and judged, in lines for a person and for the file."""
-    schedule = found.schedule
-    judges = f"judged on the other {rest.stop - rest.start:,}."
-    useless = found.asked - found.trials[0]
-    left_out = [f"{useless:,} of them could never hold, or left more requests unserved."] if useless else []
+def _search_lines(result: SearchResult, rest: Window) -> list[str]:
+    """Return lines that describe the search, for the terminal and the file."""
+    schedule = result.schedule
+    validation = f"validated on the other {rest.stop - rest.start:,}."
+    rejected = result.asked - result.trials[0]
+    rejections = [f"{rejected:,} of them could never hold, or left more requests unserved."] if rejected else []
     if len(schedule.windows) == 1:
-        return [f"{found.asked:,} trials on the first {schedule.requests:,} requests, {judges}", *left_out]
+        return [f"{result.asked:,} trials on the first {schedule.requests:,} requests, {validation}", *rejections]
     each = schedule.windows[0].stop - schedule.windows[0].start
-    counts = np.cumsum([len(places) for places in schedule.rungs]).tolist()
-    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(counts, found.trials, strict=True))
-    verified = "all of these" if found.verified == schedule.requests else f"{found.verified:,} of these"
+    counts = np.cumsum([len(indices) for indices in schedule.rungs]).tolist()
+    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(counts, result.trials, strict=True))
+    verified = "all of these" if result.verified == schedule.requests else f"{result.verified:,} of these"
     return [
-        f"{found.asked:,} trials on windows of {each:,} requests over the first {schedule.requests:,}: {rungs}.",
-        *left_out,
-        f"The best and the present rules then played {verified}, and were {judges}",
+        f"{result.asked:,} trials on windows of {each:,} requests over the first {schedule.requests:,}: {rungs}.",
+        *rejections,
+        f"The best and the present rules were then compared on {verified}, and {validation}",
     ]
 
 
-def _told(goal: Goal, scores: Mapping[str, float], played: Mapping[str, Replayed], seed: int) -> list[str]:
-    """Return what came of it, in lines for a person and for the file."""
+def _result_lines(goal: Goal, scores: Mapping[str, float], played: Mapping[str, Replayed], seed: int) -> list[str]:
+    """Return lines that describe the result, for the terminal and the file."""
     tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
     lines = [f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
@@ -178,9 +178,9 @@ def _told(goal: Goal, scores: Mapping[str, float], played: Mapping[str, Replayed
     return lines
 
 
-def _rules_file(settings: ThresholdSettings, told: list[str]) -> str:
-    """Return the file, which `--policy` reads, and whose `policy:` may stand in a pool file."""
-    lines = ["# Made by `gateway tune` on simulated replicas.", *(f"# {line}" for line in told), "policy:"]
+def _rules_file(settings: ThresholdSettings, comments: list[str]) -> str:
+    """Return a file for `--policy`, whose `policy:` can be copied to a pool file."""
+    lines = ["# Made by `gateway tune` on simulated replicas.", *(f"# {comment}" for comment in comments), "policy:"]
     lines.append("  name: thresholds")
     others = settings.model_dump(mode="json", exclude={"rules", "spill"}, exclude_defaults=True)
     lines += [f"  {name}: {_inline(value)}" for name, value in others.items()]
@@ -195,7 +195,7 @@ def _inline(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _print(figures: Mapping[str, Mapping[str, Any]], goal: Goal, told: list[str]) -> None:
+def _print(figures: Mapping[str, Mapping[str, Any]], goal: Goal, lines: list[str]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     table = Table(title="Held-out requests, times in seconds", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("rules")
@@ -206,5 +206,5 @@ def _print(figures: Mapping[str, Mapping[str, Any]], goal: Goal, told: list[str]
         shown = ("-" if value is None else f"{value:.3f}" for value in times)
         table.add_row(name, f"{one['errors']}", *shown, f"{one['goodput']:.2f}")
     console.print(table)
-    for line in told:
+    for line in lines:
         console.print(line)

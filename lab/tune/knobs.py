@@ -1,4 +1,4 @@
-"""The numbers in rules of `thresholds` that may be moved, and what they are judged by."""
+"""Tunable numbers in the rules of `thresholds`, and their scores."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from policies.rules.conditions import Bounds
 from policies.rules.policy import ThresholdSettings
 
 _SPANS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "overlap": (0.0, 1.0), "code_share": (0.0, 1.0)}
-_FACTOR = 8.0  # how far a number that counts something may move, up and down
+_FACTOR = 8.0  # range of numbers that count something, up and down
 _SLACK = (0.0, 64.0)
 _WEIGHT_FACTOR = 2.0
 _RATIO = (1.0, 4.0)
-_DIGITS = 3  # of a number that was found: more would pretend to know
+_DIGITS = 3  # significant digits of tuned numbers; more would suggest false precision
 
 Values = Mapping[str, float]
 
 
 class Goal(StrEnum):
-    """What is to be made better: mean or p99 of the time to finish, or the share of requests that keep the SLO."""
+    """The goal: mean or p99 of the time to finish, or the share of requests that keep the SLO."""
 
     MEAN = "mean"
     P99 = "p99"
@@ -34,17 +34,19 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A number in the rules that may be moved.
+    """A tunable number in the rules.
 
     Parameters
     ----------
     name
-        Of the bound as `rule.feature.low` or `rule.feature.high`; `rule.slack`, `rule.weights.target`; or
-        `spill.slack`, `spill.ratio`.
+        `rule.feature.low` or `rule.feature.high` for a bound, `rule.slack`, `rule.weights.target`, `spill.slack` or
+        `spill.ratio`.
     present
-        Within `least` and `most`, the ends of what is searched.
+        Present value.
+    least, most
+        Ends of the search range.
     whole
-        It counts something, and is searched on the scale of its logarithm.
+        Whether it is a count, which is searched on a logarithmic scale.
     """
 
     name: str
@@ -55,8 +57,15 @@ class Knob:
 
 
 def knobs(settings: ThresholdSettings) -> list[Knob]:
-    """Return the numbers of rules that may be moved: bounds, but for exact numbers and for counts at 0."""
-    found = []
+    """Return the tunable numbers: bounds except exact numbers and counts of 0, weights, slacks and spill.
+
+    Examples
+    --------
+    >>> rules = [{"name": "copies", "when": {"overlap": ">= 0.5"}, "prefer": ["suffix"]}]
+    >>> [knob.name for knob in knobs(ThresholdSettings.model_validate({"rules": rules}))]
+    ['copies.overlap.low', 'spill.slack', 'spill.ratio']
+    """
+    result = []
     for rule in settings.rules:
         for feature, condition in rule.when.conditions().items():
             if not isinstance(condition, Bounds) or condition.low == condition.high:
@@ -68,19 +77,19 @@ def knobs(settings: ThresholdSettings) -> list[Knob]:
                 name = f"{rule.name}.{feature}.{end}"
                 if feature in _SPANS:
                     least, most = _SPANS[feature]
-                    found.append(Knob(name, present, min(least, present), max(most, present)))
+                    result.append(Knob(name, present, min(least, present), max(most, present)))
                 elif present >= 1:
-                    found.append(Knob(name, present, max(1.0, present / _FACTOR), present * _FACTOR, whole=True))
-        found += [
+                    result.append(Knob(name, present, max(1.0, present / _FACTOR), present * _FACTOR, whole=True))
+        result += [
             Knob(f"{rule.name}.weights.{target}", weight, weight / _WEIGHT_FACTOR, weight * _WEIGHT_FACTOR)
             for target, weight in rule.weights.items()
         ]
         if rule.slack is not None:
-            found.append(Knob(f"{rule.name}.slack", rule.slack, _SLACK[0], max(_SLACK[1], 2 * rule.slack)))
+            result.append(Knob(f"{rule.name}.slack", rule.slack, _SLACK[0], max(_SLACK[1], 2 * rule.slack)))
     slack, ratio = settings.spill.slack, settings.spill.ratio
-    found.append(Knob("spill.slack", slack, _SLACK[0], max(_SLACK[1], slack)))
-    found.append(Knob("spill.ratio", ratio, _RATIO[0], max(_RATIO[1], ratio)))
-    return found
+    result.append(Knob("spill.slack", slack, _SLACK[0], max(_SLACK[1], slack)))
+    result.append(Knob("spill.ratio", ratio, _RATIO[0], max(_RATIO[1], ratio)))
+    return result
 
 
 def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSettings:
@@ -89,7 +98,7 @@ def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSetting
     Raises
     ------
     ValueError
-        If a condition could never hold then.
+        If a condition can then never hold.
     """
     rules = []
     for rule in settings.rules:
@@ -118,19 +127,19 @@ _ENDS = ("low", "high")
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What is to be made less: seconds, or the share of requests that break their SLO.
+    """The score to minimize: seconds, or the share of requests that miss their SLO.
 
     Parameters
     ----------
     slo
-        As `slo_kept` takes it; for `Goal.GOODPUT`.
+        Bounds as for `slo_kept`, for `Goal.GOODPUT`.
     """
 
     goal: Goal
     slo: Mapping[str, float]
 
     def __call__(self, played: Sequence[Replayed]) -> float:
-        """Score what was played, all pieces together; requests that were not served break the SLO."""
+        """Return the score of all results together; requests that were not served miss the SLO."""
         e2e_s = np.concatenate([one.e2e_s for one in played])
         if not len(e2e_s):
             return math.inf
@@ -141,13 +150,19 @@ class Scoring:
 
 
 def rounded(value: float, knob: Knob) -> float:
-    """Return a number as it is put into rules."""
+    """Return a number rounded for use in rules.
+
+    Examples
+    --------
+    >>> rounded(0.123456, Knob("code.overlap.low", 0.5, 0.0, 1.0))
+    0.123
+    """
     short = float(f"{value:.{_DIGITS}g}")
     return float(round(short)) if knob.whole else short
 
 
 def mean_ratio(tuned: Replayed, present: Replayed, seed: int) -> Interval | None:
-    """Return mean time to finish over the present mean, on the same requests; None where they are too few to tell."""
+    """Return the ratio of the mean times to finish on the same requests; None with too few requests."""
     if len(tuned.e2e_s) != len(present.e2e_s):
         return None
     length = block_length(len(tuned.e2e_s))

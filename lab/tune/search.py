@@ -1,9 +1,13 @@
-"""The search for better numbers in rules: on pieces of a trace first, and only what does well there on more of it.
+"""Search for better numbers in rules by successive halving over windows of a trace.
 
-A piece is a window of requests that follow each other, so that it has the rate and the bursts of the trace; the windows
-lie evenly over the part that is tuned on. Of nine settings that are proposed together each plays two of them, the best
-three go on to six, and the best of those to all eighteen: successive halving (Jamieson and Talwalkar, AISTATS 2016).
-What came out best at last plays the whole part, or as much of it as the budget allows.
+A window is a run of consecutive requests, so it has the rate and the bursts of the trace; the windows are spread evenly
+over the tuning part. Each of nine settings proposed together is simulated on two windows, the best three of them on
+six, and the best of these on all eighteen. The final candidates are simulated on the whole part, or as much of it as
+the budget allows.
+
+References
+----------
+Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
 """
 
 from __future__ import annotations
@@ -24,24 +28,24 @@ from policies.policy import PolicySettings, policies
 from policies.rules.policy import ThresholdSettings
 
 BUDGET = 6_000_000
-"""Requests that are played at most, roughly, before the rest of the trace judges: two minutes on two cores."""
+"""Approximate number of requests to simulate before the final comparison: two minutes on two cores."""
 
 WINDOWS = 18
 RUNGS = (9, 3, 1)
-"""On each rung every so-manieth window is played, from the middle one of so many on."""
+"""Step between the windows simulated on each rung."""
 
-FEWEST_IN_WINDOW = 1000
-"""Requests; what is shorter than `WINDOWS` such windows is played whole."""
+MIN_WINDOW_REQUESTS = 1000
+"""Minimum requests per window; a part shorter than `WINDOWS` such windows is simulated as a whole."""
 
 FINALISTS = 3
-_GO_ON = 3  # one of so many
-_LEAD = 0.1  # of a window: played, so that the pool is not idle, but not counted
-_AT_ONCE, _AT_ONCE_WHOLE = 9, 4  # settings that are proposed together, however many cores there are
-_KEPT_BYTES = 2**29
+_REDUCTION = 3  # one of this many settings is promoted to the next rung
+_LEAD = 0.1  # share of a window that is simulated but not counted, so that the pool is not idle
+_BATCH, _BATCH_WHOLE = 9, 4  # settings proposed together; independent of the number of cores
+_CACHE_BYTES = 2**29
 
 
 class Window(NamedTuple):
-    """Requests from `start` to `stop`, of which the first `lead` do not count."""
+    """The requests from `start` to `stop`, of which the first `lead` are not counted."""
 
     start: int
     stop: int
@@ -49,7 +53,7 @@ class Window(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A policy to be played on a window."""
+    """A policy to simulate on a window."""
 
     policy: str
     settings: PolicySettings
@@ -57,19 +61,19 @@ class Task(NamedTuple):
 
 
 PlayAll = Callable[[Sequence[Task]], Sequence[Replayed]]
-"""Plays tasks, on as many cores as there are, and returns what came of each in the same order."""
+"""Runs tasks in parallel, and returns their results in the same order."""
 
 
-class Ground:
-    """Plays tasks; sent once to every process. What lookups find in texts is kept for the next task, within bounds."""
+class WindowRunner:
+    """Runs tasks; sent once to every process. Caches the replay of n-gram and suffix drafting within a memory limit."""
 
     def __init__(self, pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], seed: int) -> None:
         self._pool, self._requests, self._seed = pool, requests, seed
-        self._made: dict[Window, list[ReplayRequest]] = {}
-        self._room = _KEPT_BYTES
+        self._cached: dict[Window, list[ReplayRequest]] = {}
+        self._free_bytes = _CACHE_BYTES
 
     def __call__(self, task: Task) -> Replayed:
-        """Play one task; a policy without a seed of its own gets the ground's."""
+        """Run one task; a policy without a seed gets that of the runner."""
         settings = task.settings
         if getattr(settings, "seed", 0) is None:
             settings = settings.model_copy(update={"seed": self._seed})
@@ -77,9 +81,9 @@ class Ground:
         return replay(self._pool, self._of(task.window), policy, seed=self._seed, warmup=task.window.lead)
 
     def _of(self, window: Window) -> Sequence[ReplayRequest]:
-        made = self._made.get(window)
-        if made is not None:
-            return made
+        prepared = self._cached.get(window)
+        if prepared is not None:
+            return prepared
         requests = self._requests[window.start : window.stop]
         speculating = [
             (one.method, draft_tokens(one.method, one.config), one.config)
@@ -87,32 +91,40 @@ class Ground:
             if one.method is not Method.BASELINE
         ]
         size = 1000 * len(requests)
-        if size > self._room:
+        if size > self._free_bytes:
             return requests
-        made = list(requests)
-        for request in made:
+        prepared = list(requests)
+        for request in prepared:
             if request.acceptance or request.text is not None:
                 size += 8 * request.output_tokens * len(speculating)
-        if size > self._room:
+        if size > self._free_bytes:
             return requests
-        for request in made:
+        for request in prepared:
             if request.acceptance or request.text is not None:
-                request.prepare(speculating)
-        self._room -= size
-        self._made[window] = made
-        return made
+                request.precompute_steps(speculating)
+        self._free_bytes -= size
+        self._cached[window] = prepared
+        return prepared
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is played of the part that is tuned on.
+    """The windows of the tuning part to simulate.
 
     Parameters
     ----------
+    requests
+        Number of requests in the tuning part.
     windows
-        In order; one that has all of a part that is short.
+        Windows in order; a single one for a short part.
     rungs
-        Places of the windows that are played on each rung, those of the rungs before left out.
+        Indices of the windows that each rung adds.
+
+    Examples
+    --------
+    >>> schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
+    >>> len(schedule.windows), schedule.rungs[0]
+    (18, (4, 13))
     """
 
     requests: int
@@ -121,50 +133,50 @@ class Schedule:
 
     @classmethod
     def of(cls, requests: int, trials: int, budget: int) -> Schedule:
-        """Cut windows that can be played for so many trials within a budget of requests."""
-        if requests < WINDOWS * FEWEST_IN_WINDOW:
+        """Return a schedule for a number of trials within a budget of requests."""
+        if requests < WINDOWS * MIN_WINDOW_REQUESTS:
             return cls(requests, (Window(0, requests),), ((0,),))
-        # Of each trial two windows, of a third of them four more, of a ninth the other twelve; and once for each number
-        # that is put back, of which there are seldom more than ten.
+        # Each trial takes two windows, a third of them four more, and a ninth the other twelve; resetting a number
+        # takes all windows, and there are seldom more than ten numbers.
         new = np.diff([0, *(WINDOWS // every for every in RUNGS)])
-        plays = trials * float((new / _GO_ON ** np.arange(len(RUNGS))).sum()) + 10 * WINDOWS
-        each = min(requests // WINDOWS, max(FEWEST_IN_WINDOW, int(budget / plays)))
-        known: set[int] = set()
+        plays = trials * float((new / _REDUCTION ** np.arange(len(RUNGS))).sum()) + 10 * WINDOWS
+        each = min(requests // WINDOWS, max(MIN_WINDOW_REQUESTS, int(budget / plays)))
+        used: set[int] = set()
         rungs = []
         for every in RUNGS:
-            rungs.append(tuple(place for place in range(every // 2, WINDOWS, every) if place not in known))
-            known.update(rungs[-1])
-        return cls(requests, tuple(spread(requests, each)), tuple(rungs))
+            rungs.append(tuple(index for index in range(every // 2, WINDOWS, every) if index not in used))
+            used.update(rungs[-1])
+        return cls(requests, tuple(spread_windows(requests, each)), tuple(rungs))
 
     @property
     def played(self) -> int:
-        """Requests in all windows."""
+        """Number of requests in all windows."""
         return sum(window.stop - window.start for window in self.windows)
 
 
-def spread(requests: int, each: int) -> list[Window]:
-    """Return windows of `each` requests, in the middle of equal parts."""
+def spread_windows(requests: int, each: int) -> list[Window]:
+    """Return windows of `each` requests, centered in equal parts."""
     part = requests / WINDOWS
-    starts = [int(part * place + (part - each) / 2) for place in range(WINDOWS)]
+    starts = [int(part * index + (part - each) / 2) for index in range(WINDOWS)]
     return [Window(start, start + each, int(_LEAD * each)) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
     Parameters
     ----------
     settings
-        The best; the present ones where nothing was better.
+        Best settings; the present ones if none is better.
     asked
-        Settings that were proposed: all, if the budget did not end before.
+        Number of settings proposed: all trials, unless the budget ended first.
     trials
-        Those of them that were played on each rung and left no more requests unserved there than the present ones.
+        Number of settings simulated on each rung, without those that left more requests unserved than the present ones.
     schedule
-        On what.
+        Windows of the search.
     verified
-        Requests that the finalists played beside the present rules in the end; 0 where trials had played all there is.
+        Number of requests on which the finalists and the present rules were compared; 0 if trials used all requests.
     """
 
     settings: ThresholdSettings
@@ -175,20 +187,26 @@ class Found:
 
 
 class Search:
-    """Searches by a tree-structured Parzen estimator, from the present numbers on (Bergstra et al., NeurIPS 2011).
+    """Searches with a tree-structured Parzen estimator, starting from the present numbers.
 
-    Settings that leave more requests unserved than the present ones do not count.
+    Settings that leave more requests unserved than the present ones are rejected.
 
     Parameters
     ----------
     play_all
-        Plays tasks.
+        Function that runs tasks.
     scoring
-        What less of is better.
+        Score to minimize.
     requests
-        In the part that is tuned on, the first of what `play_all` knows.
+        Number of requests in the tuning part, from the first on.
+    trials
+        Number of settings to try.
     budget
-        Requests to play at most, roughly: half of them for the search, half for what is played of its best.
+        Approximate number of requests to simulate: half for the search, half for the comparison of its best settings.
+
+    References
+    ----------
+    Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011.
     """
 
     def __init__(
@@ -199,24 +217,24 @@ class Search:
         self.schedule = Schedule.of(requests, trials, self._budget)
         self._left = self._budget
         self._counts = [0] * len(self.schedule.rungs)
-        self._at_once = _AT_ONCE if len(self.schedule.windows) > 1 else _AT_ONCE_WHOLE
+        self._batch = _BATCH if len(self.schedule.windows) > 1 else _BATCH_WHOLE
 
-    def run(self, present: ThresholdSettings, progress: Callable[[float], None] | None = None) -> Found:
-        """Search.
+    def run(self, present: ThresholdSettings, progress: Callable[[float], None] | None = None) -> SearchResult:
+        """Search from the present rules.
 
         Parameters
         ----------
         progress
             Called after each trial with the best score so far.
         """
-        import optuna  # loads for a third of a second, and this module is loaded with every policy
+        import optuna  # takes a third of a second to import
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         movable = knobs(present)
         scales = {
             knob.name: optuna.distributions.FloatDistribution(knob.least, knob.most, log=knob.whole) for knob in movable
         }
-        self._present = _Tried(present)
+        self._present = _Trial(present)
         self._climb([self._present], everywhere=True)
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=self._seed))
         known = {knob.name: knob.present for knob in movable}
@@ -226,7 +244,7 @@ class Search:
         whole = [self._present]
         asked = 0
         while asked < self.trials and self._left > 0:
-            trials = [study.ask(dict(scales)) for _ in range(min(self._at_once, self.trials - asked))]
+            trials = [study.ask(dict(scales)) for _ in range(min(self._batch, self.trials - asked))]
             asked += len(trials)
             tried = [_settings(present, trial.params, movable) for trial in trials]
             self._climb([one for one in tried if one is not None])
@@ -243,17 +261,17 @@ class Search:
         counts = tuple(self._counts)
         best = self._settled(min(whole, key=lambda one: one.scores[-1]))
         if len(self.schedule.windows) == 1:
-            return Found(best.settings, asked, counts, self.schedule, 0)
+            return SearchResult(best.settings, asked, counts, self.schedule, 0)
         others = [one for one in sorted(whole, key=lambda one: one.scores[-1]) if one.settings != best.settings]
         finalists = [best, *others][:FINALISTS]
         settings, verified = self._verified([one.settings for one in finalists])
-        return Found(settings, asked, counts, self.schedule, verified)
+        return SearchResult(settings, asked, counts, self.schedule, verified)
 
-    def _climb(self, tried: Sequence[_Tried], *, everywhere: bool = False) -> None:
-        """Play settings on one rung after the other, of which the best third goes on to the next."""
+    def _climb(self, tried: Sequence[_Trial], *, everywhere: bool = False) -> None:
+        """Simulate settings rung by rung; the best third of each rung is promoted to the next."""
         left = list(tried)
-        for rung, places in enumerate(self.schedule.rungs):
-            self._play(left, places)
+        for rung, indices in enumerate(self.schedule.rungs):
+            self._play(left, indices)
             for one in left:
                 one.scores.append(self._scoring(one.played))
             if everywhere:
@@ -263,27 +281,27 @@ class Search:
             if rung == len(self.schedule.rungs) - 1:
                 for one in left:
                     one.whole = True
-            left = sorted(left, key=lambda one: one.scores[-1])[: math.ceil(len(left) / _GO_ON)]
+            left = sorted(left, key=lambda one: one.scores[-1])[: math.ceil(len(left) / _REDUCTION)]
 
-    def _play(self, tried: Sequence[_Tried], places: Sequence[int]) -> None:
-        windows = [self.schedule.windows[place] for place in places]
+    def _play(self, tried: Sequence[_Trial], indices: Sequence[int]) -> None:
+        windows = [self.schedule.windows[index] for index in indices]
         answers = iter(self._run([(one.settings, window) for one in tried for window in windows]))
         for one in tried:
             one.played += [next(answers) for _ in windows]
 
-    def _run(self, wanted: Sequence[tuple[ThresholdSettings, Window]]) -> Sequence[Replayed]:
-        self._left -= sum(window.stop - window.start for _, window in wanted)
-        return self._play_all([Task("thresholds", settings, window) for settings, window in wanted])
+    def _run(self, runs: Sequence[tuple[ThresholdSettings, Window]]) -> Sequence[Replayed]:
+        self._left -= sum(window.stop - window.start for _, window in runs)
+        return self._play_all([Task("thresholds", settings, window) for settings, window in runs])
 
-    def _settled(self, best: _Tried) -> _Tried:
-        """Put back each number that did not help: of what a trace does not tell, a search would move them at random."""
+    def _settled(self, best: _Trial) -> _Trial:
+        """Reset each number that did not help, as the search moves numbers without influence on the trace at random."""
         before = {knob.name: knob.present for knob in knobs(self._present.settings)}
         values = {knob.name: knob.present for knob in knobs(best.settings)}
         for name, value in before.items():
             if values[name] == value:
                 continue
             try:
-                one = _Tried(with_values(best.settings, {name: value}))
+                one = _Trial(with_values(best.settings, {name: value}))
             except ValueError:
                 continue
             self._climb([one], everywhere=True)
@@ -292,25 +310,25 @@ class Search:
         return best
 
     def _verified(self, finalists: Sequence[ThresholdSettings]) -> tuple[ThresholdSettings, int]:
-        """Return the best of some and of the present ones on the whole part, and how many requests each played."""
+        """Return the best of the finalists and the present settings on the whole part, and the requests per setting."""
         present = self._present.settings
-        all_of_them = [*(one for one in finalists if one != present), present]
+        compared = [*(one for one in finalists if one != present), present]
         requests = self.schedule.requests
-        each = self._budget // len(all_of_them)
+        each = self._budget // len(compared)
         if each >= requests:
             windows = [Window(0, requests)]
         else:
-            windows = spread(requests, max(each // WINDOWS, FEWEST_IN_WINDOW))
-        answers = iter(self._run([(settings, window) for settings in all_of_them for window in windows]))
-        tried = [_Tried(settings, [next(answers) for _ in windows]) for settings in all_of_them]
+            windows = spread_windows(requests, max(each // WINDOWS, MIN_WINDOW_REQUESTS))
+        answers = iter(self._run([(settings, window) for settings in compared for window in windows]))
+        tried = [_Trial(settings, [next(answers) for _ in windows]) for settings in compared]
         least_errors = tried[-1].errors
         usable = [one for one in tried if one.errors <= least_errors]
         best = min(usable, key=lambda one: self._scoring(one.played))
         return best.settings, sum(window.stop - window.start for window in windows)
 
 
-class _Tried:
-    """Settings with what they came to: in the order of the rungs, and scored after each of them."""
+class _Trial:
+    """Settings with their results in the order of the rungs, and the score after each rung."""
 
     def __init__(self, settings: ThresholdSettings, played: list[Replayed] | None = None) -> None:
         self.settings = settings
@@ -326,14 +344,14 @@ class _Tried:
         return sum(one.errors for one in self.played[:windows])
 
 
-def _settings(present: ThresholdSettings, params: dict[str, float], movable: Sequence[Knob]) -> _Tried | None:
-    """Return the present rules with other numbers; None if a condition could never hold then."""
+def _settings(present: ThresholdSettings, params: dict[str, float], movable: Sequence[Knob]) -> _Trial | None:
+    """Return the present rules with other numbers; None if a condition can then never hold."""
     values = {knob.name: rounded(params[knob.name], knob) for knob in movable}
     for name, low in values.items():
         high = values.get(other := name.removesuffix(".low") + ".high")
-        if name.endswith(".low") and high is not None and low > high:  # an empty span would be a trial for nothing
+        if name.endswith(".low") and high is not None and low > high:  # swap, since an empty range would waste a trial
             values |= {name: high, other: low}
     try:
-        return _Tried(with_values(present, values))
-    except ValueError:  # pydantic's too
+        return _Trial(with_values(present, values))
+    except ValueError:  # includes pydantic's ValidationError
         return None

@@ -1,1 +1,1 @@
-"""Turns what `learned` knows into rules for `thresholds`."""
+"""Distillation: what `learned` has learned, as rules for `thresholds`."""

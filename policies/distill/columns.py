@@ -1,4 +1,4 @@
-"""What a tree of rules may ask of a request: its cell's bins, in the words of a rule's `when`."""
+"""The columns of the tree: the bins of a request key, with the rule condition for each split."""
 
 from __future__ import annotations
 
@@ -24,59 +24,66 @@ from policies.learned.models.buckets import (
     Key,
 )
 
-_LEAST_SHARE = 0.01
-"""Of the requests: a word that is rarer is not asked for."""
+_MIN_SHARE = 0.01
+"""Minimum share of the requests for a word to get a column."""
 
-_MOST_WORDS = 12
+_MAX_WORDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One thing that the tree may ask, as a number whose lower side is what a condition can say.
+    """A numeric column of the tree, in which a condition can express "at most i".
 
-    Rules are tried in order and those of the lower side come first, so the upper side never needs saying: "another
-    workload", or "no limit on tokens", which no condition can express.
+    Only the lower side of a split needs a condition: its rules come first, and rules are tried in order. The upper side
+    may be something that no condition can express, such as "any other workload" or "no token limit".
 
     Parameters
     ----------
     feature
-        As in a rule's `when`.
-    says
-        The condition of being at most at place i; one of them where the column is yes (0) or no (1).
-    short
-        The same as part of a rule's name.
+        Feature name, as in a rule's `when`.
+    conditions
+        Condition for a value of at most i, by i. A column of yes (0) or no (1) has one condition.
+    labels
+        Part of a rule's name for each condition.
     """
 
     feature: str
-    says: tuple[Any, ...]
-    short: tuple[str, ...]
+    conditions: tuple[Any, ...]
+    labels: tuple[str, ...]
 
 
 def columns_of(keys: Sequence[Key]) -> list[Column]:
-    """Return what may be asked: the cells' bins, and the workloads and templates that are not rare."""
+    """Return the columns for some request keys: their bins, and the workloads and templates that are not rare.
+
+    Examples
+    --------
+    >>> columns = columns_of([("code", "", "0", "0", "0", "first", "text", "")])
+    >>> columns[0].feature, columns[0].conditions[0], columns[-1].feature, columns[-1].conditions
+    ('temperature', '< 0.05', 'workload', ('code',))
+    """
     limits = _bins("max_tokens", "limit", LIMITS)
     columns = [
         _bins("temperature", "temp", TEMPERATURES),
         _bins("overlap", "overlap", OVERLAPS),
         _bins("prompt_tokens", "prompt", PROMPT_TOKENS),
-        Column("max_tokens", (*limits.says, ">= 0"), (*limits.short, "limited")),
+        Column("max_tokens", (*limits.conditions, ">= 0"), (*limits.labels, "limited")),
         Column("turns", ("< 2",), ("first-turn",)),
         Column("structured", (True,), ("structured",)),
         Column("code_share", ("> 0.3",), ("code",)),
     ]
-    for feature, place in (("workload", WORKLOAD), ("template", TEMPLATE)):
-        seen: Counter[str] = Counter()
+    for feature, index in (("workload", WORKLOAD), ("template", TEMPLATE)):
+        counts: Counter[str] = Counter()
         for key in keys:
-            seen[key[place]] += 1
-        for word, count in seen.most_common(_MOST_WORDS):
-            if WORKLOAD_NAME.fullmatch(word) and count >= _LEAST_SHARE * len(keys):
-                short = word.replace(".", "-") if place == WORKLOAD else f"template-{word}"
-                columns.append(Column(feature, (word,), (short,)))
+            counts[key[index]] += 1
+        for word, count in counts.most_common(_MAX_WORDS):
+            if WORKLOAD_NAME.fullmatch(word) and count >= _MIN_SHARE * len(keys):
+                label = word.replace(".", "-") if index == WORKLOAD else f"template-{word}"
+                columns.append(Column(feature, (word,), (label,)))
     return columns
 
 
 def row_of(columns: Sequence[Column], key: Key) -> list[float]:
-    """Return the numbers of a request, one for each column."""
+    """Return the values of a request key in the columns."""
     row = [
         float(key[TEMPERATURE]),
         float(key[OVERLAP]),
@@ -87,11 +94,11 @@ def row_of(columns: Sequence[Column], key: Key) -> list[float]:
         float(key[SHAPE] != "code"),
     ]
     return row + [
-        float(key[WORKLOAD if column.feature == "workload" else TEMPLATE] != column.says[0])
+        float(key[WORKLOAD if column.feature == "workload" else TEMPLATE] != column.conditions[0])
         for column in columns[len(row) :]
     ]
 
 
-def _bins(feature: str, short: str, bounds: Sequence[float]) -> Column:
-    names = (f"{short}-below-{bound:g}".replace(".", "_") for bound in bounds)
-    return Column(feature, tuple(f"< {bound:g}" for bound in bounds), tuple(names))
+def _bins(feature: str, label: str, bounds: Sequence[float]) -> Column:
+    labels = (f"{label}-below-{bound:g}".replace(".", "_") for bound in bounds)
+    return Column(feature, tuple(f"< {bound:g}" for bound in bounds), tuple(labels))

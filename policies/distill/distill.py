@@ -1,10 +1,10 @@
-"""Rules from experience: what `learned` knows, as rules that a person can read and `thresholds` can run.
+"""Distillation of a learned policy into readable rules for `thresholds`.
 
-Requests are drawn from the cells of what was seen (`likely_traffic`), and sent at several loads through a pool that
-behaves exactly as was learned (`fluid`, `fluid_choice`). A tree groups those for which the same trade between speed and
-load does (`rule_tree`), and each group gets weights that make that trade (`rule_weights`). In the same pool the choice
-by prediction, `least_loaded` and the rules are compared, so the rules come with the share of the gain that they keep,
-by the same predictions that they were made from.
+Requests are drawn from the statistics (`traffic`) and sent at several loads through a fluid model of the pool that
+behaves exactly as learned (`fluid`, `fluid_choice`). A tree groups the requests that share a trade-off between speed
+and load (`tree`), and each group gets the weights that fit it (`weights`). In the same pool, the rules are compared
+with the choice by prediction and with `least_loaded`, so they come with the share of the gain that they keep, as
+predicted when distilled.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from backends.backend import Candidate
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid import Job
-from policies.distill.fluid_choice import FluidChoice, Notes, Situations
+from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
 from policies.distill.report import Distilled, Leaf
 from policies.distill.traffic import LikelyTraffic, Mix
 from policies.distill.tree import Group, grow
-from policies.distill.weights import Weighed, weighed
+from policies.distill.weights import RuleWeights, fit_weights
 from policies.learned.models.acceptance import arm_of
 from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
@@ -31,119 +31,126 @@ from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import BACKEND, Rule
 
 LEVELS = (1.0, 6.0, 24.0, 80.0)
-"""Requests in flight per backend, if spread evenly, at which the choices are compared."""
+"""Mean requests in flight per backend at which choices are compared."""
 
-MOST_LEAVES = 12
+MAX_LEAVES = 12
 
 _UNDECLARED = 0.5
-"""Weight of requests that declare nothing, beside those that were seen."""
+"""Relative weight of the copies of the requests that declare neither workload nor template."""
 
-_SLACKS = (1.0, 0.7, 0.5, 1.4)
-"""Times the slack of all rules that are tried: the less of it, the sooner load counts."""
+_SLACK_FACTORS = (1.0, 0.7, 0.5, 1.4)
+"""Factors tried on the slack of all rules; with a smaller slack, load matters sooner."""
 
 
 class NothingLearnedError(Exception):
-    """There is nothing yet that rules could be made of."""
+    """Raised if there are no observations or backends to make rules from."""
 
 
 def distill(
     policy: Learned, candidates: Sequence[Candidate], *, levels: Sequence[float] = LEVELS, seed: int = 0
 ) -> Distilled:
-    """Turn what a policy has learned into rules; takes seconds, in any thread, and changes nothing.
+    """Return rules for what a policy has learned.
+
+    Takes seconds, may run in any thread, and changes nothing in the policy.
 
     Parameters
     ----------
     candidates
-        The backends that requests may go to.
+        Backends that the rules choose between.
     levels
-        Requests in flight per backend at which choices are compared.
+        Mean requests in flight per backend at which choices are compared.
 
     Raises
     ------
     NothingLearnedError
-        If no request was observed yet, or there are not two backends to choose between.
+        If the policy has no observations, or there are fewer than two backends.
     """
     if len(candidates) < 2:
-        raise NothingLearnedError("there are no two backends to choose between")
+        raise NothingLearnedError("there must be at least two backends to choose between")
     counts = {key: sums[0] for key, sums in policy.statistics.buckets(LENGTH).items()}
     if not counts:
         raise NothingLearnedError("no request was observed yet")
     calibration = policy.settings.calibration
-    priors = {one.name: Predictor(LoadMeter(), calibration).of(one).prior for one in candidates}
+    priors = {candidate.name: Predictor(LoadMeter(), calibration).of(candidate).prior for candidate in candidates}
     choice = FluidChoice(policy.fitted(priors), calibration, policy.cost.dry_run_copy(), candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
-    plays = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]
-    notes = Notes(traffic.kinds)
-    for jobs in plays:
-        choice.by_prediction(jobs, notes)
-    situations = notes.situations([one.weight for one in candidates])
-    groups, found = _rules(situations, candidates)
-    contest = _Contest(choice, plays)
-    settings = max((_settings(groups, found, factor) for factor in _SLACKS), key=contest.gain_of_rules)
+    runs = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]
+    log = SituationLog(traffic.kinds)
+    for jobs in runs:
+        choice.by_prediction(jobs, log)
+    situations = log.situations([candidate.weight for candidate in candidates])
+    groups, weights = _fit_rules(situations, candidates)
+    comparison = _Comparison(choice, runs)
+    settings = max((_settings(groups, weights, factor) for factor in _SLACK_FACTORS), key=comparison.gain_of_rules)
 
-    # Other requests than those that were chosen by.
-    judged = _Contest(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
-    seen = len(situations.keys)
+    # The report compares them on new requests, which did not influence the rules.
+    validation = _Comparison(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
+    count = len(situations.keys)
     return Distilled(
         settings.model_copy(update={"seed": None}),
         tuple(
-            Leaf(float((group.places < seen).sum()) / seen, one.idle_s)
-            for group, one in zip(groups, found, strict=True)
+            Leaf(float((group.indices < count).sum()) / count, group_weights.idle_s)
+            for group, group_weights in zip(groups, weights, strict=True)
         ),
-        judged.gain(choice.by_prediction),
-        judged.gain_of_rules(settings),
-        judged.gain_of_rules(ThresholdSettings(seed=0)),
+        validation.gain(choice.by_prediction),
+        validation.gain_of_rules(settings),
+        validation.gain_of_rules(ThresholdSettings(seed=0)),
         sum(counts.values()),
     )
 
 
-def _rules(situations: Situations, candidates: Sequence[Candidate]) -> tuple[list[Group], list[Weighed]]:
+def _fit_rules(situations: Situations, candidates: Sequence[Candidate]) -> tuple[list[Group], list[RuleWeights]]:
     columns = columns_of(situations.keys)
-    every = situations.with_undeclared(_UNDECLARED)
-    rows = np.array([row_of(columns, key) for key in every.keys])
-    groups = grow(columns, rows, every, MOST_LEAVES)
+    extended = situations.with_undeclared(_UNDECLARED)
+    rows = np.array([row_of(columns, key) for key in extended.keys])
+    groups = grow(columns, rows, extended, MAX_LEAVES)
     targets = _targets(candidates)
-    return groups, [weighed(every, group.places, targets) for group in groups]
+    return groups, [fit_weights(extended, group.indices, targets) for group in groups]
 
 
-def _settings(groups: Sequence[Group], found: Sequence[Weighed], factor: float) -> ThresholdSettings:
+def _settings(groups: Sequence[Group], weights: Sequence[RuleWeights], slack_factor: float) -> ThresholdSettings:
     rules = [
         Rule.model_validate(
-            {"name": group.name, "when": group.when, "weights": one.weights, "slack": round(factor * one.slack)}
+            {
+                "name": group.name,
+                "when": group.when,
+                "weights": group_weights.weights,
+                "slack": round(slack_factor * group_weights.slack),
+            }
         )
-        for group, one in zip(groups, found, strict=True)
+        for group, group_weights in zip(groups, weights, strict=True)
     ]
     return ThresholdSettings(rules=tuple(rules), seed=0)
 
 
-class _Contest:
-    """Runs of requests, and what each of them takes if `least_loaded` chooses."""
+class _Comparison:
+    """A comparison of choices with `least_loaded` on the same runs of requests."""
 
-    def __init__(self, choice: FluidChoice, plays: Sequence[Sequence[Job]]) -> None:
+    def __init__(self, choice: FluidChoice, runs: Sequence[Sequence[Job]]) -> None:
         self._choice = choice
-        self._plays = [(jobs, choice.by_policy(jobs, LeastLoaded(LoadSettings(seed=0)))) for jobs in plays]
+        self._runs = [(jobs, choice.by_policy(jobs, LeastLoaded(LoadSettings(seed=0)))) for jobs in runs]
 
-    def gain(self, played: Callable[[Sequence[Job]], float]) -> float:
-        """Return by how much the mean time to finish is below that of `least_loaded`, as the mean over the runs."""
-        return 1.0 - sum(played(jobs) / least_s for jobs, least_s in self._plays) / len(self._plays)
+    def gain(self, mean_s: Callable[[Sequence[Job]], float]) -> float:
+        """Return the relative reduction of the mean time to finish against `least_loaded`, averaged over the runs."""
+        return 1.0 - sum(mean_s(jobs) / least_loaded_s for jobs, least_loaded_s in self._runs) / len(self._runs)
 
     def gain_of_rules(self, settings: ThresholdSettings) -> float:
-        """Return the same for rules."""
+        """Return the gain of rules."""
         return self.gain(lambda jobs: self._choice.by_policy(jobs, Thresholds(settings)))
 
 
 def _targets(candidates: Sequence[Candidate]) -> dict[str, list[int]]:
-    """Return what a rule may name, each with its places.
+    """Return the targets of a rule, each with the indices of its backends.
 
-    Those are methods, or backends by name where those of a method are not alike.
+    A target is a method, or a backend if the backends of its method belong to different arms.
     """
     arms: dict[str, set[str]] = {}
-    for one in candidates:
-        arms.setdefault(one.method.value, set()).add(arm_of(one))
+    for candidate in candidates:
+        arms.setdefault(candidate.method.value, set()).add(arm_of(candidate))
     targets: dict[str, list[int]] = {}
-    for place, one in enumerate(candidates):
-        targets.setdefault(one.method.value if len(arms[one.method.value]) == 1 else BACKEND + one.name, []).append(
-            place
-        )
+    for index, candidate in enumerate(candidates):
+        method = candidate.method.value
+        target = method if len(arms[method]) == 1 else BACKEND + candidate.name
+        targets.setdefault(target, []).append(index)
     return targets

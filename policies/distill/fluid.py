@@ -1,7 +1,7 @@
-"""A pool in which everything takes exactly what was learned: to weigh choices against each other before making them.
+"""A fluid model of a pool in which every time is exactly as learned, for comparing choices offline.
 
-Answers are a flow of steps: all requests of a backend share its steps, whose time depends on the batch of that moment,
-and a new prompt holds up everybody for as long as it takes to compute. No queue, no memory, no prefix cache.
+An answer is a continuous flow of steps. All requests of a backend share its steps, whose time depends on the current
+batch, and a new prompt delays all of them while it is computed. There is no queue, memory limit or prefix cache.
 """
 
 from __future__ import annotations
@@ -18,12 +18,22 @@ from policies.learned.models.prior import StepCost
 from policies.learned.predict import Predictor
 
 Kind = tuple[Key, RequestFeatures]
-"""A request, and the key of what is known of those like it."""
+"""A request with its bucket key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request with the length that its answer will have; `left` of it is still to come when it arrives, 0 to 1."""
+    """A request to be simulated.
+
+    Parameters
+    ----------
+    output_tokens
+        Length of its answer.
+    arrives_s
+        Arrival time in seconds.
+    left
+        Share of the answer that is left on arrival, 0 to 1; below 1 for a request that is already in flight.
+    """
 
     features: RequestFeatures
     key: Key
@@ -34,7 +44,15 @@ class Job:
 
 @dataclass(slots=True)
 class FluidBackend:
-    """One backend of the pool; a `Candidate`."""
+    """A backend of the fluid model; a `Candidate`.
+
+    Examples
+    --------
+    >>> backend = FluidBackend("a", Method.BASELINE, 0, 1.0, StepCost(0.01, 0.0, 0.0, 0.0))
+    >>> backend.put(number=7, steps=50.0, context_tokens=300.0, prefill_s=0.1)
+    >>> backend.run(until_s=1.0)
+    [(7, 0.6)]
+    """
 
     name: str
     method: Method
@@ -50,14 +68,26 @@ class FluidBackend:
     _running: list[tuple[float, int, float]] = field(default_factory=list)
 
     def put(self, number: int, steps: float, context_tokens: float, prefill_s: float) -> None:
-        """Begin a request."""
+        """Start a request.
+
+        Parameters
+        ----------
+        number
+            Identifier of the request.
+        steps
+            Steps of its answer.
+        context_tokens
+            Mean context of its steps in tokens.
+        prefill_s
+            Seconds to compute its prompt.
+        """
         heappush(self._running, (self._steps + steps, number, context_tokens))
         self._stalled_s += prefill_s
         self._context += context_tokens
         self.in_flight += 1
 
     def run(self, until_s: float) -> list[tuple[int, float]]:
-        """Go on to a moment, and return which requests ended, and when."""
+        """Advance the time to `until_s`, and return the requests that ended and when."""
         ended = []
         running, cost = self._running, self.cost
         while running:
@@ -80,31 +110,41 @@ class FluidBackend:
 
 
 Choose = Callable[[Job, Sequence[FluidBackend], float], int]
-"""Returns the place of the backend that a job is sent to, at a moment in seconds."""
+"""Function that returns the index of the backend for a job, given the time in seconds."""
 
 End = Callable[[int], None]
-"""Is told the number of a job that has ended."""
+"""Function that is called with the number of a job when it has ended."""
 
 
 def fluid_pool(predictor: Predictor, candidates: Sequence[Candidate]) -> list[FluidBackend]:
-    """Return an empty pool of backends that are as they were learned to be."""
+    """Return an empty pool of backends with the learned costs."""
     return [
-        FluidBackend(one.name, one.method, one.num_speculative_tokens, one.weight, predictor.of(one).cost)
-        for one in candidates
+        FluidBackend(
+            candidate.name,
+            candidate.method,
+            candidate.num_speculative_tokens,
+            candidate.weight,
+            predictor.of(candidate).cost,
+        )
+        for candidate in candidates
     ]
 
 
 def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend], choose: Choose, end: End) -> float:
-    """Send jobs through an empty pool, and return the mean seconds to finish of those that arrive whole.
+    """Send jobs through an empty pool, and return the mean seconds to finish.
 
     Parameters
     ----------
     jobs
-        In order of arrival; those with `left` below 1 fill the pool at the start and are not counted.
+        Jobs in order of arrival; those with `left` below 1 fill the pool at the start and are not counted.
     predictor
-        Says what a token takes.
+        Source of the tokens per step.
     pool
-        Of `fluid_pool`; it is empty again at the end.
+        Empty pool from `fluid_pool`; it is empty again afterwards.
+    choose
+        Called for each job.
+    end
+        Called when a job has ended.
     """
     total_s, counted = 0.0, 0
 

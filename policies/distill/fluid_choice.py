@@ -1,4 +1,4 @@
-"""Choices weighed in the fluid pool: by prediction, or by any policy; and what there was to choose between."""
+"""Choices in the fluid model of a pool, by prediction or by any policy, and the situations in which they are made."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from policies.policy import Policy
 
 Floats = npt.NDArray[np.float64]
 
-_MORE = 4
-"""Requests more on a backend, for what each of them adds to its cost."""
+_EXTRA_REQUESTS = 4
+"""Requests added to every backend to measure how its cost rises per request."""
 
-_AT_A_TIME = 2
+_KINDS_PER_ARRIVAL = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Situations:
-    """What there was to choose between, request by request.
+    """The alternatives of a series of choices.
 
     Parameters
     ----------
     keys
-        Of the requests.
+        Bucket key of each request.
     requests
-        There on each backend, per unit of its weight; shape (situations, backends).
-    idle_s, each_s
-        Cost of the request on each backend with nobody there, and by how much it rises with each request there; the
-        same shape. That is exact where a cost is linear in the requests, as that of the latency is, and elsewhere the
-        line through what it is at the requests that were there.
+        Requests on each backend per unit of its weight; shape (situations, backends).
+    idle_s
+        Cost of the request on each backend if it is idle, in seconds; the same shape.
+    each_s
+        Increase of that cost per request on the backend; the same shape. For an objective whose cost is not linear in
+        the requests (only latency is), `idle_s` and `each_s` describe the tangent at `requests`.
     weights
-        Shape (situations,).
+        Weight of each situation; shape (situations,).
     """
 
     keys: tuple[Key, ...]
@@ -52,65 +53,65 @@ class Situations:
 
     @property
     def costs_s(self) -> Floats:
-        """Cost of each backend in each situation; shape (situations, backends)."""
+        """Cost of each backend in each situation, in seconds; shape (situations, backends)."""
         return self.idle_s + self.each_s * self.requests
 
     def with_undeclared(self, weight: float) -> Situations:
-        """Return these, and after them the same with nothing declared, at `weight` times the weight.
+        """Return these situations followed by copies without workload and template, at `weight` times their weight.
 
-        Rules that were made from requests which declare their workload must do something sensible with others.
+        With them, rules made from requests that declare a workload also work for requests that do not.
         """
         bare = []
         for key in self.keys:
             fields = list(key)
             fields[WORKLOAD] = fields[TEMPLATE] = ""
             bare.append(tuple(fields))
-        requests, idle_s, each_s = (np.vstack([one, one]) for one in (self.requests, self.idle_s, self.each_s))
+        requests, idle_s, each_s = (np.vstack([part, part]) for part in (self.requests, self.idle_s, self.each_s))
         weights = np.concatenate([self.weights, weight * self.weights])
         return Situations((*self.keys, *bare), requests, idle_s, each_s, weights)
 
 
 @dataclass(slots=True)
-class Notes:
-    """Situations while they come: at each arrival in a filled pool, what some requests would meet there.
+class SituationLog:
+    """A log of situations: at each arrival, the alternatives that some requests would have in the pool.
 
     Parameters
     ----------
     kinds
-        Requests of which the next `_AT_A_TIME` are noted each time, in turn, so that all are noted equally often.
+        Requests to log. They take turns, `_KINDS_PER_ARRIVAL` at each arrival, so all are logged equally often.
     """
 
     kinds: Sequence[Kind]
     keys: list[Key] = field(default_factory=list)
     requests: list[list[float]] = field(default_factory=list)
     costs: list[list[float]] = field(default_factory=list)
-    with_more: list[list[float]] = field(default_factory=list)
+    costs_with_extra: list[list[float]] = field(default_factory=list)
     _runs: list[int] = field(default_factory=list)
     _next: int = 0
 
     def add(self, backends: Sequence[FluidBackend], costs: Callable[[Kind], list[float]]) -> None:
-        """Note what the next requests would meet."""
-        for _ in range(_AT_A_TIME):
+        """Log the alternatives of the next requests."""
+        for _ in range(_KINDS_PER_ARRIVAL):
             kind = self.kinds[self._next % len(self.kinds)]
             self._next += 1
             self.keys.append(kind[0])
-            self.requests.append([one.in_flight for one in backends])
+            self.requests.append([backend.in_flight for backend in backends])
             self.costs.append(costs(kind))
-            for one in backends:
-                one.in_flight += _MORE
-            self.with_more.append(costs(kind))
-            for one in backends:
-                one.in_flight -= _MORE
+            for backend in backends:
+                backend.in_flight += _EXTRA_REQUESTS
+            self.costs_with_extra.append(costs(kind))
+            for backend in backends:
+                backend.in_flight -= _EXTRA_REQUESTS
 
     def end_run(self) -> None:
-        """Note that what comes from here on belongs to another run."""
+        """End a run; later situations belong to the next one."""
         self._runs.append(len(self.keys))
 
     def situations(self, backend_weights: Sequence[float]) -> Situations:
-        """Return what was noted; each run weighs the same, and in it every second."""
+        """Return the logged situations; each run has the same total weight, spread evenly over its cost."""
         per_unit = np.array([weight or 1.0 for weight in backend_weights])
         requests, costs = np.array(self.requests), np.array(self.costs)
-        each_s = np.maximum(0.0, (np.array(self.with_more) - costs) / _MORE)
+        each_s = np.maximum(0.0, (np.array(self.costs_with_extra) - costs) / _EXTRA_REQUESTS)
         weights = np.concatenate(
             [np.full(end - begin, 1.0 / costs[begin:end].sum()) for begin, end in pairwise([0, *self._runs])]
         )
@@ -125,12 +126,12 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class FluidChoice:
-    """A pool that behaves exactly as was learned.
+    """A fluid model of a pool, in which choices can be compared.
 
     Parameters
     ----------
     cost
-        What choosing by prediction minimises.
+        Cost that a choice by prediction minimises.
     """
 
     fitted: FittedModels
@@ -139,46 +140,46 @@ class FluidChoice:
     candidates: Sequence[Candidate]
 
     def predictor(self) -> Predictor:
-        """Return one that knows all that was learned, and of no request under way."""
+        """Return a predictor with the fitted models and no requests in flight."""
         predictor = Predictor(LoadMeter(), self.calibration)
         predictor.learn(self.fitted)
         return predictor
 
     def by_policy(self, jobs: Sequence[Job], policy: Policy) -> float:
-        """Return mean seconds to finish if a policy chooses."""
+        """Return the mean seconds to finish if a policy chooses."""
         pool = fluid_pool(predictor := self.predictor(), self.candidates)
-        places = {backend.name: place for place, backend in enumerate(pool)}
+        index_of = {backend.name: index for index, backend in enumerate(pool)}
 
         def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
-            return places[policy.choose(job.features, backends).backend]
+            return index_of[policy.choose(job.features, backends).backend]
 
         return play(jobs, predictor, pool, choose, lambda number: None)
 
-    def by_prediction(self, jobs: Sequence[Job], notes: Notes | None = None) -> float:
-        """Return mean seconds to finish if each request goes where its cost is least; note the situations."""
+    def by_prediction(self, jobs: Sequence[Job], log: SituationLog | None = None) -> float:
+        """Return the mean seconds to finish if each request goes where its cost is lowest, logging the situations."""
         pool = fluid_pool(predictor := self.predictor(), self.candidates)
         shares = []
 
         def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
-            if notes is not None and job.left == 1.0:
-                notes.add(backends, lambda kind: self._costs(predictor, kind, backends, now_s))
+            if log is not None and job.left == 1.0:
+                log.add(backends, lambda kind: self._costs(predictor, kind, backends, now_s))
             predictions = predictor.predict(job.features, job.key, backends, now_s)
-            costs = [self.cost.of(job.features, one) for one in predictions]
+            costs = [self.cost.of(job.features, prediction) for prediction in predictions]
             chosen = min(range(len(costs)), key=costs.__getitem__)
             name, share = backends[chosen].name, predictions[chosen].share
             shares.append((name, share))
-            predictor.known[name].backlog.send(share, now_s)
+            predictor.backend_models[name].backlog.send(share, now_s)
             return chosen
 
         def end(number: int) -> None:
             name, share = shares[number]
-            predictor.known[name].backlog.end(share)
+            predictor.backend_models[name].backlog.end(share)
 
-        took_s = play(jobs, predictor, pool, choose, end)
-        if notes is not None:
-            notes.end_run()
-        return took_s
+        mean_s = play(jobs, predictor, pool, choose, end)
+        if log is not None:
+            log.end_run()
+        return mean_s
 
     def _costs(self, predictor: Predictor, kind: Kind, backends: Sequence[FluidBackend], now_s: float) -> list[float]:
         key, features = kind
-        return [self.cost.of(features, one) for one in predictor.predict(features, key, backends, now_s)]
+        return [self.cost.of(features, prediction) for prediction in predictor.predict(features, key, backends, now_s)]

@@ -1,4 +1,4 @@
-"""Rules that were made from experience, with what they are worth, as a text that a person reads and can pin."""
+"""The result of a distillation: rules and their predicted gain, also as text that can be read and pinned."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from dataclasses import dataclass
 
 from policies.rules.policy import ThresholdSettings
 
-_LEAST_GAIN = 0.002
+_MIN_GAIN = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What is known of the requests of one rule.
+    """The requests of one rule.
 
     Parameters
     ----------
     share
-        Of the requests, 0 to 1; 0 where only requests are meant that declare less than those that were seen.
+        Share of the observed requests, 0 to 1; 0 if the rule is only for requests that declare no workload or template.
     idle_s
-        By target, in the order of the rule's weights: cost of such a request on an idle backend, in seconds.
+        Mean cost on an idle backend in seconds, by target, in the order of the rule's weights.
+
+    Examples
+    --------
+    >>> Leaf(0.25, {"eagle3": 1.5, "baseline": 2.25}).text
+    '25% of the requests; seconds on an idle backend: eagle3 1.50, baseline 2.25'
     """
 
     share: float
@@ -26,27 +31,30 @@ class Leaf:
 
     @property
     def text(self) -> str:
-        """The same in words."""
-        seen = f"{self.share:.0%} of the requests" if self.share else "like some that were seen, but undeclared"
+        """The leaf as a comment for its rule."""
+        requests = f"{self.share:.0%} of the requests" if self.share else "requests without workload and template"
         costs = ", ".join(f"{target} {seconds:.2f}" for target, seconds in self.idle_s.items())
-        return f"{seen}; seconds on an idle backend: {costs}"
+        return f"{requests}; seconds on an idle backend: {costs}"
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """Rules, and what they are worth.
+    """Distilled rules and their predicted gain.
+
+    A gain is the relative reduction of the mean time to finish against `least_loaded`, averaged over loads and mixes.
 
     Parameters
     ----------
     leaves
-        One for each rule.
-    learned_gain, rules_gain
-        By how much mean time to finish is below that of `least_loaded`, as the mean over loads and mixes: choosing by
-        prediction, and by the rules.
+        Requests of each rule.
+    learned_gain
+        Gain of the choice by prediction.
+    rules_gain
+        Gain of these rules.
     default_gain
-        The same by the rules that come with the gateway.
+        Gain of the default rules.
     requests
-        Observed, weighed by age, that this is made of.
+        Number of observed requests, weighted by age.
     """
 
     settings: ThresholdSettings
@@ -58,17 +66,17 @@ class Distilled:
 
     @property
     def kept_share(self) -> float | None:
-        """Share of the gain over `least_loaded` that the rules keep; None where there is next to none to keep."""
-        return self.rules_gain / self.learned_gain if self.learned_gain > _LEAST_GAIN else None
+        """Share of the learned gain that the rules keep; None if there is almost none to keep."""
+        return self.rules_gain / self.learned_gain if self.learned_gain > _MIN_GAIN else None
 
     @property
     def text(self) -> str:
-        """The rules as they stand under `policy:` in a pool file, with what they are worth."""
-        kept = "there is next to nothing to gain" if self.kept_share is None else f"{self.kept_share:.0%} of that gain"
+        """The rules as YAML for `policy:` in a pool file, with their predicted gain as comments."""
+        kept = "there is almost nothing to gain" if self.kept_share is None else f"{self.kept_share:.0%} of that gain"
         lines = [
-            f"# From {self.requests:.0f} requests. Mean time to finish against least_loaded, by what was learned:",
-            f"# the prediction {-self.learned_gain:+.1%}, these rules {-self.rules_gain:+.1%} ({kept}),",
-            f"# the default rules {-self.default_gain:+.1%}.",
+            f"# From {self.requests:.0f} requests. Predicted mean time to finish, relative to least_loaded:",
+            f"# learned {-self.learned_gain:+.1%}, these rules {-self.rules_gain:+.1%} ({kept}),",
+            f"# default rules {-self.default_gain:+.1%}.",
             "name: thresholds",
             "rules:",
         ]

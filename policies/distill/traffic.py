@@ -1,4 +1,4 @@
-"""Requests like those that were seen: drawn from the cells of experience, to be sent at a load of one's choice."""
+"""Synthetic traffic: requests like the observed ones, drawn from their buckets, at any load."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from policies.learned.models.length import NOISE
 from policies.learned.predict import Predictor
 
 KINDS = 960
-"""Requests drawn from the cells; those of a run are drawn from these."""
+"""Number of requests drawn from the buckets; the requests of a run are drawn from these."""
 
-_LEAST_JOBS = 240
-_OF_RATE = 160
-"""Requests that are asked what they take, for the rate at which they are to arrive."""
+_MIN_JOBS = 240
+_RATE_SAMPLE = 160
+"""Number of requests from which the arrival rate is estimated."""
 
 
 class Mix(StrEnum):
-    """Which requests there are many of: as were seen, or more of those whose answers are long, or short.
+    """The composition of the traffic: as observed, or with more long or short answers.
 
-    How much a request there costs the next one depends on how long it stays. Rules count requests, so they fit the mix
-    that they were made from; made from several, they stand a shift.
+    How much a running request slows another depends on how long it runs. Rules count requests, so they fit the mix that
+    they were made from. Rules made from several mixes are robust to a shift.
     """
 
     SEEN = "seen"
@@ -51,18 +51,19 @@ class Mix(StrEnum):
     SHORT = "short"
 
 
-_TIMES_AS_MANY = 5.0
+_MIX_FACTOR = 5.0
+"""How many times more frequent long (or short) answers are in a mix other than `SEEN`."""
 
 
 class LikelyTraffic:
-    """Draws requests as they may come again.
+    """A generator of requests like the observed ones.
 
     Parameters
     ----------
     predictor
-        Says how long answers are, and what they take.
+        Source of answer lengths and costs.
     counts
-        How many requests were seen of each key.
+        Number of observed requests by key.
     """
 
     def __init__(self, predictor: Predictor, counts: Mapping[Key, float], seed: int) -> None:
@@ -70,60 +71,67 @@ class LikelyTraffic:
         self._rng = rng = Random(seed)
         keys = list(counts)
         rng.shuffle(keys)
-        until = list(accumulate(counts[key] for key in keys))
-        # At even distances, so that each key comes as often as it should, and not as chance has it.
-        begin = rng.random()
-        drawn = [keys[bisect_right(until, (begin + place) / KINDS * until[-1])] for place in range(KINDS)]
+        cumulated = list(accumulate(counts[key] for key in keys))
+        # Systematic sampling: each key is drawn in proportion to its count, with less variance than independent draws.
+        start = rng.random()
+        drawn = [keys[bisect_right(cumulated, (start + index) / KINDS * cumulated[-1])] for index in range(KINDS)]
         self.kinds = [(key, representative(key, rng)) for key in drawn]
         effects = predictor.fitted.length.effects
         self._noise = NOISE if effects is None else effects.noise
         tokens = [predictor.fitted.length.tokens(features, key) for key, features in self.kinds]
-        middle = median(tokens)
-        self._until = {Mix.SEEN: [float(place + 1) for place in range(KINDS)]}
-        for mix, many in ((Mix.LONG, [one > middle for one in tokens]), (Mix.SHORT, [one <= middle for one in tokens])):
-            self._until[mix] = list(accumulate(_TIMES_AS_MANY if one else 1.0 for one in many))
+        typical = median(tokens)
+        self._cumulated = {Mix.SEEN: [float(index + 1) for index in range(KINDS)]}
+        is_long = [length > typical for length in tokens]
+        for mix, frequent in ((Mix.LONG, True), (Mix.SHORT, False)):
+            self._cumulated[mix] = list(accumulate(_MIX_FACTOR if long == frequent else 1.0 for long in is_long))
 
     def jobs(self, candidates: Sequence[Candidate], level: float, mix: Mix = Mix.SEEN) -> list[Job]:
-        """Return requests that arrive at random, as fast as a pool with `level` on each backend gets them done.
+        """Return requests with Poisson arrivals, at the rate that a pool with `level` requests per backend serves.
 
-        The first fill the pool to that level; they are under way already.
+        The first requests fill the pool to that level; they are in flight at the start.
         """
-        rng, until = self._rng, self._until[mix]
-        rate = self._rate(candidates, level, [self._drawn(until) for _ in range(_OF_RATE)])
-        there = round(level * len(candidates))
+        rng, cumulated = self._rng, self._cumulated[mix]
+        rate = self._rate(candidates, level, [self._draw(cumulated) for _ in range(_RATE_SAMPLE)])
+        initial = round(level * len(candidates))
         jobs, at_s = [], 0.0
-        for number in range(there + max(_LEAST_JOBS, 3 * there)):
-            key, features = self._drawn(until)
+        for number in range(initial + max(_MIN_JOBS, 3 * initial)):
+            key, features = self._draw(cumulated)
             mean = self._predictor.fitted.length.tokens(features, key)
             tokens = mean * math.exp(self._noise * rng.gauss(0.0, 1.0) - self._noise**2 / 2)
             tokens = min(max(1.0, tokens), features.max_tokens or math.inf)
-            if number >= there:
+            if number >= initial:
                 at_s += rng.expovariate(rate)
-            jobs.append(Job(features, key, tokens, at_s, 1.0 if number >= there else rng.uniform(0.01, 0.99)))
+            jobs.append(Job(features, key, tokens, at_s, 1.0 if number >= initial else rng.uniform(0.01, 0.99)))
         return jobs
 
-    def _drawn(self, until: Sequence[float]) -> Kind:
-        return self.kinds[bisect_right(until, self._rng.random() * until[-1])]
+    def _draw(self, cumulated: Sequence[float]) -> Kind:
+        return self.kinds[bisect_right(cumulated, self._rng.random() * cumulated[-1])]
 
     def _rate(self, candidates: Sequence[Candidate], level: float, kinds: Sequence[Kind]) -> float:
-        """Return the requests a second that are done while each backend has `level` of them."""
+        """Return the requests per second that the pool serves with `level` requests on each backend."""
         rate = 0.0
         for backend in fluid_pool(self._predictor, candidates):
             work_s = 0.0
             backend.in_flight = round(level)
             cost = backend.cost
             for key, features in kinds:
-                one = self._predictor.predict(features, key, [backend], 0.0)[0]
-                each_s = cost.per_request_s + cost.per_context_token_s * one.context_tokens
-                work_s += (
-                    one.steps * (cost.base_s + level * each_s) + level * cost.per_prompt_token_s * one.prompt_tokens
-                )
+                prediction = self._predictor.predict(features, key, [backend], 0.0)[0]
+                each_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
+                prefill_s = level * cost.per_prompt_token_s * prediction.prompt_tokens
+                work_s += prediction.steps * (cost.base_s + level * each_s) + prefill_s
             rate += level * len(kinds) / work_s
         return rate
 
 
 def representative(key: Key, rng: Random) -> RequestFeatures:
-    """Return a request that has the given key."""
+    """Return a request that has the given key.
+
+    Examples
+    --------
+    >>> request = representative(("code", "", "0", "0", "2", "first", "text", ""), Random(1))
+    >>> request.workload, 64 <= request.prompt_tokens < 128, request.max_tokens
+    ('code', True, None)
+    """
     shape, limit = key[SHAPE], key[LIMIT]
     return RequestFeatures(
         "",
@@ -140,5 +148,5 @@ def representative(key: Key, rng: Random) -> RequestFeatures:
     )
 
 
-def _within(bounds: Sequence[float], place: int, rng: Random) -> float:
-    return rng.uniform(bounds[place], bounds[place + 1] * (1 - 1e-9))
+def _within(bounds: Sequence[float], index: int, rng: Random) -> float:
+    return rng.uniform(bounds[index], bounds[index + 1] * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""A small tree of conditions, whose leaves are requests for which the same weights do, written as rules in order."""
+"""A small tree of conditions, each of whose leaves becomes a rule."""
 
 from __future__ import annotations
 
@@ -12,120 +12,130 @@ import numpy.typing as npt
 from policies.distill.columns import Column
 from policies.distill.fluid_choice import Floats, Situations
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
-_RICHER = 8
-"""Times as many leaves as are allowed are grown, and then joined."""
+_GROWTH_FACTOR = 8
+"""How many times more leaves than allowed are grown before pruning."""
 
-_LEAST_SHARE = 0.003
-"""Of the situations' weight, in a leaf: a few long answers may be worth a rule of their own."""
+_MIN_LEAF_SHARE = 0.003
+"""Minimum share of the total weight in a leaf; small, because a few long answers may be worth a rule."""
 
-_SAY_MOST = ("workload", "template")
-"""Stand first in a rule's name, which is cut where it is too long."""
+_NAMED_FIRST = ("workload", "template")
+"""Features that come first in a rule's name, which is cut at its end if it is too long."""
 
-_USUAL_REQUESTS = 12.0
-"""On a backend: how much the cost of those there counts beside that of an idle backend, where the tree splits."""
+_TYPICAL_REQUESTS = 12.0
+"""Requests on a backend at which the tree compares costs per request with costs on an idle backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that meet `when` and none of the conditions of the groups before.
+    """The requests that meet `when` and none of the conditions of earlier groups.
 
     Parameters
     ----------
     name
-        Made of the conditions.
-    places
-        Of its situations.
+        Rule name, made of the conditions.
+    when
+        Conditions by feature.
+    indices
+        Indices of the situations in the group.
     """
 
     name: str
     when: dict[str, Any]
-    places: Places
+    indices: Indices
 
 
-def grow(columns: Sequence[Column], rows: Floats, situations: Situations, most: int) -> list[Group]:
-    """Return the leaves of a tree in which little is lost by treating all requests of a leaf alike.
+def grow(columns: Sequence[Column], rows: Floats, situations: Situations, max_leaves: int) -> list[Group]:
+    """Return the leaves of a pruned regression tree over the situations.
 
-    A regression tree (scikit-learn's) finds where costs differ, idle and with each request there. Then leaves are
-    joined, those first that lose least by it, until there are few enough and each that is left is worth having. What is
-    lost is counted in cost: of the backend that is best on the average of the leaf, against the best for the request.
+    A large tree (scikit-learn's) splits where costs differ. It is then pruned by weakest links [1]_, until it is small
+    enough and each split saves enough. The cost of a leaf is that of treating its requests alike: each goes to the
+    backend that is best for the leaf's mean costs, not for its own.
 
     Parameters
     ----------
     rows
-        What is asked of each situation; shape (situations, columns).
-    most
-        Leaves.
+        Value of each situation in each column; shape (situations, columns).
+    max_leaves
+        Maximum number of leaves.
+
+    References
+    ----------
+    .. [1] Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees", Wadsworth, 1984.
     """
-    from sklearn.tree import DecisionTreeRegressor  # here, for it takes a second to import
+    from sklearn.tree import DecisionTreeRegressor  # takes a second to import
 
     means = situations.idle_s.mean(axis=1)
-    tree = DecisionTreeRegressor(max_leaf_nodes=_RICHER * most, min_weight_fraction_leaf=_LEAST_SHARE, random_state=0)
-    # A relative cost with the mean's weight: the mean over a leaf is then that of seconds, without long answers
-    # deciding alone where to split.
-    profile = np.hstack([situations.idle_s, _USUAL_REQUESTS * situations.each_s]) / means[:, None]
+    tree = DecisionTreeRegressor(
+        max_leaf_nodes=_GROWTH_FACTOR * max_leaves, min_weight_fraction_leaf=_MIN_LEAF_SHARE, random_state=0
+    )
+    # Costs relative to the situation's mean, weighted by that mean: a leaf's mean is still that of seconds, but long
+    # answers do not dominate the choice of splits.
+    profile = np.hstack([situations.idle_s, _TYPICAL_REQUESTS * situations.each_s]) / means[:, None]
     tree.fit(rows, profile, sample_weight=situations.weights * means)
     root = _node(tree.tree_, 0, np.arange(len(rows)), rows, situations)
-    _prune(root, most, _worth_having(situations, root.cost))
+    _prune(root, max_leaves, _min_saving(situations, root.cost))
     return _groups(root, columns)
 
 
-def mean_costs(situations: Situations, places: Places) -> tuple[Floats, Floats]:
-    """Return mean cost on each idle backend and with each request there, as they count where there are requests."""
-    weights = situations.weights[places, None]
-    there = weights * (situations.requests[places] + 0.5)
-    idle_s = (weights * situations.idle_s[places]).sum(axis=0) / weights.sum()
-    each_s = (there * situations.each_s[places]).sum(axis=0) / there.sum(axis=0)
+def mean_costs(situations: Situations, indices: Indices) -> tuple[Floats, Floats]:
+    """Return the mean cost on each idle backend, and the mean increase per request, weighted by the requests there."""
+    weights = situations.weights[indices, None]
+    load = weights * (situations.requests[indices] + 0.5)
+    idle_s = (weights * situations.idle_s[indices]).sum(axis=0) / weights.sum()
+    each_s = (load * situations.each_s[indices]).sum(axis=0) / load.sum(axis=0)
     return idle_s, each_s
 
 
 @dataclass(slots=True)
 class _Node:
-    places: Places
+    indices: Indices
     cost: float
-    """Of its requests, if one estimate served them all."""
+    """Cost of the node's requests if it were a leaf."""
     column: int = -1
     bound: int = 0
     children: tuple[_Node, _Node] | None = None
 
 
-def _node(tree: Any, number: int, places: Places, rows: Floats, situations: Situations) -> _Node:
-    node = _Node(places, _cost(situations, places))
+def _node(tree: Any, number: int, indices: Indices, rows: Floats, situations: Situations) -> _Node:
+    node = _Node(indices, _cost(situations, indices))
     if tree.children_left[number] >= 0:
         node.column, threshold = int(tree.feature[number]), float(tree.threshold[number])
         node.bound = int(np.floor(threshold))
-        low = rows[places, node.column] <= threshold
+        low = rows[indices, node.column] <= threshold
         node.children = (
-            _node(tree, tree.children_left[number], places[low], rows, situations),
-            _node(tree, tree.children_right[number], places[~low], rows, situations),
+            _node(tree, tree.children_left[number], indices[low], rows, situations),
+            _node(tree, tree.children_right[number], indices[~low], rows, situations),
         )
     return node
 
 
-def _cost(situations: Situations, places: Places) -> float:
-    idle_s, each_s = mean_costs(situations, places)
-    chosen = (idle_s + each_s * situations.requests[places]).argmin(axis=1)
-    costs = situations.idle_s[places, chosen] + situations.each_s[places, chosen] * situations.requests[places, chosen]
-    return float((situations.weights[places] * costs).sum())
+def _cost(situations: Situations, indices: Indices) -> float:
+    idle_s, each_s = mean_costs(situations, indices)
+    requests = situations.requests[indices]
+    chosen = (idle_s + each_s * requests).argmin(axis=1)
+    at = indices, chosen
+    costs = situations.idle_s[at] + situations.each_s[at] * situations.requests[at]
+    return float((situations.weights[indices] * costs).sum())
 
 
-def _worth_having(situations: Situations, cost: float) -> float:
-    """Return the saving from which on a condition is worth reading: a thousandth of what there is to save."""
-    least = float((situations.weights * situations.costs_s.min(axis=1)).sum())
-    return 0.001 * max(0.0, cost - least)
+def _min_saving(situations: Situations, cost: float) -> float:
+    """Return the saving that justifies a condition: a thousandth of the largest possible saving."""
+    lowest = float((situations.weights * situations.costs_s.min(axis=1)).sum())
+    return 0.001 * max(0.0, cost - lowest)
 
 
-def _prune(root: _Node, most: int, least_saving: float) -> None:
+def _prune(root: _Node, max_leaves: int, min_saving: float) -> None:
     while (count := _count(root)) > 1:
-        saving, weakest = min((_saving(node), place, node) for place, node in enumerate(_forks(root)))[::2]
-        if count <= most and saving > least_saving:
+        saving, weakest = min((_saving(node), index, node) for index, node in enumerate(_forks(root)))[::2]
+        if count <= max_leaves and saving > min_saving:
             return
         weakest.children = None
 
 
 def _saving(node: _Node) -> float:
-    """Return what the conditions below a node save, for each leaf that they make."""
+    """Return the saving of the splits below a node, per additional leaf."""
     return (node.cost - _leaf_cost(node)) / (_count(node) - 1)
 
 
@@ -142,22 +152,23 @@ def _forks(node: _Node) -> list[_Node]:
 
 
 def _groups(root: _Node, columns: Sequence[Column]) -> list[Group]:
-    found: list[Group] = []
+    groups: list[Group] = []
     taken: set[str] = set()
 
     def walk(node: _Node, path: dict[str, tuple[Any, str]]) -> None:
         if node.children is not None:
             column = columns[node.column]
-            walk(node.children[0], path | {column.feature: (column.says[node.bound], column.short[node.bound])})
+            split = column.conditions[node.bound], column.labels[node.bound]
+            walk(node.children[0], path | {column.feature: split})
             walk(node.children[1], path)
             return
-        said = sorted(path, key=lambda feature: feature not in _SAY_MOST)
-        name = _name([path[feature][1] for feature in said], taken)
+        features = sorted(path, key=lambda feature: feature not in _NAMED_FIRST)
+        name = _name([path[feature][1] for feature in features], taken)
         taken.add(name)
-        found.append(Group(name, {feature: says for feature, (says, _) in path.items()}, node.places))
+        groups.append(Group(name, {feature: condition for feature, (condition, _) in path.items()}, node.indices))
 
     walk(root, {})
-    return found
+    return groups
 
 
 def _name(parts: Sequence[str], taken: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""The weights of a rule that come nearest to the costs of its requests."""
+"""The weights of a rule, fitted to the costs of its requests."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.distill.fluid_choice import Situations
-from policies.distill.tree import Places, mean_costs
+from policies.distill.tree import Indices, mean_costs
 
-_MOST_SLACK = 1000.0
-"""Where requests there hardly cost anything: no pool has that many."""
+_MAX_SLACK = 1000.0
+"""Upper limit of the slack, for requests whose cost hardly depends on the load."""
 
 _DIGITS = 2
 
 
-class Weighed(NamedTuple):
-    """What a rule says, and what it is made of.
+class RuleWeights(NamedTuple):
+    """The fitted weights of a rule.
 
     Parameters
     ----------
     weights
-        Of each target, the best first, whose weight is 1.
+        Weight of each target, the best first with a weight of 1.
     slack
-        Requests that make a backend as dear again as it is when idle, but for one, which every score counts.
+        Number of requests that double the cost on an idle backend, less the request itself.
     idle_s
-        Cost on an idle backend of each target, in the same order, in seconds.
+        Cost on an idle backend of each target in seconds, in the same order.
     """
 
     weights: dict[str, float]
@@ -34,34 +34,34 @@ class Weighed(NamedTuple):
     idle_s: dict[str, float]
 
 
-def weighed(situations: Situations, places: Places, targets: Mapping[str, Sequence[int]]) -> Weighed:
-    """Return the weights by which (requests + 1 + slack) / weight comes nearest to the mean costs of some situations.
+def fit_weights(situations: Situations, indices: Indices, targets: Mapping[str, Sequence[int]]) -> RuleWeights:
+    """Return the weights for which (requests + 1 + slack) / weight fits the mean costs of some situations best.
 
-    Costs are a line in the requests there, with an intercept and a slope for each backend; a rule has one slack for
-    all. It is the median of intercept / slope. Given that, the weights fit the lines by least squares where there were
-    requests.
+    The mean cost of a backend is linear in its requests: idle cost + slope * requests. A rule has one slack for all
+    backends, the median of idle cost / slope. Given the slack, the weights are a least-squares fit to those lines at
+    the observed loads.
 
     Parameters
     ----------
     targets
-        Places of the backends of each.
+        Indices of the backends of each target.
     """
-    idle_s, each_s = mean_costs(situations, places)
-    requests, weights = situations.requests[places], situations.weights[places]
-    slack = float(np.clip(np.median(idle_s / np.maximum(each_s, 1e-12)), 1.0, _MOST_SLACK))
+    idle_s, each_s = mean_costs(situations, indices)
+    requests, weights = situations.requests[indices], situations.weights[indices]
+    slack = float(np.clip(np.median(idle_s / np.maximum(each_s, 1e-12)), 1.0, _MAX_SLACK))
     scale, idle = {}, {}
     for target, members in targets.items():
         idle[target] = float(idle_s[list(members)].mean())
-        up = down = 0.0
-        for place in members:
-            line = idle_s[place] + each_s[place] * requests[:, place]
-            score = requests[:, place] + slack
-            up += float((weights * line * score).sum())
-            down += float((weights * score**2).sum())
-        scale[target] = up / down
+        numerator = denominator = 0.0
+        for backend in members:
+            line = idle_s[backend] + each_s[backend] * requests[:, backend]
+            score = requests[:, backend] + slack
+            numerator += float((weights * line * score).sum())
+            denominator += float((weights * score**2).sum())
+        scale[target] = numerator / denominator
     order = sorted(scale, key=scale.__getitem__)
     best = scale[order[0]]
-    return Weighed(
+    return RuleWeights(
         {target: max(10.0**-_DIGITS, round(best / scale[target], _DIGITS)) for target in order},
         slack - 1.0,
         {target: idle[target] for target in order},

@@ -1,1 +1,1 @@
-"""What the gateway knows of a request before it is sent."""
+"""Features of a request, computed before it is routed."""

@@ -1,7 +1,7 @@
-/* What overlap.py and source_code.py work out with numpy and a regular expression, in a fifth of the time.
+/* The computations of overlap.py and code_share.py, in a fifth of the time of numpy and a regular expression.
 
-   It is built where the gateway is built compiled (scripts/build_extensions.py); elsewhere those two do it. Tests hold
-   both equal. */
+   Part of a compiled build (scripts/build_extensions.py); without it, those modules compute the same in Python.
+   tests/extensions/test_tail.py checks that both agree. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,50 +9,50 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST_RUNS = 1024, PLACE_BITS = 12, PLACES = 1 << PLACE_BITS };
+enum { MAX_RUNS = 1024, SLOT_BITS = 12, SLOTS = 1 << SLOT_BITS };
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15u; /* as in overlap.py */
 
-/* Odd, and made of a hash that is another in each process: nobody can make a prompt whose runs all want one place. */
+/* Odd, and derived from a hash that differs per process, so that no client can craft a prompt full of collisions. */
 static uint64_t factor;
 
 static Py_ssize_t distinct(const char *raw, Py_ssize_t runs, Py_ssize_t unit_bytes, Py_ssize_t run_bytes) {
-    uint64_t known[MOST_RUNS];
-    uint16_t places[PLACES] = {0}; /* the number of a run in `known`, counted from one */
+    uint64_t known[MAX_RUNS];
+    uint16_t slots[SLOTS] = {0}; /* index of a run in `known`, plus one; 0 if free */
     uint16_t count = 0;
     for (Py_ssize_t at = 0; at < runs; at++) {
         uint64_t first, last;
         memcpy(&first, raw + at * unit_bytes, 8);
         memcpy(&last, raw + at * unit_bytes + run_bytes - 8, 8);
         uint64_t run = (first * MIX) ^ last;
-        unsigned place = (unsigned)((run * factor) >> (64 - PLACE_BITS));
-        while (places[place] && known[places[place] - 1] != run)
-            place = (place + 1) % PLACES;
-        if (!places[place]) {
+        unsigned slot = (unsigned)((run * factor) >> (64 - SLOT_BITS));
+        while (slots[slot] && known[slots[slot] - 1] != run)
+            slot = (slot + 1) % SLOTS;
+        if (!slots[slot]) {
             known[count++] = run;
-            places[place] = count;
+            slots[slot] = count;
         }
     }
     return count;
 }
 
-static PyObject *repeated_share(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+static PyObject *repeated_share(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (given != 3 || !PyBytes_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "expected bytes, the bytes of a unit and those of a run");
+    if (count != 3 || !PyBytes_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected bytes, the size of a unit and the size of a run");
         return NULL;
     }
     Py_ssize_t unit_bytes = PyLong_AsSsize_t(args[1]), run_bytes = PyLong_AsSsize_t(args[2]);
     if (PyErr_Occurred())
         return NULL;
     if (unit_bytes < 1 || run_bytes < 8 || run_bytes > 16) {
-        PyErr_SetString(PyExc_ValueError, "expected units of a byte or more and runs of 8 to 16");
+        PyErr_SetString(PyExc_ValueError, "expected units of at least 1 byte and runs of 8 to 16 bytes");
         return NULL;
     }
     Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
     Py_ssize_t runs = size < run_bytes ? 0 : (size - run_bytes) / unit_bytes + 1;
-    if (runs > MOST_RUNS) {
-        PyErr_Format(PyExc_ValueError, "expected at most %d runs", MOST_RUNS);
+    if (runs > MAX_RUNS) {
+        PyErr_Format(PyExc_ValueError, "expected at most %d runs", MAX_RUNS);
         return NULL;
     }
     if (runs < 2)
@@ -61,7 +61,7 @@ static PyObject *repeated_share(PyObject *module, PyObject *const *args, Py_ssiz
     return PyFloat_FromDouble((double)repeated / (double)runs);
 }
 
-/* The words that only code begins a line with, by their first letter. */
+/* Words at the start of a line that indicate code, by first letter. */
 static const char *const WORDS[128] = {
     ['C'] = "CREATE", ['I'] = "INSERT", ['S'] = "SELECT", ['a'] = "async", ['c'] = "class const", ['d'] = "def",
     ['e'] = "export enum", ['f'] = "from function func fn", ['i'] = "import impl interface", ['l'] = "let",
@@ -75,20 +75,20 @@ typedef struct {
     Py_ssize_t size;
 } Text;
 
-/* The character at a place; 0, which begins nothing, after the end. */
-static Py_UCS4 sign(const Text *text, Py_ssize_t at) {
+/* Return the character at a position, or 0 after the end. */
+static Py_UCS4 character(const Text *text, Py_ssize_t at) {
     return at < text->size ? PyUnicode_READ(text->kind, text->data, at) : 0;
 }
 
-static bool in_word(Py_UCS4 one) { return one == '_' || Py_UNICODE_ISALNUM(one); }
+static bool in_word(Py_UCS4 point) { return point == '_' || Py_UNICODE_ISALNUM(point); }
 
 static bool has_word(const Text *text, Py_ssize_t at) {
-    const char *word = WORDS[sign(text, at)];
+    const char *word = WORDS[character(text, at)];
     while (word) {
         Py_ssize_t length = 0;
-        while (word[length] > ' ' && sign(text, at + length) == (Py_UCS4)word[length])
+        while (word[length] > ' ' && character(text, at + length) == (Py_UCS4)word[length])
             length++;
-        if (word[length] <= ' ' && !in_word(sign(text, at + length)))
+        if (word[length] <= ' ' && !in_word(character(text, at + length)))
             return true;
         word = strchr(word, ' ');
         word = word ? word + 1 : NULL;
@@ -96,50 +96,50 @@ static bool has_word(const Text *text, Py_ssize_t at) {
     return false;
 }
 
-/* Whether a line that is indented goes on with anything but the mark of a list. */
+/* Return whether an indented line starts with anything but a list marker. */
 static bool is_indented_code(const Text *text, Py_ssize_t at) {
-    while (sign(text, at) == ' ' || sign(text, at) == '\t')
+    while (character(text, at) == ' ' || character(text, at) == '\t')
         at++;
     if (at == text->size)
         return false;
-    Py_UCS4 one = sign(text, at);
-    if (one == '-' || one == '*' || one == '+' || one == 0x2022 || one == '\n')
+    Py_UCS4 point = character(text, at);
+    if (point == '-' || point == '*' || point == '+' || point == 0x2022 || point == '\n')
         return false;
     Py_ssize_t after = at;
-    while (Py_UNICODE_ISDECIMAL(sign(text, after)))
+    while (Py_UNICODE_ISDECIMAL(character(text, after)))
         after++;
-    return after == at || (sign(text, after) != '.' && sign(text, after) != ')');
+    return after == at || (character(text, after) != '.' && character(text, after) != ')');
 }
 
-static bool has(const Text *text, Py_ssize_t at, const char *begin) {
-    for (; *begin; begin++, at++)
-        if (sign(text, at) != (Py_UCS4)*begin)
+static bool has(const Text *text, Py_ssize_t at, const char *prefix) {
+    for (; *prefix; prefix++, at++)
+        if (character(text, at) != (Py_UCS4)*prefix)
             return false;
     return true;
 }
 
 static bool is_code(const Text *text, Py_ssize_t at) {
-    switch (sign(text, at)) {
-    case ' ': return sign(text, at + 1) == ' ' && is_indented_code(text, at);
+    switch (character(text, at)) {
+    case ' ': return character(text, at + 1) == ' ' && is_indented_code(text, at);
     case '\t': return is_indented_code(text, at);
     case ')': case ']': case '}': return true;
     case '#': return has(text, at, "#!") || has(text, at, "#include") || has(text, at, "#define");
     case '/': return has(text, at, "//") || has(text, at, "/*");
     case '>': return has(text, at, ">>> ");
-    case '@': return in_word(sign(text, at + 1));
-    default: return sign(text, at) < 128 && has_word(text, at);
+    case '@': return in_word(character(text, at + 1));
+    default: return character(text, at) < 128 && has_word(text, at);
     }
 }
 
-static PyObject *code_share(PyObject *module, PyObject *given) {
+static PyObject *code_share(PyObject *module, PyObject *string) {
     (void)module;
-    Py_ssize_t size = PyUnicode_GetLength(given);
+    Py_ssize_t size = PyUnicode_GetLength(string);
     if (size < 0)
         return NULL;
-    const Text text = {PyUnicode_KIND(given), PyUnicode_DATA(given), size};
+    const Text text = {PyUnicode_KIND(string), PyUnicode_DATA(string), size};
     Py_ssize_t lines = 0, code = 0;
     for (Py_ssize_t at = 0; at < text.size;) {
-        Py_ssize_t end = PyUnicode_FindChar(given, '\n', at, text.size, 1);
+        Py_ssize_t end = PyUnicode_FindChar(string, '\n', at, text.size, 1);
         if (end == -2)
             return NULL;
         if (end == -1)

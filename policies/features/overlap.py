@@ -1,4 +1,4 @@
-"""How much a prompt repeats itself: the sign that lookup drafting (n-gram, suffix) may find its drafts in it."""
+"""How much a prompt repeats itself: an indicator of how well n-gram and suffix drafting will do on it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ from array import array
 import numpy as np
 
 WINDOW_BYTES = 1024
-"""Bytes looked at, the last of the prompt: some 250 tokens of text, 256 token ids. It bounds the cost."""
+"""Bytes considered at the end of the prompt (about 250 tokens of text, or 256 token ids), which bounds the cost."""
 
-_RUN_BYTES = 16  # some three words, or four tokens
+_RUN_BYTES = 16  # about three words, or four tokens
 _ID_BYTES = 4
 _RUN_IDS = 3
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication modulo 2**64 is invertible
 
 
 def overlap_of_text(text: str) -> float:
-    """Return the share of runs of 16 bytes that occur earlier among the last `WINDOW_BYTES` of a text, 0 to 1."""
+    """Return the share of 16-byte runs that occur earlier in the last `WINDOW_BYTES` bytes of a text, 0 to 1.
+
+    Examples
+    --------
+    >>> round(overlap_of_text("the quick brown fox jumps over the lazy dog. " * 2), 2)
+    0.4
+    >>> overlap_of_text("the quick brown fox jumps over the lazy dog.")
+    0.0
+    """
     raw = text[-WINDOW_BYTES:].encode("utf-8", "surrogatepass")
     return _repeated_share(raw[-WINDOW_BYTES:], 1, _RUN_BYTES)
 
 
 def overlap_of_ids(ids: list[int]) -> float:
-    """Return the share of 3-grams that occur earlier among the last 256 token ids, 0 to 1; 0 where they are no ids."""
+    """Return the share of 3-grams that occur earlier in the last 256 token ids, 0 to 1; 0 if the ids are invalid.
+
+    Examples
+    --------
+    >>> overlap_of_ids([1, 2, 3, 1, 2, 3])
+    0.25
+    """
     try:
         raw = array("I", ids[-(WINDOW_BYTES // _ID_BYTES) :]).tobytes()
     except (TypeError, OverflowError):
@@ -31,16 +45,16 @@ def overlap_of_ids(ids: list[int]) -> float:
 
 
 def share_by_sorting(raw: bytes, unit_bytes: int, run_bytes: int) -> float:
-    """Return the share of runs that occur earlier; a run begins at each unit and is 8 to 16 bytes long.
+    """Return the share of runs that occur earlier; a run starts at each unit and is 8 to 16 bytes long.
 
-    Each distinct run is new once and a repetition ever after, so the share is one minus distinct over all: sorted, a
-    repetition stands beside its like. The two numbers of 8 bytes that a run consists of (they may share some) are mixed
-    into one for that; that two unlike runs become the same number is as likely as in any hash of 64 bits.
+    Each distinct run is new once and repeated ever after, so the share is the number of equal neighbours after sorting,
+    over the number of runs. For sorting, the first and last 8 bytes of a run (which may overlap) are hashed into one
+    64-bit number.
     """
     total = (len(raw) - run_bytes) // unit_bytes + 1
     if total < 2:
         return 0.0
-    first = np.ndarray((total,), np.uint64, raw, 0, (unit_bytes,))  # overlapping views of the same bytes: no copy
+    first = np.ndarray((total,), np.uint64, raw, 0, (unit_bytes,))  # an overlapping view: no copy
     last = np.ndarray((total,), np.uint64, raw, run_bytes - 8, (unit_bytes,))
     runs = first * _MIX
     runs ^= last
@@ -49,6 +63,6 @@ def share_by_sorting(raw: bytes, unit_bytes: int, run_bytes: int) -> float:
 
 
 try:
-    from policies.features._tail import repeated_share as _repeated_share  # where the gateway was built compiled
+    from policies.features._tail import repeated_share as _repeated_share  # exists in a compiled build
 except ImportError:
     _repeated_share = share_by_sorting

@@ -1,4 +1,4 @@
-"""The prompt of a request, read from the body of any of the APIs."""
+"""The prompt of a request, read from the body of any supported API."""
 
 from __future__ import annotations
 
@@ -8,41 +8,47 @@ from typing import Any, Final
 import orjson
 
 TAIL_CHARS: Final = 1024
-"""Of a long prompt's text, what the features look at: its end, where the task stands and the answer goes on."""
+"""Characters at the end of a prompt that the features consider: the task usually stands there."""
 
 BYTES_PER_TOKEN: Final = 4.0
-"""UTF-8 bytes of a token: 4 to 4.5 in English prose with the vocabularies of today, fewer in code."""
+"""Estimated UTF-8 bytes per token: 4 to 4.5 in English prose with today's vocabularies, fewer in code."""
 
 TOKENS_PER_MESSAGE: Final = 5
-"""What a chat template puts around a message: header, role, end of turn."""
+"""Tokens that a chat template adds to a message: header, role, end of turn."""
 
-MOST_BEGINNINGS: Final = 64
-"""Texts of a prompt that can end a beginning; of a longer conversation the rest is not told apart."""
+MAX_PREFIX_TEXTS: Final = 64
+"""Texts of a prompt that are hashed for `prefix_hashes`; later texts of a longer conversation are ignored."""
 
-SHORTEST_BEGINNING_TOKENS: Final = 32
-"""A shorter beginning saves nothing worth telling."""
+MIN_PREFIX_TOKENS: Final = 32
+"""Length of the shortest prefix that is worth finding in a prefix cache."""
 
 
 @dataclass(slots=True, init=False)
 class Prompt:
-    """What a request asks with.
+    """The prompt of a request.
 
     Parameters
     ----------
     pieces
-        Its texts, in order, the system prompt among them; of a batch of prompts the last one alone.
+        Texts in order, including the system prompt; for a batch of prompts, those of the last one.
     system
-        The texts of the system prompt.
+        Texts of the system prompt.
     ids
-        The prompt, where it came as token ids; of a batch the last one.
+        Token ids, if the prompt was sent as ids; for a batch, those of the last prompt.
     size_bytes
         UTF-8 bytes of all texts.
     id_count
-        Token ids of all prompts that came as such.
+        Number of token ids in all prompts.
     turns
-        Messages but for the system prompt.
+        Number of messages, without the system prompt.
     batch
-        Independent prompts in the request.
+        Number of independent prompts in the request.
+
+    Examples
+    --------
+    >>> prompt = Prompt(pieces=["Why is the sky blue?"], size_bytes=20)
+    >>> prompt.tokens, prompt.tail()
+    (10, 'Why is the sky blue?')
     """
 
     pieces: list[str]
@@ -73,29 +79,36 @@ class Prompt:
 
     @property
     def tokens(self) -> int:
-        """Exact for token ids; for text an estimate."""
+        """Number of tokens: exact for token ids, an estimate for text."""
         if not self.size_bytes:
             return self.id_count
         return self.id_count + round(self.size_bytes / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE * self.turns
 
     def tail(self) -> str:
         """Return the last `TAIL_CHARS` characters of the text."""
-        taken: list[str] = []
+        parts: list[str] = []
         room = TAIL_CHARS
         for piece in reversed(self.pieces):
-            taken.append(piece[-room:])
+            parts.append(piece[-room:])
             room -= len(piece) + 1
             if room <= 0:
                 break
-        taken.reverse()
-        return "\n".join(taken)
+        parts.reverse()
+        return "\n".join(parts)
 
 
 def read_prompt(body: dict[str, Any]) -> Prompt:
-    """Read the prompt, whatever API the body speaks and however wrong it is; what makes no sense counts as absent.
+    """Return the prompt in a request body of any API.
 
-    `messages` are chat's and Anthropic's (whose `system` stands beside them), `prompt` the completions', `input` the
-    responses' (with `instructions`) and the embeddings'. Images and other media are passed over.
+    Reads `messages` (chat, and Anthropic's with `system`), `prompt` (completions) and `input` (responses with
+    `instructions`, and embeddings). Images and other media are ignored, and so are fields of the wrong type.
+
+    Examples
+    --------
+    >>> body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
+    >>> prompt = read_prompt(body)
+    >>> prompt.system, prompt.pieces, prompt.turns
+    (['Be brief.'], ['Be brief.', 'Hello'], 1)
     """
     if isinstance(messages := body.get("messages"), list):
         prompt = _read_messages(messages, body.get("system"))
@@ -109,24 +122,25 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     for piece in prompt.pieces:
         prompt.size_bytes += _utf8_length(piece)
     if tools := body.get("tools"):
-        prompt.size_bytes += len(_as_json(tools))  # the chat template writes them into the prompt
+        prompt.size_bytes += len(_as_json(tools))  # the chat template inserts them into the prompt
     return prompt
 
 
-def beginnings(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return hashes of the beginnings of a prompt that end with one of its texts, and the tokens of each (estimated).
+def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return a hash for each prefix of a prompt that ends with one of its texts, and the estimated tokens of each.
 
-    A conversation that goes on has those of its earlier requests, and all requests of an application those of its
-    system prompt: what an engine's prefix cache knows them by. The hashes mean nothing to another process.
+    A request that continues a conversation shares prefixes with the earlier requests, and all requests of an
+    application share its system prompt, as they do in an engine's prefix cache. The hashes are valid in this process
+    only.
     """
     hashes: list[int] = []
     tokens: list[int] = []
-    beginning, size = 0, 0.0
-    for piece in prompt.pieces[:MOST_BEGINNINGS]:
-        beginning = hash((beginning, piece))
+    prefix, size = 0, 0.0
+    for piece in prompt.pieces[:MAX_PREFIX_TEXTS]:
+        prefix = hash((prefix, piece))
         size += len(piece) / BYTES_PER_TOKEN + TOKENS_PER_MESSAGE
-        if size >= SHORTEST_BEGINNING_TOKENS:
-            hashes.append(beginning)
+        if size >= MIN_PREFIX_TOKENS:
+            hashes.append(prefix)
             tokens.append(int(size))
     return tuple(hashes), tuple(tokens)
 
@@ -180,7 +194,7 @@ def _add_part(pieces: list[str], part: dict[str, Any]) -> None:
 
 
 def _add_tool_traffic(pieces: list[str], message: dict[str, Any]) -> None:
-    """Add what an agent's turn holds beside `content`: calls with their arguments, and in responses their output."""
+    """Add the arguments of tool calls, and their output in the responses API, which stand beside `content`."""
     _add_texts(pieces, message.get("output"))
     _add_texts(pieces, message.get("arguments"))
     if isinstance(calls := message.get("tool_calls"), list):
@@ -190,15 +204,15 @@ def _add_tool_traffic(pieces: list[str], message: dict[str, Any]) -> None:
                 _add_texts(pieces, function.get("arguments"))
 
 
-def _read_plain(given: object) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(pieces=[given])
-    if not isinstance(given, list) or not given:
+def _read_plain(value: object) -> Prompt:
+    if isinstance(value, str):
+        return Prompt(pieces=[value])
+    if not isinstance(value, list) or not value:
         return Prompt()
-    if isinstance(given[0], int):
-        return Prompt(ids=given, id_count=len(given))
-    prompt = Prompt(batch=len(given))
-    *others, last = given
+    if isinstance(value[0], int):
+        return Prompt(ids=value, id_count=len(value))
+    prompt = Prompt(batch=len(value))
+    *others, last = value
     for other in others:
         if isinstance(other, str):
             prompt.size_bytes += _utf8_length(other)
@@ -219,5 +233,5 @@ def _utf8_length(text: str) -> int:
 def _as_json(value: object) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # integers past 64 bits, lone surrogates, nesting without end
+    except TypeError:  # integers above 64 bits, lone surrogates, excessive nesting
         return b""

@@ -1,4 +1,4 @@
-"""What a request tells before it is sent: the features that policies decide on."""
+"""The features of a request that policies decide by."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any, Final
 from policies.features import template
 from policies.features.code_share import code_share
 from policies.features.overlap import overlap_of_ids, overlap_of_text
-from policies.features.prompt import Prompt, beginnings, read_prompt
+from policies.features.prompt import Prompt, prefix_hashes, read_prompt
 
 MIN_P_EPSILON: Final = 1e-5
-"""vLLM's own bound (`_SAMPLING_EPS`): a `min_p` up to it is as good as none, and a speculating server takes it."""
+"""vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
 
 TEXT_FEATURES: Final = frozenset({"overlap", "code_share", "template", "prefix"})
-"""The features that cost a look at the prompt's text: more than all others together."""
+"""Features computed from the prompt's text; together they cost more than all others."""
 
 COMPLETIONS_MAX_TOKENS: Final = 16
-"""What vLLM, as OpenAI, takes for a completion that sends no `max_tokens`."""
+"""Default `max_tokens` of the completions API, in vLLM as at OpenAI."""
 
 WORKLOAD: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
-"""The names of workloads that count when declared."""
+"""Valid workload names."""
 
 _TOOL_FORCED: Final = ("required", "function", "any", "tool")
 _LARGEST: Final = 2**31 - 1
 _GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_SELDOM_SENT: Final = frozenset(
+_RARE_FIELDS: Final = frozenset(
     {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", "logit_bias"}
 ).union(_GUIDED)
-"""Fields that most requests have none of: one look at them all saves a look at each."""
+"""Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 
 class Endpoint(StrEnum):
-    """Which of vLLM's APIs a request speaks."""
+    """The API of a request."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -46,56 +46,64 @@ class Endpoint(StrEnum):
     OTHER = "other"
 
 
-_COMPLETIONS: Final = Endpoint.COMPLETIONS  # a member of an enum is looked up anew each time
+_COMPLETIONS: Final = Endpoint.COMPLETIONS  # saves an attribute lookup per request
 
 
-# Not frozen: that would make each of the fields cost a call to set, 2 us a request. Nobody changes one all the same.
+# Not frozen: setting the fields of a frozen dataclass would take 2 us per request. Treat it as immutable all the same.
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class RequestFeatures:
-    """One request as policies see it.
+    """The features of one request.
 
     Parameters
     ----------
     model
-        The name the client asked for.
+        Model name that the client requested.
     n
-        Sequences that the request asks for: `n`, times the prompts where it brings several.
+        Number of sequences requested: `n` times the number of prompts.
     temperature
-        As sent; the model's default where the request has none.
+        Sampling temperature, or the model's default if the request has none.
     overlap
-        Share of the prompt's runs of 16 bytes (of 3 ids, where it came as token ids) that occur earlier in it, 0 to 1,
-        over its last 1,024 bytes (256 ids).
+        Share of the 16-byte runs that occur earlier, over the last 1,024 bytes of the prompt, 0 to 1. For a prompt of
+        token ids, the share of 3-grams over the last 256 ids.
     code_share
-        Share of the prompt's lines that begin like source code, 0 to 1, over its last 1,024 characters.
+        Share of the lines that begin like source code, over the last 1,024 characters of the prompt, 0 to 1.
     prompt_tokens
-        Exact where the prompt came as token ids, else estimated from its length.
+        Length of the prompt in tokens: exact for token ids, else an estimate.
     max_tokens
-        The request's limit on output tokens, for each sequence; None where it has none. A completion that names none
-        has 16, as vLLM has it.
+        Limit on output tokens per sequence; None if there is none. A completion without a limit has 16, as in vLLM.
     template
-        Eight hex digits that stand for what requests of one application share (the system prompt or the head of
-        the prompt); empty where there is nothing to tell it by.
+        Eight hex digits that requests of one application share, from the system prompt or the head of the prompt; empty
+        if there is no prompt.
     turns
-        Messages in the conversation but for the system prompt; 1 for a bare prompt.
+        Number of messages, without the system prompt; 1 for a bare prompt.
     structured
-        The answer is bound to a grammar: a JSON schema, a regular expression, a choice, a tool that must be called.
+        Whether the output is constrained: by a JSON schema, regular expression, choice or a mandatory tool call.
     tools
-        The request offers tools and lets the model call them.
+        Whether the request offers tools that the model may call.
     baseline_only
-        The parameters present that no speculating vLLM serves (`min_p`, `logit_bias`); empty for most.
-    qps, in_flight
-        Load of the model when the request arrived: arrivals per second over the last seconds, and requests under way.
+        Parameters of the request that a speculating vLLM rejects (`min_p`, `logit_bias`); usually empty.
+    qps
+        Requests per second for the model, over the last seconds before the request arrived.
+    in_flight
+        Requests in flight for the model when the request arrived.
     workload
-        What the client declares in the header `x-gateway-workload`, in lower case; empty where it declares nothing,
-        or nothing that is a name (letters, digits, `.`, `_`, `-`; at most 40).
+        Workload declared in the header `x-gateway-workload`, in lower case; empty if there is none, or no valid name.
     explore
-        Whether it may be used to learn; a client forbids it with `x-gateway-explore: no`.
-    slo_ttft_s, slo_tpot_s
-        What the client or its key asks for: seconds to the first token, and per output token; None for nothing.
+        Whether the request may be used for exploration; a client forbids it with `x-gateway-explore: no`.
+    slo_ttft_s
+        Requested bound on the seconds to the first token, from the client or its key; None for no bound.
+    slo_tpot_s
+        Requested bound on the seconds per output token; None for no bound.
     prefix
-        Hashes of the beginnings of the prompt, each longer than the one before, by which a prefix cache may know it.
+        Hashes of prefixes of the prompt, shortest first, for predicting prefix cache hits.
     prefix_tokens
-        How many tokens each of those beginnings has.
+        Length of each of those prefixes in tokens.
+
+    Examples
+    --------
+    >>> request = RequestFeatures("llama", Endpoint.CHAT, temperature=0.2, workload="code", prompt_tokens=120)
+    >>> request.temperature, request.workload, request.max_tokens
+    (0.2, 'code', None)
     """
 
     model: str
@@ -122,7 +130,7 @@ class RequestFeatures:
     prefix: tuple[int, ...]
     prefix_tokens: tuple[int, ...]
 
-    def __init__(  # noqa: PLR0917 -- a record; written out, as a compiled class makes it in a fifth of the time so
+    def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
         self,
         model: str,
         endpoint: Endpoint,
@@ -173,12 +181,12 @@ class RequestFeatures:
         self.prefix_tokens = prefix_tokens
 
     def __reduce__(self) -> tuple[type[RequestFeatures], tuple[Any, ...]]:
-        """Take it apart for pickling, which a compiled class leaves to itself."""
-        return RequestFeatures, tuple([getattr(self, one.name) for one in fields(self)])
+        """Return what pickling needs, which a compiled class does not provide by itself."""
+        return RequestFeatures, tuple([getattr(self, field.name) for field in fields(self)])
 
 
 ANY_REQUEST: Final = RequestFeatures("", Endpoint.OTHER)
-"""What policies are shown that do not look at requests."""
+"""The request passed to policies that do not read requests."""
 
 
 def describe(
@@ -193,21 +201,32 @@ def describe(
     text_features: Collection[str] = TEXT_FEATURES,
     prompt: Prompt | None = None,
 ) -> RequestFeatures:
-    """Describe a request from its parsed body.
+    """Return the features of a request, from its parsed body.
 
-    Never raises on JSON of any shape: the engine judges validity, and a field that makes no sense counts as absent.
-    Cost is bounded by the number of messages, not their length (`python -m benchmarks.describe` measures it).
+    Accepts JSON of any shape: the engine validates requests, and a field of the wrong type counts as absent. The cost
+    depends on the number of messages, not on their length (`python -m benchmarks.describe` measures it).
 
     Parameters
     ----------
     default_temperature
-        What the model takes where a request sends none (its generation config, usually).
-    qps, in_flight, workload
-        As in `RequestFeatures`; `workload` is the header's value as it came.
+        Temperature of a request that sends none, usually from the model's generation config.
+    qps, in_flight
+        As in `RequestFeatures`.
+    workload
+        Raw value of the header `x-gateway-workload`.
     text_features
-        Those of `TEXT_FEATURES` that are wanted; the others are left at their defaults.
+        Subset of `TEXT_FEATURES` to compute; the others keep their defaults.
     prompt
-        What `read_prompt` finds in the body, from whoever wants it besides.
+        Result of `read_prompt(body)`, if the caller has it already.
+
+    Examples
+    --------
+    >>> body = {"prompt": [1, 2, 3], "temperature": 0}
+    >>> features = describe(
+    ...     Endpoint.COMPLETIONS, body, model="llama", default_temperature=0.6, qps=0.0, in_flight=0, workload="Code"
+    ... )
+    >>> features.temperature, features.prompt_tokens, features.max_tokens, features.workload
+    (0.0, 3, 16, 'code')
     """
     if prompt is None:
         prompt = read_prompt(body)
@@ -215,13 +234,13 @@ def describe(
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
     structured = tools = False
-    only: tuple[str, ...] = ()
-    if not _SELDOM_SENT.isdisjoint(body):
+    rejected: tuple[str, ...] = ()
+    if not _RARE_FIELDS.isdisjoint(body):
         tool_choice = _tool_choice(body.get("tool_choice"))
         tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
         structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
-        only = baseline_only(body)
-    prefix, prefix_tokens = beginnings(prompt) if "prefix" in text_features else ((), ())
+        rejected = baseline_only(body)
+    prefix, prefix_tokens = prefix_hashes(prompt) if "prefix" in text_features else ((), ())
     return RequestFeatures(
         model=model,
         endpoint=endpoint,
@@ -237,7 +256,7 @@ def describe(
         turns=prompt.turns,
         structured=structured,
         tools=tools,
-        baseline_only=only,
+        baseline_only=rejected,
         qps=qps,
         in_flight=in_flight,
         workload=_declared(workload) if workload else "",
@@ -259,14 +278,20 @@ def _template(prompt: Prompt) -> str:
 
 
 def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
-    for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in the order in which vLLM looks
+    for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in vLLM's order of precedence
         if (limit := _count(body.get(key))) is not None:
             return limit
     return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS and "max_tokens" not in body else None
 
 
 def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the parameters of a request that no speculating vLLM serves."""
+    """Return the parameters of a request that a speculating vLLM rejects.
+
+    Examples
+    --------
+    >>> baseline_only({"min_p": 0.1, "temperature": 0.5})
+    ('min_p',)
+    """
     if "min_p" not in body and "logit_bias" not in body:
         return ()
     min_p = _number(body.get("min_p"))
@@ -282,10 +307,10 @@ def _structured(body: dict[str, Any]) -> bool:
         return True
     if _is_format(body.get("response_format")):
         return True
-    for key in ("text", "output_config"):  # of the responses, and of Anthropic's messages
+    for key in ("text", "output_config"):  # in the responses API, and in Anthropic's messages API
         if isinstance(settings := body.get(key), dict) and _is_format(settings.get("format")):
             return True
-    # vLLM before 0.12 has these beside each other; an empty choice or schema is none.
+    # The fields of vLLM before 0.12; an empty choice or schema does not constrain the output.
     return any(body.get(key) for key in _GUIDED)
 
 
@@ -294,7 +319,7 @@ def _is_format(value: object) -> bool:
 
 
 def _tool_choice(choice: object) -> object:
-    """Return the word of a tool choice: OpenAI's as it stands or a tool by name, Anthropic's wrapped in a mapping."""
+    """Return the kind of a tool choice, which is a string or the `type` of a mapping."""
     return choice.get("type") if isinstance(choice, dict) else choice
 
 
@@ -304,7 +329,7 @@ def _declared(workload: str) -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number, from a string too, as vLLM's own validation would; else None."""
+    """Return a finite number, also from a string, as vLLM's validation does; else None."""
     if value is None:
         return None
     if isinstance(value, float):

@@ -1,1 +1,1 @@
-"""The `learned` policy: predicts the delay on each replica and learns from each outcome."""
+"""The `learned` policy, which predicts the delay on each backend and learns from each outcome."""

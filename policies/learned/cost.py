@@ -1,4 +1,4 @@
-"""What a routing decision is to minimise."""
+"""The cost that a routing decision minimises."""
 
 from __future__ import annotations
 
@@ -12,38 +12,44 @@ from policies.learned.settings import Objective
 
 
 class Cost(ABC):
-    """What a prediction costs. A class and no function: compiled, its method is called without a detour."""
+    """The cost of a prediction; a class, because mypyc calls a method faster than a function object."""
 
     @abstractmethod
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        """Return the cost of a request on a backend, in seconds or what stands for them; less is better."""
+        """Return the cost of a request on a backend, in seconds or weighted seconds; lower is better."""
 
     def dry_run_copy(self) -> Cost:
-        """Return one that costs the same, and remembers nothing here of what it is asked."""
+        """Return a copy whose calls do not affect this cost."""
         return self
 
 
 _TIE_BREAK: Final = 0.05
-"""Weight of the time to finish where it is not what counts: between backends that are equal, the faster one."""
+"""Weight of the total delay for an objective other than latency, so that ties go to the faster backend."""
 
 _URGENCY: Final = 2.0
-"""How much more a second counts of a request whose promise is as good as broken, than of one without any."""
+"""Additional weight of a second if the request is sure to miss its SLO."""
 
 _SOFTNESS: Final = 0.6
-"""Standard error of a prediction, relative: near its bound a promise is half kept. Answers differ by that much in what
-they take from the same step, and the load changes while they run."""
+"""Scale of a prediction's relative error: answers differ in acceptance, and the load changes while they run."""
 
 _KEEP: Final = 0.998
-"""Per prediction, of the mean urgency: the last hundred requests count, on four candidates."""
+"""Decay of the mean urgency per prediction; with four candidates, about the last hundred requests count."""
 
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
-    """Return the cost of an objective.
+    """Return the cost function of an objective.
 
     Parameters
     ----------
     slo_ttft_s, slo_tpot_s
-        Bounds of requests that bring none, for `goodput`; None: no bound.
+        Default SLO for `goodput`, in seconds to the first token and per output token; None for no bound.
+
+    Examples
+    --------
+    >>> from policies.features.request import ANY_REQUEST
+    >>> prediction = Prediction(0.1, 2.0, 0.5, 0.02, 100.0, 2.0, 200.0, 300.0, 200.0, 3)
+    >>> cost_of(Objective.LATENCY, None, None).of(ANY_REQUEST, prediction)
+    2.6
     """
     if objective is Objective.LATENCY:
         return _Latency()
@@ -56,12 +62,12 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
 
 class _Latency(Cost):
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        return _everybody_s(prediction)
+        return _total_s(prediction)
 
 
 class _Ttft(Cost):
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        return prediction.ttft_s + _TIE_BREAK * _everybody_s(prediction)
+        return prediction.ttft_s + _TIE_BREAK * _total_s(prediction)
 
 
 class _Tpot(Cost):
@@ -71,12 +77,11 @@ class _Tpot(Cost):
 
 
 class _Goodput(Cost):
-    """Everybody's time, of which a second counts for more where a promise is in danger.
+    """The total delay, in which a second weighs more if an SLO is at risk.
 
-    A penalty for each promise that is expected to be broken keeps fewer of them: it is paid at once, and what a request
-    takes from those already there, and from those who come while it stays, is spread over all its time. So time stays
-    what is counted. A request's own counts by how urgent it is itself, and the others' by the mean urgency; where all
-    have the same bounds, that comes to `latency` again. docs/routing.md has the figures.
+    The request's own time is weighted by its urgency, and the time that it takes from others by the mean urgency; if
+    all requests have the same bounds, this equals `latency`. A fixed penalty for each expected miss meets fewer SLOs,
+    because it ignores that a request slows others for as long as it runs. docs/routing.md has the figures.
     """
 
     def __init__(self, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
@@ -92,23 +97,23 @@ class _Goodput(Cost):
     def of(self, request: RequestFeatures, prediction: Prediction) -> float:
         ttft_s = request.slo_ttft_s or self._slo_ttft_s
         tpot_s = request.slo_tpot_s or self._slo_tpot_s
-        kept = 1.0
+        attained = 1.0
         if ttft_s:
-            kept = _kept(prediction.ttft_s, ttft_s)
+            attained = _attainment(prediction.ttft_s, ttft_s)
         if tpot_s:
-            kept *= _kept(prediction.step_s / prediction.tokens_per_step, tpot_s)
-        urgency = _URGENCY * (1.0 - kept)
+            attained *= _attainment(prediction.step_s / prediction.tokens_per_step, tpot_s)
+        urgency = _URGENCY * (1.0 - attained)
         self._mean_urgency = _KEEP * self._mean_urgency + (1.0 - _KEEP) * urgency
         own_s = prediction.ttft_s + prediction.decode_s
         return (1.0 + urgency) * own_s + (1.0 + self._mean_urgency) * prediction.others_s
 
 
-def _everybody_s(prediction: Prediction) -> float:
-    """Return what the request takes and what it takes from those already there."""
+def _total_s(prediction: Prediction) -> float:
+    """Return the request's own time plus the delay that it causes to the requests already there, in seconds."""
     return prediction.ttft_s + prediction.decode_s + prediction.others_s
 
 
-def _kept(expected_s: float, bound_s: float) -> float:
-    """Return the probability that a bound is kept, a logistic one in the logarithm."""
-    off = math.log(expected_s / bound_s) / _SOFTNESS if expected_s > 0 else -50.0
-    return 1.0 / (1.0 + math.exp(min(50.0, max(-50.0, off))))
+def _attainment(expected_s: float, bound_s: float) -> float:
+    """Return the probability of meeting a bound: a logistic function of the log ratio."""
+    excess = math.log(expected_s / bound_s) / _SOFTNESS if expected_s > 0 else -50.0
+    return 1.0 / (1.0 + math.exp(min(50.0, max(-50.0, excess))))

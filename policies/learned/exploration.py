@@ -1,54 +1,59 @@
-"""Trying what looks worse, to learn whether it is: seldom, and at a price that is bounded."""
+"""Exploration at a bounded price: trying backends that look worse, to learn whether they are."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-from policies.learned.propensity import place_of_least
+from policies.learned.propensity import argmin
 
 
 def explore(share: float, most: float, costs: list[float], observations: list[float]) -> list[float]:
-    """Return the probability with which each candidate should be chosen; the cheapest has what is left.
+    """Return the probability of choosing each candidate; the cheapest gets what the others leave.
 
-    The others are tried in proportion to how little is known of them, and together so seldom that the expected cost of
-    this very request rises by no more than the set share: what would cost much is tried little, what costs next to
-    nothing up to `most`. As they become known, trying them ebbs.
+    The other candidates are explored in proportion to their uncertainty. Their total probability is at most `most`, and
+    so low that the expected cost of this request rises by no more than `share`: an expensive candidate is explored less
+    than a cheap one. Exploration fades as observations accumulate.
 
     Parameters
     ----------
     share, most
         As in `policies.learned.settings.Exploration`.
     costs
-        Expected cost of each candidate, at least one, none below zero.
+        Expected cost of each candidate; at least one, none negative.
     observations
-        How often requests like this one were seen on each.
+        Number of similar requests observed on each candidate.
+
+    Examples
+    --------
+    >>> explore(0.01, 0.05, costs=[1.0, 2.0], observations=[0, 0])
+    [0.99, 0.01]
     """
-    best = place_of_least(costs)
+    best = argmin(costs)
     propensities = [0.0] * len(costs)
     propensities[best] = 1.0
     if len(costs) == 1 or share == 0 or most == 0:
         return propensities
-    least = costs[best]
-    total = largest = dearer = 0.0
-    for place, seen in enumerate(observations):  # one loop, not sums over generators: it runs for each request
-        if place != best:
-            doubt = 1.0 / math.sqrt(1.0 + seen / _KNOWN)
-            propensities[place] = doubt
-            total += doubt
-            dearer += doubt * (costs[place] - least)
-            largest = max(largest, doubt)
-    if total == 0:  # everything is known without trying
+    lowest = costs[best]
+    total = largest = excess = 0.0
+    for index, count in enumerate(observations):  # one loop instead of sums over generators: this runs per request
+        if index != best:
+            uncertainty = 1.0 / math.sqrt(1.0 + count / _KNOWN)
+            propensities[index] = uncertainty
+            total += uncertainty
+            excess += uncertainty * (costs[index] - lowest)
+            largest = max(largest, uncertainty)
+    if total == 0:  # every other candidate has infinite observations
         return propensities
-    chance = most * largest
-    if dearer > 0:
-        chance = min(chance, share * least / (dearer / total))
-    for place, doubt in enumerate(propensities):
-        if place != best:
-            propensities[place] = chance * doubt / total
-    propensities[best] = 1.0 - chance
+    probability = most * largest
+    if excess > 0:
+        probability = min(probability, share * lowest / (excess / total))
+    for index, uncertainty in enumerate(propensities):
+        if index != best:
+            propensities[index] = probability * uncertainty / total
+    propensities[best] = 1.0 - probability
     return propensities
 
 
 _KNOWN: Final = 5.0
-"""Observations from which doubt begins to fall."""
+"""Number of observations above which the uncertainty falls noticeably."""

@@ -1,4 +1,4 @@
-"""Is the learned policy really better? A small random share of the traffic goes by `least_loaded`, to tell."""
+"""The guardrail: a randomised comparison of the learned policy with `least_loaded` on a small share of the traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class _Group:
-    """Sums of one group, in which each observation weighs less as later ones come."""
+    """Exponentially decaying sums of one arm of the comparison."""
 
     __slots__ = ("count", "squares", "total")
 
@@ -35,67 +35,81 @@ class _Group:
 
 
 class Guardrail:
-    """Compares the learned policy with `least_loaded` on requests that were assigned at random.
+    """A comparison of the learned policy with `least_loaded` on randomly assigned requests.
 
-    What is compared is the logarithm of seconds per unit of work, where work is known only afterwards but does not
-    depend on where the request went (the tokens of its answer). The test may be looked at after every request without
-    losing its level: the mixture sequential probability ratio test of Johari, Pekelis and Walsh, "Always Valid
-    Inference", Operations Research 70(3), 2022, with a normal mixture of standard deviation `_EFFECT`.
+    The metric is the logarithm of seconds per unit of work. The work (tokens) is known only afterwards, but does not
+    depend on the backend. The test is evaluated after every request and keeps its level nevertheless: it is the mixture
+    sequential probability ratio test [1]_ with a normal mixture of standard deviation `_EFFECT`.
 
-    While it is frozen all requests go by `least_loaded` but for the same small share, which tells when to go back.
+    If the learned policy is found to be worse, it is frozen: `least_loaded` decides for all requests except the same
+    small share, which shows when the learned policy is better again.
 
     Attributes
     ----------
     frozen
-        The learned policy was found worse, and is not used.
+        Whether the learned policy was found to be worse and is out of use.
     freezes
-        How often that has happened.
+        Number of freezes so far.
+
+    References
+    ----------
+    .. [1] Johari, Koomen, Pekelis and Walsh, "Always Valid Inference: Continuous Monitoring of A/B Tests", Operations
+       Research 70(3), 2022.
+
+    Examples
+    --------
+    >>> guardrail = Guardrail(GuardrailSettings(share=0.1))
+    >>> for _ in range(200):
+    ...     guardrail.observe(0.010, control=True)
+    ...     guardrail.observe(0.030, control=False)
+    >>> guardrail.frozen, guardrail.control_share()
+    (True, 0.9)
     """
 
     def __init__(self, settings: GuardrailSettings) -> None:
         self.frozen = False
         self.freezes = 0
-        # Read once: a field of the settings takes as long to read as all that is done with it for a request.
+        # Copied, because reading a pydantic field takes as long as everything that is done with it per request.
         self._share, self._tolerance, self._confidence = settings.share, settings.tolerance, settings.confidence
         self._start_over()
 
     def control_share(self) -> float:
-        """Return the share of requests that are to go by `least_loaded` now."""
+        """Return the share of requests for which `least_loaded` decides at present."""
         return 1.0 - self._share if self.frozen else self._share
 
     def draw(self, rng: Random) -> bool:
-        """Draw whether the next request goes by `least_loaded`."""
+        """Return whether `least_loaded` decides for the next request, at random."""
         share = self.control_share()
         return share > 0 and rng.random() < share
 
     def observe(self, seconds_per_work: float, *, control: bool) -> None:
-        """Take in what a request came to, and freeze or go back where that is clear."""
+        """Add an outcome, and freeze or thaw the learned policy if the comparison is conclusive."""
         if seconds_per_work <= 0 or self._share == 0:
             return
         group = self._control if control else self._learned
         group.add(math.log(seconds_per_work))
-        if self._control.count < _LEAST or self._learned.count < _LEAST:
+        if self._control.count < _MIN_COUNT or self._learned.count < _MIN_COUNT:
             return
         ratio = self.ratio
         margin = math.log(ratio) - math.log1p(self._tolerance)
         if not self.frozen and margin > 0 and self._is_certain(margin):
             self.frozen, self.freezes = True, self.freezes + 1
-            log.warning("the learned policy took %.2f times what least_loaded takes: frozen", ratio)
+            log.warning("learned policy frozen: it takes %.2f times as long as least_loaded", ratio)
             self._start_over()
         elif self.frozen and ratio < 1 and self._is_certain(math.log(ratio)):
             self.frozen = False
-            log.warning("the learned policy takes %.2f times what least_loaded takes: used again", ratio)
+            log.warning("learned policy back in use: it takes %.2f times as long as least_loaded", ratio)
             self._start_over()
 
     @property
     def ratio(self) -> float:
-        """Seconds per work of the learned policy over those of `least_loaded`; NaN before both were seen."""
+        """Seconds per unit of work of the learned policy over those of `least_loaded`; NaN until both have outcomes."""
         if not self._control.count or not self._learned.count:
             return math.nan
         return math.exp(self._learned.mean - self._control.mean)
 
     def thaw(self) -> None:
-        """Use the learned policy again, and forget what was held against it: an operator knows better."""
+        """Put the learned policy back in use on an operator's request, and restart the comparison."""
         self.frozen = False
         self._start_over()
 
@@ -112,6 +126,6 @@ class Guardrail:
 
 
 _KEEP: Final = 0.9995
-"""Per observation of a group: about the last two thousand count."""
-_LEAST: Final = 40
+"""Decay per observation; about the last two thousand count."""
+_MIN_COUNT: Final = 40
 _EFFECT: Final = 0.2

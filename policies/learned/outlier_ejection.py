@@ -1,4 +1,4 @@
-"""Backends that behave unlike their method: taken out for a while, and tried again."""
+"""Outlier ejection: backends that perform far worse than predicted are taken out of use for a while."""
 
 from __future__ import annotations
 
@@ -12,46 +12,53 @@ from backends.backend import Candidate
 log = logging.getLogger(__name__)
 
 SLOW_RATIO: Final = 3.0
-"""Steps that take so many times what the fit expects at that load: 232 tokens/s fell to 24-157 in one report."""
+"""Observed over predicted step time of a faulty backend; in one report, 232 tokens/s fell to 24-157."""
 
 POOR_RATIO: Final = 0.6
-"""Share of the expected tokens per step: a head that does not fit was accepted at 21% for 85%, with k=3 39% of them."""
+"""Observed over predicted tokens per step of a faulty backend; a mismatched head (21% accepted instead of 85%, k=3)
+reaches 0.39."""
 
-USUAL_SPREAD: Final = 0.25
-"""Standard deviation of the logarithm of tokens per step over those expected, where it is not known; and the least."""
+DEFAULT_SPREAD: Final = 0.25
+"""Default and minimum standard deviation of log(observed / predicted tokens per step)."""
 
 EVIDENCE: Final = 11.5
-"""Logarithm of the odds from which a backend is out: healthy ones come so far less than once in 100,000 requests."""
+"""Log-likelihood ratio at which a backend is ejected; a healthy one gets there less than once in 100,000 requests."""
 
 FIRST_S: Final = 20.0
+"""Seconds of a first ejection; each relapse doubles it."""
 LONGEST_S: Final = 600.0
-FADES_S: Final = 10.0
-"""Half-life of slowness that nothing has confirmed since."""
+"""Seconds of the longest ejection."""
+SLOWNESS_HALF_LIFE_S: Final = 10.0
+"""Half-life of a measured slowness that no later request confirms."""
 
-_MOST_EVIDENCE: Final = 2.0
-"""Of one request: at least six have to agree, however far off they are."""
+_MAX_EVIDENCE: Final = 2.0
+"""Maximum evidence from one request, so that ejection takes at least six."""
 
 _STEP_SPREAD: Final = 0.35
-"""Of the logarithm of step times; in healthy replicas it is 0.02 to 0.04, but stalls come in clusters."""
+"""Standard deviation assumed for log step time; healthy replicas have 0.02 to 0.04, but stalls come in clusters."""
 
 _KEEP: Final = 0.8
-"""Per observation, for the mean: about the last five requests decide."""
-_LEAST: Final = 6.0
-_SLOWNESS_FROM: Final = 1.3
+"""Decay of the mean per observation; about the last five requests count."""
+_MIN_COUNT: Final = 6.0
+_MIN_SLOWNESS: Final = 1.3
 
 
 class _Drift:
-    """Whether the logarithm of a ratio is nearer to a fault than to health: Page's cumulative sum.
+    """Page's cumulative sum (CUSUM) [1]_, a test whether the mean of a log ratio has moved from `healthy` to `faulty`.
 
-    Each request adds the logarithm of its odds under normal laws around `faulty` and `healthy`; the sum never falls
-    below zero. Under the healthy law the odds of a request are 1 on average, so that within n of them the sum reaches h
-    with a probability of at most n exp(-h): Lorden, "Procedures for Reacting to a Change in Distribution", Annals of
-    Mathematical Statistics 42(6), 1971. Bounding what a request adds only lessens it.
+    Each request adds its log-likelihood ratio between normal distributions around the two means, and the sum is kept at
+    zero or above. For a healthy backend the likelihood ratio of a request is 1 on average, so the sum reaches h within
+    n requests with a probability of at most n exp(-h) [2]_. Capping the contribution of a request only lowers that.
 
     Parameters
     ----------
     healthy, faulty
-        Means of the logarithm; halfway between them neither is nearer.
+        Means of the logarithm.
+
+    References
+    ----------
+    .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
+    .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
     """
 
     __slots__ = ("count", "evidence", "faulty", "healthy", "total")
@@ -66,89 +73,101 @@ class _Drift:
         self.total = total
 
     def add(self, ratio: float, spread: float) -> None:
-        """Take in a ratio whose logarithm has this standard deviation."""
-        # Bounded, so that a single request does not decide about the mean either.
-        log_ratio = max(-2.0, min(2.0, math.log(ratio)))
+        """Add a ratio whose logarithm has the standard deviation `spread`."""
+        log_ratio = max(-2.0, min(2.0, math.log(ratio)))  # so that a single request cannot dominate the mean
         self.count = _KEEP * self.count + 1.0
         self.total = _KEEP * self.total + log_ratio
-        odds = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
-        self.evidence = max(0.0, self.evidence + min(_MOST_EVIDENCE, odds))
+        log_likelihood = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
+        self.evidence = max(0.0, self.evidence + min(_MAX_EVIDENCE, log_likelihood))
 
     def copy(self) -> _Drift:
-        """Return one that has seen the same."""
+        """Return a copy."""
         return _Drift(self.healthy, self.faulty, self.evidence, self.count, self.total)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all observations."""
         self.evidence = self.count = self.total = 0.0
 
     @property
     def mean(self) -> float:
-        """The ratio of late, as a geometric mean."""
+        """Geometric mean of the latest ratios."""
         return math.exp(self.total / self.count) if self.count else 1.0
 
     @property
-    def is_well(self) -> bool:
-        """Whether enough was seen, and nothing speaks of a fault."""
-        return self.evidence == 0.0 and self.count * (1 - _KEEP) > 1 - _KEEP**_LEAST
+    def is_healthy(self) -> bool:
+        """Whether there are enough observations and no evidence of a fault."""
+        return self.evidence == 0.0 and self.count * (1 - _KEEP) > 1 - _KEEP**_MIN_COUNT
 
 
-def _around(ratio: float, healthy: float) -> _Drift:
-    """Return a drift that tells ratios beyond `ratio` from those at `healthy`."""
-    return _Drift(math.log(healthy), 2 * math.log(ratio) - math.log(healthy))
+def _drift(threshold: float, healthy: float) -> _Drift:
+    """Return a drift for which ratios beyond `threshold` are evidence of a fault, given the ratio of health."""
+    return _Drift(math.log(healthy), 2 * math.log(threshold) - math.log(healthy))
 
 
 class _Record:
-    """What is known of one backend."""
+    """Observations and ejections of one backend."""
 
-    __slots__ = ("next_s", "out", "out_until_s", "seen_s", "steps", "tokens")
+    __slots__ = ("next_s", "out_until_s", "seen_s", "steps", "tokens", "was_out")
 
     def __init__(self) -> None:
-        self.steps = _around(SLOW_RATIO, 2.0)
-        self.tokens = _around(POOR_RATIO, 0.85)
+        self.steps = _drift(SLOW_RATIO, 2.0)
+        self.tokens = _drift(POOR_RATIO, 0.85)
         self.seen_s = self.out_until_s = 0.0
         self.next_s = FIRST_S
-        self.out = False
+        self.was_out = False
 
     def copy(self) -> _Record:
         other = _Record()
         other.steps, other.tokens = self.steps.copy(), self.tokens.copy()
-        other.seen_s, other.out_until_s, other.next_s, other.out = self.seen_s, self.out_until_s, self.next_s, self.out
+        other.seen_s, other.out_until_s, other.next_s = self.seen_s, self.out_until_s, self.next_s
+        other.was_out = self.was_out
         return other
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.steps.reset()
         self.tokens.reset()
 
 
 class OutlierEjection:
-    """Watches how far each backend is from what was expected of it.
+    """The comparison of each backend with its predictions, and the ejection of outliers.
 
-    Its own fit would come to know a slow backend too, in time; but while it learns, requests would pay.
+    The fitted models would learn that a backend is slow as well, but too late for the requests sent there meanwhile.
+
+    Attributes
+    ----------
+    reasons
+        Reason of each current ejection, by backend.
+
+    Examples
+    --------
+    >>> ejection = OutlierEjection()
+    >>> for _ in range(6):
+    ...     slowness = ejection.observe("a", step_ratio=8.0, acceptance_ratio=1.0, now_s=0.0)
+    >>> ejection.reasons
+    {'a': 'steps take 7.4 times as long as expected'}
     """
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self.reasons: dict[str, str] = {}
-        """Of those that are out now, by name."""
 
     def dry_run_copy(self) -> OutlierEjection:
-        """Return a copy; who is let in again there is not let in here."""
+        """Return an independent copy."""
         other = OutlierEjection()
         other._records = {name: record.copy() for name, record in self._records.items()}
         other.reasons = dict(self.reasons)
         return other
 
     def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
-        """Return the candidates that are not in quarantine; all, if none would be left."""
+        """Return the candidates that are not ejected, or all if none would be left."""
         if not self.reasons:
             return candidates
         for name in [*self.reasons]:
             record = self._records[name]
             if record.out_until_s <= now_s:
                 del self.reasons[name]
-                record.forget()  # what was still under way there says nothing of now
-                log.warning("%s is tried again after its quarantine", name)
+                record.reset()  # requests that were in flight at the ejection say nothing about the present
+                log.warning("%s is back in use after its ejection", name)
         return [candidate for candidate in candidates if candidate.name not in self.reasons] or candidates
 
     def observe(
@@ -157,18 +176,18 @@ class OutlierEjection:
         step_ratio: float | None,
         acceptance_ratio: float | None,
         now_s: float,
-        acceptance_spread: float = USUAL_SPREAD,
+        acceptance_spread: float = DEFAULT_SPREAD,
     ) -> float:
-        """Compare a request with what was expected of it, and return how slow the backend is, see `slowness`.
+        """Compare the outcome of a request with its prediction, and return the backend's `slowness`.
 
         Parameters
         ----------
         step_ratio
-            Its seconds per step over those expected; None if not known.
+            Observed over predicted seconds per step; None if unknown.
         acceptance_ratio
-            Its tokens per step over those expected; None if not known.
+            Observed over predicted tokens per step; None if unknown.
         acceptance_spread
-            Standard deviation of the latter's logarithm between requests that are alike.
+            Standard deviation of the logarithm of `acceptance_ratio` between similar requests.
         """
         record = self._records.get(backend)
         if record is None:
@@ -177,35 +196,35 @@ class OutlierEjection:
         if step_ratio:
             record.steps.add(step_ratio, _STEP_SPREAD)
         if acceptance_ratio:
-            record.tokens.add(acceptance_ratio, max(USUAL_SPREAD, acceptance_spread))
+            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread))
         if backend not in self.reasons:
             if record.steps.evidence >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"
-                self._put_out(backend, record, reason, now_s)
+                self._eject(backend, record, reason, now_s)
             elif record.tokens.evidence >= EVIDENCE:
                 reason = f"tokens per step are {record.tokens.mean:.0%} of those expected"
-                self._put_out(backend, record, reason, now_s)
-            elif record.out and record.steps.is_well and (record.tokens.is_well or not record.tokens.count):
-                record.out, record.next_s = False, FIRST_S
+                self._eject(backend, record, reason, now_s)
+            elif record.was_out and record.steps.is_healthy and (record.tokens.is_healthy or not record.tokens.count):
+                record.was_out, record.next_s = False, FIRST_S
         return self.slowness(backend, now_s)
 
     def slowness(self, backend: str, now_s: float) -> float:
-        """Return how many times as long as expected the steps of a backend take just now, at least 1.
+        """Return the present step time of a backend over the predicted one, at least 1.
 
-        What no request has confirmed fades. One that is out is not told to be slow: when it is back it must be tried,
-        or nothing would tell that it is well.
+        The value decays until another request confirms it. For an ejected backend it is 1: otherwise it would get no
+        requests after its ejection, and could not show that it has recovered.
         """
         record = self._records.get(backend)
         if record is None or backend in self.reasons or record.steps.count <= 2:
             return 1.0
         mean = record.steps.mean
-        if mean <= _SLOWNESS_FROM:
+        if mean <= _MIN_SLOWNESS:
             return 1.0
-        return 1.0 + (mean - 1.0) * math.exp2(-max(0.0, now_s - record.seen_s) / FADES_S)
+        return 1.0 + (mean - 1.0) * math.exp2(-max(0.0, now_s - record.seen_s) / SLOWNESS_HALF_LIFE_S)
 
-    def _put_out(self, backend: str, record: _Record, reason: str, now_s: float) -> None:
-        record.out, record.out_until_s = True, now_s + record.next_s
+    def _eject(self, backend: str, record: _Record, reason: str, now_s: float) -> None:
+        record.was_out, record.out_until_s = True, now_s + record.next_s
         record.next_s = min(LONGEST_S, 2 * record.next_s)
-        record.forget()
+        record.reset()
         self.reasons[backend] = reason
-        log.warning("%s is in quarantine for %.0f s: %s", backend, record.out_until_s - now_s, reason)
+        log.warning("%s is ejected as an outlier for %.0f s: %s", backend, record.out_until_s - now_s, reason)

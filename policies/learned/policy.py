@@ -1,4 +1,4 @@
-"""Routing by what was learned: the least delay to everybody, with bounded exploration and a guardrail."""
+"""The `learned` policy: the lowest predicted total delay, with bounded exploration and a guardrail."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ from policies.statistics import Statistics
 
 
 class Slo(BaseModel):
-    """Bounds for requests that bring none of their own, and whose key has none."""
+    """The SLO of requests for which neither the client nor its key sets one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttft_ms: float | None = Field(default=None, gt=0, description="Milliseconds to the first token.")
-    tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after it.")
+    tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after the first.")
 
 
 class LearnedSettings(LoadSettings):
-    """What is minimised, and how much of the traffic may be used to learn."""
+    """The objective of `learned`, and the limits of its learning."""
 
     objective: Objective = Field(
         default=Objective.LATENCY,
-        description="What is minimised: `latency` (everybody's time to finish), `ttft`, `tpot`, or `goodput`, "
-        "the share of requests that keep their SLO.",
+        description="What is optimised: `latency` (the total delay of all requests), `ttft`, `tpot`, or `goodput` "
+        "(the share of requests that meet their SLO).",
     )
-    slo: Slo = Field(default=Slo(), description="Bounds for `goodput`, for requests that bring none.")
+    slo: Slo = Field(default=Slo(), description="Default SLO for `goodput`.")
     calibration: str = Field(
         default=DEFAULT_CALIBRATION,
-        description="What is expected of backends before they were seen: one of the simulator's calibrations. Its "
-        "speed is learned at once; that its methods stand to each other as on your machine is what it adds.",
+        description="Calibration of the simulator that predicts backends without observations. The overall speed of "
+        "your machines is learned quickly, so choose one in which the methods compare as on your machines.",
     )
-    exploration: Exploration = Field(default=Exploration(), description="How much is spent on learning.")
+    exploration: Exploration = Field(default=Exploration(), description="Limits of exploration.")
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
     shadow_drafting: ShadowSettings = Field(
         default=ShadowSettings(),
-        description="Replaying n-gram and suffix lookups on finished texts, which tells their acceptance for nothing.",
+        description="Replay of n-gram and suffix drafting on finished texts, which measures their acceptance without "
+        "exploration.",
     )
 
     @field_validator("calibration")
@@ -73,7 +74,19 @@ class LearnedSettings(LoadSettings):
 
 @register
 class Learned(LoadPolicy):
-    """Sends each request where it delays everybody least, itself and those already there, by what was learned."""
+    """A policy that picks the backend with the lowest predicted total delay: of the request and of those it slows.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> from policies.features.request import Endpoint
+    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
+    >>> policy = Learned(LearnedSettings(exploration={"share": 0}, guardrail={"share": 0}))
+    >>> decision = policy.choose(RequestFeatures("llama", Endpoint.CHAT, temperature=0.0), pool)
+    >>> decision.backend, decision.reason
+    ('eagle3', 'least_delay')
+    """
 
     name = "learned"
     Settings = LearnedSettings
@@ -88,18 +101,17 @@ class Learned(LoadPolicy):
         self.guardrail = Guardrail(settings.guardrail)
         self.outlier_ejection = OutlierEjection()
         self.shadow = settings.shadow_drafting
-        self._lookup_bias = ShadowBias()
+        self._shadow_bias = ShadowBias()
         slo = settings.slo
         self.cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
-        """What is minimised."""
         self.pinned: Policy | None = None
-        """Decides instead, while this policy goes on learning."""
-        self._fitted = 0, 0
-        self._fresh: FittedModels | None = None
-        self._join()
+        """Policy that decides instead, while this one continues to learn."""
+        self._fitted_version = 0, 0
+        self._pending: FittedModels | None = None
+        self._assemble()
 
-    def _join(self) -> None:
-        """Join the parts for what each request goes through, which is compiled; again where one is replaced."""
+    def _assemble(self) -> None:
+        """Build the chooser and the observer; needed again whenever a part is replaced."""
         self._chooser = Chooser(
             self.name,
             self.predictor,
@@ -110,24 +122,24 @@ class Learned(LoadPolicy):
             self.rng,
         )
         self._observer = Observer(
-            self.predictor, self.guardrail, self.outlier_ejection, self.statistics, self._lookup_bias
+            self.predictor, self.guardrail, self.outlier_ejection, self.statistics, self._shadow_bias
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
-        """Live in another time."""
+        """Replace the clock, which returns seconds."""
         self.clock = self.statistics.clock = clock
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose the candidate of the least cost, or now and then another one, to learn or to compare."""
-        if self._fresh is not None:
-            self.predictor.learn(self._fresh)
-            self._fresh = None
+        """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
+        if self._pending is not None:
+            self.predictor.learn(self._pending)
+            self._pending = None
         if self.pinned is None:
             return self._chooser.choose(request, candidates, self.clock(), self.explain_candidates)
         return self._chooser.follow(self.pinned.choose(request, candidates), request, candidates, self.clock())
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Tell the cost of each candidate in seconds, and what it is made of."""
+        """Score each candidate by its cost in seconds, with the parts of the prediction."""
         if self.pinned is not None:
             return self.pinned.assess(request, candidates)
         key, cost = key_of(request), self.cost.dry_run_copy()
@@ -136,7 +148,7 @@ class Learned(LoadPolicy):
         for candidate, prediction in zip(candidates, predictions, strict=True):
             note = (
                 f"first token {prediction.ttft_s:.3f} s, the rest {prediction.decode_s:.3f} s "
-                f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} a step of "
+                f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} per step of "
                 f"{1e3 * prediction.step_s:.1f} ms), others delayed by {prediction.others_s:.3f} s"
             )
             if candidate.name in self.outlier_ejection.reasons:
@@ -145,51 +157,51 @@ class Learned(LoadPolicy):
         return assessments
 
     def dry_run_copy(self) -> Self:
-        """Return a copy of what choosing changes; what was learned is the same."""
+        """Return a copy with its own choosing state; the statistics and fitted models are shared."""
         other = copy.copy(self)
         other.rng = copy.copy(self.rng)
         other.predictor = self.predictor.dry_run_copy()
         other.outlier_ejection = self.outlier_ejection.dry_run_copy()
         other.cost = self.cost.dry_run_copy()
         other.pinned = None if self.pinned is None else self.pinned.dry_run_copy()
-        other._join()
+        other._assemble()
         return other
 
     def observe(self, outcome: Outcome) -> None:
-        """Add what a request came to to the experience, and compare it with what was expected."""
+        """Add an outcome to the statistics, and compare it with its prediction."""
         self._observer.observe(outcome, self.clock())
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
+        """Learn from shadow drafting on a request that was observed when it finished."""
         self._observer.observe_shadow(outcome, self.clock())
 
     def warm_up(self) -> None:
-        """Load the libraries that fit and distil: a second of work that requests would meet."""
+        """Import the libraries for fitting and distilling, which takes a second and would delay requests."""
         for library in ("scipy.optimize", "scipy.sparse", "sklearn.linear_model", "sklearn.tree"):
             import_module(library)
 
     def maintenance(self) -> Work | None:
-        """Fit again what there are new observations of."""
-        seen = self.statistics.observations, len(self.predictor.known)
-        if seen == self._fitted:
+        """Return a fit of the models if there are new observations or backends, else None."""
+        version = self.statistics.observations, len(self.predictor.backend_models)
+        if version == self._fitted_version:
             return None
-        self._fitted = seen
-        priors = {name: known.prior for name, known in self.predictor.known.items()}
+        self._fitted_version = version
+        priors = {name: model.prior for name, model in self.predictor.backend_models.items()}
 
         def fit(pause: Callable[[], object] = lambda: None, /) -> None:
-            self._fresh = self.fitted(priors, pause)
+            self._pending = self.fitted(priors, pause)
 
         return fit
 
     def fitted(self, priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None) -> FittedModels:
-        """Fit everything to what was observed; in any thread, for it changes nothing here.
+        """Return models fitted to the statistics; may be called in any thread, as it changes nothing here.
 
         Parameters
         ----------
         priors
-            What is expected of each backend, by name.
+            Prior step cost of each backend, by name.
         pause
-            Called between the parts, see `policies.policy.Work`.
+            Called between the parts of the fit, see `policies.policy.Work`.
         """
         buckets = self.statistics.buckets
         acceptance = AcceptanceModel.fit(buckets(ACCEPTANCE), self.settings.calibration, pause)

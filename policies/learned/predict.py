@@ -1,7 +1,7 @@
-"""What a request takes on each backend, and what it takes from the requests already there.
+"""Prediction of the time that a request takes on each backend, and of the delay that it causes to others.
 
-Time per token is time per step, which is the backend's and depends on its load, over tokens per step, which is the
-request's and the method's. They are learned apart, so that their quotient holds at loads that were not seen.
+Time per token is time per step over tokens per step. Time per step depends on the backend and its load; tokens per step
+on the request and the method. They are learned separately, so that predictions hold at loads never observed.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import Key
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_step, known_k
+from policies.learned.models.prior import DEFAULT_CALIBRATION, effective_k, expected_step
 from policies.load import LoadMeter
 
 
-# Made for each candidate, as what `policies.decision` has.
+# Created per candidate, like the records in `policies.decision`.
 @dataclass(slots=True, init=False)
 class Prediction:
-    """What is expected of a request on one backend.
+    """The predicted performance of a request on one backend.
 
     Parameters
     ----------
     ttft_s
-        Until its first token: waiting, and computing its prompt.
+        Seconds to the first token: waiting, and computing the prompt.
     decode_s
-        From there to its last token.
+        Seconds from the first token to the last.
     others_s
-        Delay to the requests already there, all together.
+        Total delay in seconds of the requests already on the backend.
     step_s
-        Of the engine while it runs there, at the load of now.
+        Seconds per engine step at the present load with this request added.
     steps
-        For its answer.
+        Engine steps of the answer.
     tokens_per_step
-        For this request on this backend.
+        Tokens per engine step.
     output_tokens
-        Of each of its sequences.
+        Output tokens per sequence.
     context_tokens
-        That its steps read on average.
+        Mean context of a step in tokens.
     prompt_tokens
-        To be computed: those that are not in the backend's prefix cache.
+        Prompt tokens to compute: those not in the backend's prefix cache.
     requests
-        That are there now.
-    seen
-        How often requests like this one were seen on the backend's arm.
+        Requests on the backend at present.
+    observations
+        Number of similar requests observed on the backend's arm.
     """
 
     ttft_s: float
@@ -62,7 +62,7 @@ class Prediction:
     context_tokens: float
     prompt_tokens: float
     requests: int
-    seen: float
+    observations: float
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -76,7 +76,7 @@ class Prediction:
         context_tokens: float,
         prompt_tokens: float,
         requests: int,
-        seen: float = 0.0,
+        observations: float = 0.0,
     ) -> None:
         self.ttft_s = ttft_s
         self.decode_s = decode_s
@@ -88,166 +88,185 @@ class Prediction:
         self.context_tokens = context_tokens
         self.prompt_tokens = prompt_tokens
         self.requests = requests
-        self.seen = seen
+        self.observations = observations
 
     @property
     def own_s(self) -> float:
-        """What the request itself takes."""
+        """Predicted seconds from start to end of the request."""
         return self.ttft_s + self.decode_s
 
     @property
     def share(self) -> Share:
-        """What it adds to the backend's work."""
+        """Work that the request adds to the backend."""
         return Share(self.steps, self.context_tokens, self.prompt_tokens)
 
 
-class _Expected:
-    """What is expected of requests of one key on one backend."""
+class _Acceptance:
+    """Predicted tokens per step of one request key on one backend."""
 
-    def __init__(self, known: BackendModel, per_step: float, seen: float) -> None:
-        self.known = known
+    def __init__(self, model: BackendModel, per_step: float, observations: float) -> None:
+        self.model = model
         self.per_step = per_step
-        self.seen = seen
+        self.observations = observations
 
 
 class Predictor:
-    """Evaluates what was learned: no fit, no array, nothing that waits.
+    """Evaluates the fitted models for each request; it never blocks, and fits nothing itself.
 
     Parameters
     ----------
     meter
-        Counts the requests on a backend, other gateways' included.
+        Counter of the requests on a backend.
     calibration
-        What is expected of backends of which nothing is known.
+        Name of the calibration that describes backends without observations.
+
+    Attributes
+    ----------
+    backend_models
+        Model of each backend seen so far, by name.
+    slow
+        Names of the backends whose slowness is above 1.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> from policies.features.request import Endpoint
+    >>> from policies.learned.models.buckets import key_of
+    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
+    >>> request = RequestFeatures("llama", Endpoint.CHAT, prompt_tokens=200)
+    >>> baseline, eagle3 = Predictor(LoadMeter()).predict(request, key_of(request), pool, now_s=0.0)
+    >>> baseline.tokens_per_step, eagle3.own_s < baseline.own_s
+    (1.0, True)
     """
 
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
         self.meter = meter
         self.calibration = calibration
         self.prefixes = PrefixMemory()
-        self.known: dict[str, BackendModel] = {}
+        self.backend_models: dict[str, BackendModel] = {}
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
-        self._alike: dict[Key, dict[str, _Expected]] = {}  # what is expected of a key, by backend
+        self._acceptance: dict[Key, dict[str, _Acceptance]] = {}  # by key and backend
         self.slow: set[str] = set()
-        """Backends whose slowness is above 1."""
 
     @property
     def fitted(self) -> FittedModels:
-        """What was fitted."""
+        """The fitted models in use."""
         return self._fitted
 
     def learn(self, fitted: FittedModels) -> None:
-        """Take over what was fitted."""
+        """Replace the fitted models."""
         self._fitted = fitted
-        self._alike = {}
-        for known in self.known.values():
-            known.learn(fitted)
+        self._acceptance = {}
+        for model in self.backend_models.values():
+            model.learn(fitted)
 
     def dry_run_copy(self) -> Predictor:
-        """Return a copy whose predictions, and what is sent by them, change nothing here."""
+        """Return a copy whose predictions and backlogs do not affect this predictor."""
         other = Predictor(self.meter, self.calibration)
         other._fitted = self._fitted
         other.prefixes = self.prefixes.dry_run_copy()
-        other.known = {name: known.dry_run_copy() for name, known in self.known.items()}
+        other.backend_models = {name: model.dry_run_copy() for name, model in self.backend_models.items()}
         other.slow = set(self.slow)
         return other
 
-    def note_slowness(self, backend: str, slowness: float) -> None:
-        """Take over how many times as long as its fit has it the steps of a backend take, at least 1."""
-        self.known[backend].slowness = slowness
+    def set_slowness(self, backend: str, slowness: float) -> None:
+        """Set the backend's slowness: observed over fitted step time, at least 1."""
+        self.backend_models[backend].slowness = slowness
         if slowness > 1.0:
             self.slow.add(backend)
         else:
             self.slow.discard(backend)
 
     def of(self, candidate: Candidate) -> BackendModel:
-        """Return what is known of a backend; of a new one that is what the calibration says."""
-        known = self.known.get(candidate.name)
-        if known is None:
-            k = known_k(candidate.method, candidate.num_speculative_tokens)
+        """Return the model of a backend; a new backend gets one from the calibration."""
+        model = self.backend_models.get(candidate.name)
+        if model is None:
+            k = effective_k(candidate.method, candidate.num_speculative_tokens)
             prior = expected_step(self.calibration, candidate.method, k)
-            prefixes = self.prefixes.of_another_backend()
-            known = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes)
-            self.known[candidate.name] = known
-        return known
+            prefixes = self.prefixes.add_backend()
+            model = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes)
+            self.backend_models[candidate.name] = model
+        return model
 
     def tokens_per_step(self, backend: str, key: Key) -> float:
-        """Return the tokens per step to be expected of a backend that is known."""
-        alike = self._alike_to(key)
-        expected = alike.get(backend)
-        if expected is None:
-            expected = alike[backend] = self._expected(self.known[backend], key)
-        return expected.per_step
+        """Return the predicted tokens per step of a request key on a backend that has a model."""
+        by_backend = self._acceptance_of(key)
+        acceptance = by_backend.get(backend)
+        if acceptance is None:
+            acceptance = by_backend[backend] = self._evaluate(self.backend_models[backend], key)
+        return acceptance.per_step
 
-    def _expected(self, known: BackendModel, key: Key) -> _Expected:
-        per_step, seen = known.acceptance(key)
-        return _Expected(known, per_step, seen)
+    def _evaluate(self, model: BackendModel, key: Key) -> _Acceptance:
+        per_step, observations = model.acceptance(key)
+        return _Acceptance(model, per_step, observations)
 
-    def _alike_to(self, key: Key) -> dict[str, _Expected]:
-        """Return what was worked out for a key already, by backend."""
-        alike = self._alike.get(key)
-        if alike is None:
-            if len(self._alike) >= _REMEMBERED:
-                self._alike.clear()  # what is asked now is asked again, rather than what was asked first
-            alike = self._alike[key] = {}
-        return alike
+    def _acceptance_of(self, key: Key) -> dict[str, _Acceptance]:
+        """Return the cached predictions for a key, by backend."""
+        by_backend = self._acceptance.get(key)
+        if by_backend is None:
+            if len(self._acceptance) >= _MAX_CACHED_KEYS:
+                self._acceptance.clear()  # recent keys soon come back, old ones need not
+            by_backend = self._acceptance[key] = {}
+        return by_backend
 
     def predict(
         self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], now_s: float
     ) -> list[Prediction]:
-        """Predict for each candidate.
+        """Return the prediction for each candidate.
 
-        The others are delayed, and delay it, for the steps that both share. Of answers that take R steps on average and
-        were begun at any time, `S R / (S + R)` are shared with one of S steps: S if they are long beside it, R if they
-        are short.
+        The request and those already on the backend delay each other for the steps that they share. A request of S
+        steps shares `S R / (S + R)` steps with each request that has R steps left on average: about S if R is much
+        larger, about R if it is much smaller.
         """
         sequences = request.n
         tokens = self._fitted.length.tokens(request, key) / sequences
         prompt_tokens = float(request.prompt_tokens)
         context = prompt_tokens + tokens / 2
         holders = self.prefixes.holders(request)
-        alike = self._alike_to(key)
+        by_backend = self._acceptance_of(key)
         oldest_s = self.meter.oldest_s()
         predictions = []
         for candidate in candidates:
             name = candidate.name
-            expected = alike.get(name)
-            if expected is None:
-                expected = alike[name] = self._expected(self.of(candidate), key)
-            known = expected.known
+            acceptance = by_backend.get(name)
+            if acceptance is None:
+                acceptance = by_backend[name] = self._evaluate(self.of(candidate), key)
+            model = acceptance.model
             load = candidate.load
-            if load is not known.load:  # a report is replaced whole
-                known.read(load)
+            if load is not model.load:  # a new report is a new object
+                model.read(load)
             requests = candidate.in_flight
-            if known.reported_s >= oldest_s:
-                requests += known.others
-            backlog, slow = known.backlog, known.slowness
-            backlog.look(now_s, requests)
-            per_step = expected.per_step
+            if model.reported_s >= oldest_s:
+                requests += model.others
+            backlog, slowness = model.backlog, model.slowness
+            backlog.update(now_s, requests)
+            per_step = acceptance.per_step
             steps = tokens / per_step if tokens > per_step else 1.0
-            mine_s = slow * sequences * (known.per_request_s + known.per_context_token_s * context)
+            own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
             sent = backlog.sent
             if sent:
-                left = backlog.steps / sent
-                theirs_s = slow * (known.per_request_s + known.per_context_token_s * backlog.context_tokens / sent)
+                steps_left = backlog.steps / sent
+                context_s = model.per_context_token_s * backlog.context_tokens / sent
+                other_step_s = slowness * (model.per_request_s + context_s)
             else:
-                left, theirs_s = steps, mine_s
-            shared = requests * steps * left / (steps + left)
+                steps_left, other_step_s = steps, own_step_s
+            shared_steps = requests * steps * steps_left / (steps + steps_left)
             prompt = prompt_tokens
             if holders:
-                prompt = max(1.0, prompt - known.prefixes.cached_tokens(request, holders))
-            prefill_s = slow * known.per_prompt_token_s * prompt
-            alone_s = slow * known.base_s + mine_s
-            step_s = alone_s + requests * theirs_s
-            ttft_s = 1.5 * step_s + prefill_s  # the step under way is half done, on average
-            if known.waiting:
-                # Who waits gets in as those inside leave: each after what is left of it, all of them at once.
-                ttft_s += known.waiting / max(1, requests - known.waiting) * left * step_s
+                prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
+            prefill_s = slowness * model.per_prompt_token_s * prompt
+            alone_s = slowness * model.base_s + own_step_s
+            step_s = alone_s + requests * other_step_s
+            ttft_s = 1.5 * step_s + prefill_s  # the current step is half done on average
+            if model.waiting:
+                # A waiting request is admitted when a running one ends; each of those has `steps_left` on average.
+                ttft_s += model.waiting / max(1, requests - model.waiting) * steps_left * step_s
             predictions.append(
                 Prediction(
                     ttft_s,
-                    steps * alone_s + shared * theirs_s,
-                    shared * mine_s + requests * prefill_s,
+                    steps * alone_s + shared_steps * other_step_s,
+                    shared_steps * own_step_s + requests * prefill_s,
                     step_s,
                     steps,
                     per_step,
@@ -255,10 +274,10 @@ class Predictor:
                     context,
                     prompt,
                     requests,
-                    expected.seen,
+                    acceptance.observations,
                 )
             )
         return predictions
 
 
-_REMEMBERED: Final = 10_000
+_MAX_CACHED_KEYS: Final = 10_000

@@ -1,4 +1,4 @@
-"""How `learned` chooses for a request. Apart from the policy itself, so that it can be compiled."""
+"""The choice of `learned` for a request, kept apart from the policy so that mypyc can compile it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from policies.learned.models.backlog import Mark
 from policies.learned.models.buckets import Key, key_of
 from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Prediction, Predictor
-from policies.learned.propensity import draw, mixed, of_least_loaded, of_the_least, place_of_least, told
+from policies.learned.propensity import (
+    argmin,
+    candidate_scores,
+    draw,
+    greedy_propensities,
+    least_loaded_propensities,
+    mixed,
+)
 from policies.learned.settings import Exploration
 
 
-# Made for each request, as what `policies.decision` has.
+# Created per request, like the records in `policies.decision`.
 @dataclass(slots=True, init=False)
 class Memo:
-    """What was thought of a request when it was sent, to be compared with what came of it.
+    """The prediction for a request when it was sent, to be compared with its outcome.
 
     Parameters
     ----------
     control
-        It went where `least_loaded` would send it; None if rules decided, which takes no part in the comparison.
+        Whether `least_loaded` decided; None if pinned rules did, which are not part of the comparison.
     """
 
     key: Key
@@ -45,14 +52,14 @@ class Memo:
 
 
 class Chooser:
-    """Chooses the candidate of the least cost, or now and then another one, to learn or to compare.
+    """Chooses the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail.
 
     Parameters
     ----------
     policy
-        Whose decisions they are.
+        Policy name for the decisions.
     rng
-        What is drawn of each request: whether it goes by `least_loaded`, then where.
+        Source of the random choices: first whether `least_loaded` decides, then the backend.
     """
 
     def __init__(
@@ -68,7 +75,7 @@ class Chooser:
         self._policy = policy
         self._predictor = predictor
         self._guardrail = guardrail
-        self._quarantine = outlier_ejection
+        self._outlier_ejection = outlier_ejection
         self._cost = cost
         self._share, self._most = exploration.share, exploration.most
         self._rng = rng
@@ -76,58 +83,58 @@ class Chooser:
     def choose(
         self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float, explain_candidates: bool
     ) -> Decision:
-        """Choose, and keep count of what is sent where."""
+        """Choose a candidate, and add the request to its backlog."""
         eligible = self._eligible(candidates, now_s)
         key = key_of(request)
         predictions = self._predictor.predict(request, key, eligible, now_s)
         cost = self._cost
         costs = [cost.of(request, prediction) for prediction in predictions]
         if request.explore:
-            seen = [prediction.seen for prediction in predictions]
-            learned = explore(self._share, self._most, costs, seen)
+            observations = [prediction.observations for prediction in predictions]
+            learned = explore(self._share, self._most, costs, observations)
         else:
-            learned = of_the_least(costs)
+            learned = greedy_propensities(costs)
         guardrail = self._guardrail
         control_share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
-        control = of_least_loaded(eligible, predictions) if control_share else learned
+        control = least_loaded_propensities(eligible, predictions) if control_share else learned
         by_control = control_share > 0 and guardrail.draw(self._rng)
         chosen = draw(control if by_control else learned, self._rng)
         if by_control:
             reason = "frozen" if guardrail.frozen else "control"
         else:
-            reason = "least_delay" if costs[chosen] <= costs[place_of_least(costs)] else "explore"
+            reason = "least_delay" if costs[chosen] <= costs[argmin(costs)] else "explore"
         backend = eligible[chosen].name
         return Decision(
             backend,
             self._policy,
             reason,
             mixed(learned[chosen], control[chosen], control_share),
-            told(eligible, predictions, learned, control, control_share) if explain_candidates else None,
-            self._sent(request, key, backend, predictions[chosen], now_s, by_control),
+            candidate_scores(eligible, predictions, learned, control, control_share) if explain_candidates else None,
+            self._send(request, key, backend, predictions[chosen], now_s, by_control),
         )
 
     def follow(
         self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
     ) -> Decision:
-        """Keep count of what another policy decided, to learn from it too."""
-        self._eligible(candidates, now_s)  # it knows of no quarantine; but who was out is let in again in time
+        """Add a request for which another policy decided to the backlog, so that its outcome is learned from too."""
+        self._eligible(candidates, now_s)  # ends ejections and slowness in time, though the other policy ignores them
         backend = decision.backend
         chosen = [candidate for candidate in candidates if candidate.name == backend]
         key = key_of(request)
         prediction = self._predictor.predict(request, key, chosen, now_s)[0]
-        memo = self._sent(request, key, backend, prediction, now_s, None)
+        memo = self._send(request, key, backend, prediction, now_s, None)
         return Decision(backend, decision.policy, decision.reason, decision.propensity, decision.considered, memo)
 
     def _eligible(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
-        """Return who is not in quarantine, and let slowness fade that no request has confirmed."""
+        """Return the candidates that are not ejected, after updating the slowness of slow backends, which decays."""
         slow = self._predictor.slow
         if slow:
             for backend in [*slow]:
-                slowness = self._quarantine.slowness(backend, now_s)
-                self._predictor.note_slowness(backend, slowness if slowness >= _HARDLY_SLOW else 1.0)
-        return self._quarantine.admit(candidates, now_s)
+                slowness = self._outlier_ejection.slowness(backend, now_s)
+                self._predictor.set_slowness(backend, slowness if slowness >= _MIN_SLOWNESS else 1.0)
+        return self._outlier_ejection.admit(candidates, now_s)
 
-    def _sent(
+    def _send(
         self,
         request: RequestFeatures,
         key: Key,
@@ -136,11 +143,12 @@ class Chooser:
         now_s: float,
         control: bool | None,
     ) -> Memo:
-        """Note that a request is sent to a backend."""
-        known = self._predictor.known[backend]
-        mark = known.backlog.send(prediction.share, now_s)
-        known.prefixes.remember(request)
+        """Add a request to the backlog and the prefix memory of a backend."""
+        model = self._predictor.backend_models[backend]
+        mark = model.backlog.send(prediction.share, now_s)
+        model.prefixes.remember(request)
         return Memo(key, prediction, mark, control)
 
 
-_HARDLY_SLOW: Final = 1.01
+_MIN_SLOWNESS: Final = 1.01
+"""Slowness below which a backend counts as normal again."""

@@ -1,4 +1,4 @@
-"""What may be set of learning itself. Apart from what goes by it, which can be compiled so."""
+"""Settings of the `learned` policy, kept apart from the modules that use them so that mypyc can compile those."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Objective(StrEnum):
-    """What counts: everybody's time to finish, to the first token, per token, or promises kept."""
+    """What is minimised: total delay, TTFT, TPOT, or (`goodput`) missed SLOs."""
 
     LATENCY = "latency"
     TTFT = "ttft"
@@ -17,23 +17,27 @@ class Objective(StrEnum):
 
 
 class Exploration(BaseModel):
-    """How much is spent on learning."""
+    """Limits of exploration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: float = Field(
-        default=0.003, ge=0, le=0.5, description="Most that exploring may add to a request's expected cost, as a share."
+        default=0.003, ge=0, le=0.5, description="Maximum relative increase of a request's expected cost."
     )
-    most: float = Field(
-        default=0.05, ge=0, le=1, description="Largest probability with which a request is used to explore."
-    )
+    most: float = Field(default=0.05, ge=0, le=1, description="Maximum probability of exploring with a request.")
 
 
 class GuardrailSettings(BaseModel):
-    """How the comparison is made."""
+    """Settings of the comparison with `least_loaded`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    share: float = Field(default=0.01, ge=0, lt=1, description="Share of requests that go by `least_loaded`; 0: none.")
-    confidence: float = Field(default=0.99, gt=0.5, lt=1, description="That learned is worse, to freeze it.")
-    tolerance: float = Field(default=0.02, ge=0, description="By how much it may be slower before it counts as worse.")
+    share: float = Field(
+        default=0.01, ge=0, lt=1, description="Share of requests for which `least_loaded` decides; 0: no comparison."
+    )
+    confidence: float = Field(
+        default=0.99, gt=0.5, lt=1, description="Confidence that the learned policy is worse at which it is frozen."
+    )
+    tolerance: float = Field(
+        default=0.02, ge=0, description="Relative slowdown against `least_loaded` that is tolerated."
+    )

@@ -1,6 +1,7 @@
-"""What n-gram and suffix lookups would have given on a finished text: it tells, whichever backend wrote it.
+"""Shadow drafting: n-gram and suffix drafting replayed on finished texts, whichever backend generated them.
 
-Only methods that draft from the text itself can be known so. EAGLE, MTP and draft models must be tried.
+This works only for methods that draft from the text itself. The acceptance of EAGLE, MTP and draft models can only be
+observed on a backend that runs them.
 """
 
 from __future__ import annotations
@@ -17,40 +18,41 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from policies.learned.models.prior import known_k
+from policies.learned.models.prior import effective_k
 
 SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
-"""The methods of which a text tells."""
+"""The methods that can be replayed."""
 
 
 class ShadowSettings(BaseModel):
-    """How much is replayed, and what that may take."""
+    """Sampling and resource limits of shadow drafting."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sample: float = Field(
-        default=1.0, ge=0, le=1, description="Share of the finished texts that are replayed; 0: none."
-    )
-    cpu: float = Field(default=0.02, gt=0, le=1, description="Share of one core that replaying may take.")
-    queue: int = Field(default=256, ge=1, description="Texts that may wait; what would be more is left out.")
-    queue_mib: float = Field(default=64.0, gt=0, description="MiB of them.")
+    sample: float = Field(default=1.0, ge=0, le=1, description="Share of finished texts to replay; 0: none.")
+    cpu: float = Field(default=0.02, gt=0, le=1, description="Maximum share of one core.")
+    queue: int = Field(default=256, ge=1, description="Maximum number of queued texts; further texts are skipped.")
+    queue_mib: float = Field(default=64.0, gt=0, description="Maximum size of the queued texts in MiB.")
     max_text_kib: float = Field(
         default=1024.0,
         gt=0,
-        description="A longer request, or answer with what frames it (200 bytes a chunk of a stream), is left out.",
+        description="Maximum size in KiB of a request or an answer, including its framing (200 bytes per streamed "
+        "chunk); longer ones are skipped.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowArm:
-    """A way of looking drafts up.
+    """An arm that can be replayed.
 
     Parameters
     ----------
     arm
-        As `policies.learned.models.acceptance.arm_of` has it.
+        Name of the arm, see `policies.learned.models.acceptance.arm_of`.
+    k
+        Maximum tokens drafted per step.
     config
-        The speculative config of a backend of that arm.
+        Speculative config of a backend of that arm.
     """
 
     arm: str
@@ -60,76 +62,105 @@ class ShadowArm:
 
 
 class ShadowBias:
-    """How far replays are from what engines get on the same texts.
+    """The ratio between the tokens per step of engines and of replays on the same texts, by arm.
 
-    Pieces are not tokens, and vLLM's suffix decoding also drafts from earlier answers, which a replay does not. Where
-    the method itself was at work both are known, and their ratio is that of the others.
+    The two differ because pieces are not tokens, and because vLLM's suffix decoding also drafts from earlier answers.
+    The ratio is measured on texts that a backend of the arm generated, and applied to the others.
+
+    Examples
+    --------
+    >>> bias = ShadowBias()
+    >>> for _ in range(10):
+    ...     bias.compare("ngram:5", measured=2.0, replayed=4.0)
+    >>> round(bias.corrected("ngram:5", 4.0), 1)
+    2.8
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}
 
-    def compare(self, arm: str, told: float, replayed: float) -> None:
-        """Note the tokens per step that an engine told of a text, and those of the replay."""
+    def compare(self, arm: str, measured: float, replayed: float) -> None:
+        """Add the tokens per step that an engine and a replay had on the same text."""
         count, total = self._sums.get(arm, (0.0, 0.0))
-        log = max(-1.0, min(1.0, math.log(max(1.0, told) / max(1.0, replayed))))
+        log = max(-1.0, min(1.0, math.log(max(1.0, measured) / max(1.0, replayed))))
         self._sums[arm] = _KEEP * count + 1.0, _KEEP * total + log
 
     def corrected(self, arm: str, replayed: float) -> float:
-        """Return the tokens per step that an engine may be expected to get, at least 1."""
+        """Return the tokens per step expected of an engine, given those of a replay; at least 1."""
         count, total = self._sums.get(arm, (0.0, 0.0))
-        return max(1.0, replayed * math.exp(total / (count + _AS_IF_NONE)))
+        return max(1.0, replayed * math.exp(total / (count + _PRIOR_COUNT)))
 
 
 def shadow_arms(backends: Iterable[tuple[Method, int, Mapping[str, Any]]]) -> list[ShadowArm]:
-    """Return the arms of a pool that a text tells of; where several backends share one, the first's config stands.
+    """Return the arms of a pool that can be replayed, each with the config of its first backend.
 
     Parameters
     ----------
     backends
-        Method, drafted tokens (0 where not said) and speculative config of each.
+        Method, drafted tokens (0 if not set) and speculative config of each backend.
+
+    Examples
+    --------
+    >>> [shadow.arm for shadow in shadow_arms([(Method.NGRAM, 5, {}), (Method.EAGLE3, 3, {}), (Method.SUFFIX, 0, {})])]
+    ['ngram:5', 'suffix:24']
     """
     arms: dict[str, ShadowArm] = {}
     for method, k, config in backends:
         if method in SHADOWED:
-            drafted = known_k(method, k)
-            arm = f"{method.value}:{drafted}"
-            arms.setdefault(arm, ShadowArm(arm, method, drafted, config))
+            depth = effective_k(method, k)
+            arm = f"{method.value}:{depth}"
+            arms.setdefault(arm, ShadowArm(arm, method, depth, config))
     return list(arms.values())
 
 
 def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[ShadowArm]) -> dict[str, float]:
-    """Return the tokens per step that each arm would have given, the step of the prefill among them.
+    """Return the tokens per step that each arm reaches on a text, counting the prefill step.
 
-    Suffix decoding is replayed without the cache that vLLM keeps of earlier answers.
+    Suffix decoding is replayed without vLLM's cache of earlier answers.
 
     Parameters
     ----------
     prompt, output
-        Token ids, or other numbers that are equal where tokens are; at least one each.
+        Token ids, or other ids that are equal for equal tokens; at least one each.
+
+    Examples
+    --------
+    >>> replayed([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5], [6, 7, 8, 9], [ShadowArm("ngram:5", Method.NGRAM, 5)])
+    {'ngram:5': 2.0}
     """
-    found = {}
+    per_step = {}
     for arm in arms:
         if arm.method is Method.NGRAM:
             emitted, _ = ngram_replay(prompt, output, arm.k, *lookup_bounds(arm.config))
         else:
             settings = {**arm.config, "num_speculative_tokens": arm.k, "suffix_decoding_max_cached_requests": 0}
             emitted, _ = SuffixCache.of(settings).replay(prompt, output)
-        found[arm.arm] = len(output) / steps_of(emitted)
-    return found
+        per_step[arm.arm] = len(output) / steps_of(emitted)
+    return per_step
 
 
 def steps_of(emitted: npt.NDArray[np.int32]) -> int:
-    """Return how many steps an answer takes, see `backends.drafting.script.Script.emitted`."""
+    """Return the number of steps of an answer.
+
+    Parameters
+    ----------
+    emitted
+        Tokens emitted by a step that starts at each position, see `backends.drafting.script.Script.emitted`.
+
+    Examples
+    --------
+    >>> steps_of(np.array([1, 3, 1, 1, 1], np.int32))
+    3
+    """
     by_position: list[int] = emitted.tolist()
-    at = steps = 0
-    while at < len(by_position):
-        at += by_position[at]
+    position = steps = 0
+    while position < len(by_position):
+        position += by_position[position]
         steps += 1
     return steps
 
 
 _KEEP = 0.995
-"""Per text: about the last two hundred count."""
-_AS_IF_NONE = 10.0
-"""Texts without a difference that a ratio begins with."""
+"""Decay per text; about the last two hundred count."""
+_PRIOR_COUNT = 10.0
+"""Number of imaginary texts without bias at the start."""

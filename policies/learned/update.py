@@ -1,4 +1,4 @@
-"""What `learned` makes of an answer that has ended. Apart from the policy itself, so that it can be compiled."""
+"""What `learned` learns from a finished request, kept apart from the policy so that mypyc can compile it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from policies.statistics import Statistics
 
 
 class Observer:
-    """Adds what requests came to to the experience, and compares it with what was expected of them."""
+    """Adds outcomes to the statistics, and compares them with their predictions."""
 
     def __init__(
         self,
@@ -29,117 +29,117 @@ class Observer:
         guardrail: Guardrail,
         outlier_ejection: OutlierEjection,
         statistics: Statistics,
-        lookup_bias: ShadowBias,
+        shadow_bias: ShadowBias,
     ) -> None:
         self._predictor = predictor
         self._guardrail = guardrail
-        self._quarantine = outlier_ejection
-        self._experience = statistics
-        self._lookup_bias = lookup_bias
+        self._outlier_ejection = outlier_ejection
+        self._statistics = statistics
+        self._shadow_bias = shadow_bias
 
     def observe(self, outcome: Outcome, now_s: float) -> None:
-        """Learn from a request that has ended."""
+        """Learn from a finished request."""
         memo, request = _memo(outcome), outcome.request
-        known = self._predictor.known.get(outcome.decision.backend)
-        if memo is not None and known is not None:
-            backlog = known.backlog
-            backlog.look(now_s, backlog.requests)
+        model = self._predictor.backend_models.get(outcome.decision.backend)
+        if memo is not None and model is not None:
+            backlog = model.backlog
+            backlog.update(now_s, backlog.requests)
             backlog.end(memo.prediction.share)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         key = memo.key if memo is not None else key_of(request)
         log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / request.n))
-        self._experience.add_at(now_s, LENGTH, key, (1.0, log_tokens, log_tokens**2))
+        self._statistics.add_at(now_s, LENGTH, key, (1.0, log_tokens, log_tokens**2))
         if outcome.shadow:
             self.observe_shadow(outcome, now_s)
-        if known is None:
+        if model is None:
             return
-        per_step = outcome.tokens_per_step if outcome.output_tokens >= _FEWEST_TOKENS else None
+        per_step = outcome.tokens_per_step if outcome.output_tokens >= _MIN_TOKENS else None
         if per_step is not None:
-            self._add_acceptance(known.arm, known.name, key, per_step, _is_much_longer(outcome, memo), now_s)
+            self._add_acceptance(model.arm, model.name, key, per_step, _is_overlong(outcome, memo), now_s)
         if memo is None:
             return
-        step_ratio = self._step_ratio(outcome, memo, known, per_step, now_s)
-        self._observe_speed(outcome, memo.prediction, known, step_ratio, now_s)
+        step_ratio = self._step_ratio(outcome, memo, model, per_step, now_s)
+        self._observe_speed(outcome, memo.prediction, model, step_ratio, now_s)
         if memo.control is not None:
-            work = outcome.output_tokens + _WORK_OF_PROMPT * outcome.prompt_tokens
+            work = outcome.output_tokens + _WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens
             self._guardrail.observe(outcome.e2e_s / work, control=memo.control)
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
-            known.prefixes.learn(expected, outcome.cached_tokens)
+            model.prefixes.learn(expected, outcome.cached_tokens)
 
     def observe_shadow(self, outcome: Outcome, now_s: float) -> None:
-        """Note what lookups would have given, but for the method that was at work: its engine has told itself."""
+        """Learn from shadow drafting. For the backend's own arm it only calibrates the replay against the engine."""
         memo = _memo(outcome)
         key = memo.key if memo is not None else key_of(outcome.request)
-        much_longer = _is_much_longer(outcome, memo)
-        known, told = self._predictor.known.get(outcome.decision.backend), outcome.tokens_per_step
+        is_overlong = _is_overlong(outcome, memo)
+        model, measured = self._predictor.backend_models.get(outcome.decision.backend), outcome.tokens_per_step
         for arm, replayed in outcome.shadow.items():
-            if known is not None and arm == known.arm and told is not None:
-                self._lookup_bias.compare(arm, told, replayed)
+            if model is not None and arm == model.arm and measured is not None:
+                self._shadow_bias.compare(arm, measured, replayed)
             else:
-                per_step = self._lookup_bias.corrected(arm, replayed)
-                self._add_acceptance(arm, "", key, per_step, much_longer, now_s)
+                per_step = self._shadow_bias.corrected(arm, replayed)
+                self._add_acceptance(arm, "", key, per_step, is_overlong, now_s)
 
     def _add_acceptance(
-        self, arm: str, backend: str, key: Key, per_step: float, much_longer: bool, now_s: float
+        self, arm: str, backend: str, key: Key, per_step: float, is_overlong: bool, now_s: float
     ) -> None:
-        """Note tokens per step, but of no answer that repeats itself: lookups excel at that, and at that alone."""
-        if much_longer:
+        """Add an observation of tokens per step, except of runaway repetition, which is not typical of the arm."""
+        if is_overlong:
             expected = self._predictor.fitted.acceptance.tokens_per_step(arm, backend, key)
             if per_step > _RUNAWAY_PER_STEP * expected:
                 return
         log_tokens = math.log(max(1.0, per_step))
-        self._experience.add_at(now_s, ACCEPTANCE, (arm, backend, *key), (1.0, log_tokens, log_tokens**2))
+        self._statistics.add_at(now_s, ACCEPTANCE, (arm, backend, *key), (1.0, log_tokens, log_tokens**2))
 
     def _step_ratio(
-        self, outcome: Outcome, memo: Memo, known: BackendModel, per_step: float | None, now_s: float
+        self, outcome: Outcome, memo: Memo, model: BackendModel, per_step: float | None, now_s: float
     ) -> float | None:
-        """Note the mean time of a step under the mean load that it met, and return it over what was expected."""
+        """Add an observation of the mean step time at the mean load, and return its ratio to the prediction."""
         if per_step is None or outcome.tpot_s is None:
             return None
         steps = outcome.output_tokens / outcome.request.n / per_step
         decode_s = outcome.tpot_s * (outcome.output_tokens - 1)
-        if steps <= _FEWEST_STEPS or decode_s <= 0:
+        if steps <= _MIN_STEPS or decode_s <= 0:
             return None
-        requests, context, prompt_tokens = known.backlog.since(memo.mark, now_s)
+        requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
         load = step_time.terms(requests, context, prompt_tokens / steps)
-        expected_s = step_time.seconds(known.cost, load)
+        expected_s = step_time.seconds(model.cost, load)
         step_s = decode_s / (steps - 1)
-        sums = step_time.observation(step_s, load, known.prior, expected_s)
-        self._experience.add_at(now_s, STEPS, (known.name,), sums)
-        return step_s / expected_s if known.observed >= _FEWEST_OBSERVED else None
+        sums = step_time.observation(step_s, load, model.prior, expected_s)
+        self._statistics.add_at(now_s, STEPS, (model.name,), sums)
+        return step_s / expected_s if model.observed >= _MIN_OBSERVATIONS else None
 
     def _observe_speed(
-        self, outcome: Outcome, prediction: Prediction, known: BackendModel, step_ratio: float | None, now_s: float
+        self, outcome: Outcome, prediction: Prediction, model: BackendModel, step_ratio: float | None, now_s: float
     ) -> None:
-        """Take a backend out that is unlike its method, and note by how much it is slower than expected."""
+        """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
         acceptance_ratio = None
-        if outcome.tokens_per_step is not None and prediction.seen >= _FEWEST_OBSERVED:
+        if outcome.tokens_per_step is not None and prediction.observations >= _MIN_OBSERVATIONS:
             acceptance_ratio = outcome.tokens_per_step / prediction.tokens_per_step
-        slowness = self._quarantine.observe(known.name, step_ratio, acceptance_ratio, now_s, known.spread)
-        self._predictor.note_slowness(known.name, slowness)
+        slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
+        self._predictor.set_slowness(model.name, slowness)
 
 
 def _memo(outcome: Outcome) -> Memo | None:
-    """Return what was thought of a request; None where another policy decided and nothing was."""
+    """Return the memo of the decision; None if another policy decided."""
     memo = outcome.decision.memo
     return memo if isinstance(memo, Memo) else None
 
 
-def _is_much_longer(outcome: Outcome, memo: Memo | None) -> bool:
-    """Return whether an answer is so much longer than expected that it may be repeating itself without end."""
+def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:
+    """Return whether an answer is so much longer than predicted that it may be endless repetition."""
     if memo is None:
         return False
     return outcome.output_tokens / outcome.request.n > _RUNAWAY * memo.prediction.output_tokens
 
 
 _OK: Final = 200
-_FEWEST_TOKENS: Final = 8
-_FEWEST_STEPS: Final = 4.0
-_FEWEST_OBSERVED: Final = 20.0
-"""Before that, a backend that is unlike what is expected of its method may well be right."""
+_MIN_TOKENS: Final = 8
+_MIN_STEPS: Final = 4.0
+_MIN_OBSERVATIONS: Final = 20.0
+"""Below that, a large deviation from the prediction may be the prediction's fault."""
 _RUNAWAY: Final = 4.0
 _RUNAWAY_PER_STEP: Final = 1.5
-_WORK_OF_PROMPT: Final = 0.02
-"""Of a token of the prompt, beside one of the answer: computed thousands at a time."""
+_WORK_PER_PROMPT_TOKEN: Final = 0.02
+"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""

@@ -1,1 +1,1 @@
-"""The `thresholds` policy: rules on request features, in YAML."""
+"""The `thresholds` policy: rules on request features, written in YAML."""

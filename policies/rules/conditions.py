@@ -1,4 +1,4 @@
-"""The conditions of a rule: what may be asked of a request, how it is written, and whether it holds."""
+"""The conditions of a rule: how they are parsed, checked, evaluated and written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ _EXAMPLE = "write a comparison such as '>= 0.5', or two such as '>= 0.2 and < 0.
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A range of numbers, written as one comparison or two: `>= 0.35`, `> 0 and <= 0.5`, `= 1`."""
+    """A range of numbers, written as one or two comparisons: `>= 0.35`, `> 0 and <= 0.5`, `= 1`.
+
+    Examples
+    --------
+    >>> bounds = Bounds.parse("> 0 and <= 0.5")
+    >>> bounds.holds(0.5), bounds.holds(0.0), str(bounds)
+    (True, False, '> 0 and <= 0.5')
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -41,25 +48,25 @@ class Bounds:
     high_open: bool = False
 
     @classmethod
-    def parse(cls, given: object) -> Bounds:
-        """Read what a person wrote; a bare number means exactly that number.
+    def parse(cls, value: object) -> Bounds:
+        """Parse a comparison; a bare number means equality.
 
         Raises
         ------
         ValueError
-            If it is no comparison, or no number can satisfy it.
+            If the value is not a comparison, or no number satisfies it.
         """
-        if isinstance(given, Bounds):
-            return given
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            return cls(given, given)
-        if not isinstance(given, str) or not re.fullmatch(_BOUNDS, given):
-            raise ValueError(f"{_shown(given)} is no condition on a number: {_EXAMPLE}")
+        if isinstance(value, Bounds):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return cls(value, value)
+        if not isinstance(value, str) or not re.fullmatch(_BOUNDS, value):
+            raise ValueError(f"{_shown(value)} is not a condition on a number: {_EXAMPLE}")
         bounds = cls()
-        for operator, number in _PARTS.findall(given):
+        for operator, number in _PARTS.findall(value):
             bounds = bounds._narrowed(operator, float(number))
         if bounds.is_empty():
-            raise ValueError(f"{_shown(given)} can never hold: {_EXAMPLE}")
+            raise ValueError(f"{_shown(value)} can never hold: {_EXAMPLE}")
         return bounds
 
     def _narrowed(self, operator: str, number: float) -> Bounds:
@@ -72,17 +79,17 @@ class Bounds:
         return Bounds(low, high, low_open, high_open)
 
     def is_empty(self) -> bool:
-        """Tell whether no number is within."""
+        """Return whether no number is within the bounds."""
         return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
 
-    def meets(self, least: float, most: float) -> bool:
-        """Tell whether some number from `least` to `most` is within."""
-        low, low_open = max((self.low, self.low_open), (least, False))
-        high, high_closed = min((self.high, not self.high_open), (most, True))
+    def overlaps(self, minimum: float, maximum: float) -> bool:
+        """Return whether some number from `minimum` to `maximum` is within the bounds."""
+        low, low_open = max((self.low, self.low_open), (minimum, False))
+        high, high_closed = min((self.high, not self.high_open), (maximum, True))
         return not Bounds(low, high, low_open, not high_closed).is_empty()
 
     def holds(self, value: float | None) -> bool:
-        """Tell whether a number is within; no number (a request without a limit) never is."""
+        """Return whether a number is within the bounds; None (a request without a limit) never is."""
         if value is None or value < self.low or value > self.high:
             return False
         return not (self.low_open and value == self.low) and not (self.high_open and value == self.high)
@@ -97,43 +104,50 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A choice of words, written as one or as a list: `chat`, `[code, agent]`."""
+    """A set of words, written as one word or a list: `chat`, `[code, agent]`.
+
+    Examples
+    --------
+    >>> words = Words.parse(["code", "agent"])
+    >>> words.holds("code"), words.holds("chat"), str(words)
+    (True, False, 'agent or code')
+    """
 
     words: frozenset[str]
 
     @classmethod
-    def parse(cls, given: object) -> Words:
-        """Read what a person wrote.
+    def parse(cls, value: object) -> Words:
+        """Parse a word or a list of words.
 
         Raises
         ------
         ValueError
-            If it is neither text nor a list of texts.
+            If the value is neither text nor a list of texts.
         """
-        if isinstance(given, Words):
-            return given
-        listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-        for word in listed:
+        if isinstance(value, Words):
+            return value
+        words: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+        for word in words:
             if not isinstance(word, str):
                 raise ValueError(f"{_shown(word)} is not text: put it in quotes")  # noqa: TRY004 -- for pydantic
-        if not listed:
-            raise ValueError("an empty list can never hold: name one word at least")
-        return cls(frozenset(listed))
+        if not words:
+            raise ValueError("an empty list can never hold: name at least one word")
+        return cls(frozenset(words))
 
     def holds(self, value: str) -> bool:
-        """Tell whether a word is among them."""
+        """Return whether a word is in the set."""
         return value in self.words
 
-    def listed(self) -> list[str]:
-        """Return the words in order."""
+    def sorted(self) -> list[str]:
+        """Return the words in alphabetical order."""
         return sorted(self.words)
 
     def __str__(self) -> str:
-        return " or ".join(self.listed())
+        return " or ".join(self.sorted())
 
 
-def _shown(given: object) -> str:
-    text = repr(given)
+def _shown(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -146,54 +160,59 @@ Range = Annotated[
 Choice = Annotated[
     Words,
     PlainValidator(Words.parse),
-    PlainSerializer(Words.listed, return_type=list[str]),
+    PlainSerializer(Words.sorted, return_type=list[str]),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
 
 _SHARES = frozenset({"overlap", "code_share"})
-_FROM_ONE = frozenset({"n", "turns"})
+_COUNTS_FROM_ONE = frozenset({"n", "turns"})
 _WORDS = {
-    "template": (re.compile(r"[0-9a-f]{8}"), "a template is eight hex digits, as /admin/explain shows them"),
-    "workload": (WORKLOAD, "a workload is in lower case: letters, digits, '.', '_' and '-', at most 40"),
+    "template": (re.compile(r"[0-9a-f]{8}"), "a template is eight hex digits, as shown by /admin/explain"),
+    "workload": (WORKLOAD, "a workload has at most 40 characters: lower-case letters, digits, '.', '_' and '-'"),
     "endpoint": (re.compile("|".join(Endpoint)), f"the endpoints are {', '.join(Endpoint)}"),
 }
 
 
 class When(BaseModel):
-    """The conditions of a rule, all of which must hold; a rule without any always holds.
+    """The conditions of a rule, all of which must hold; without conditions, the rule always holds.
 
-    Numbers take a comparison or two (`">= 0.2 and < 0.5"`), words one or a list of which one must be met, and the rest
-    true or false.
+    A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
+    of alternatives, and any other condition is true or false.
+
+    Examples
+    --------
+    >>> print(When(temperature="<= 0.5", workload=["code", "agent"]))
+    temperature <= 0.5, workload agent or code
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    temperature: Range | None = Field(None, description="Sampling temperature; the model's default where none is sent.")
-    top_p: Range | None = Field(None, description="Nucleus sampling; 1 where none is sent.")
-    overlap: Range | None = Field(None, description="Share of the prompt's 3-grams seen earlier in it, 0 to 1.")
+    temperature: Range | None = Field(None, description="Sampling temperature; the model's default if not sent.")
+    top_p: Range | None = Field(None, description="Nucleus sampling probability; 1 if not sent.")
+    overlap: Range | None = Field(None, description="Share of the prompt that repeats earlier parts of it, 0 to 1.")
     code_share: Range | None = Field(None, description="Share of the prompt's lines that look like code, 0 to 1.")
-    prompt_tokens: Range | None = Field(None, description="Length of the prompt in tokens, estimated.")
-    max_tokens: Range | None = Field(None, description="Limit on output tokens; never holds where there is none.")
-    turns: Range | None = Field(None, description="Messages but for the system prompt.")
-    n: Range | None = Field(None, description="Sequences asked for.")
-    qps: Range | None = Field(None, description="Requests a second for this model.")
-    in_flight: Range | None = Field(None, description="Requests of this model under way.")
+    prompt_tokens: Range | None = Field(None, description="Estimated length of the prompt in tokens.")
+    max_tokens: Range | None = Field(None, description="Limit on output tokens; a request without one never matches.")
+    turns: Range | None = Field(None, description="Number of messages, without the system prompt.")
+    n: Range | None = Field(None, description="Number of sequences requested.")
+    qps: Range | None = Field(None, description="Requests per second for this model.")
+    in_flight: Range | None = Field(None, description="Requests in flight for this model.")
     in_flight_per_backend: Range | None = Field(
-        None, description="Requests on a backend, others' included, as the mean of those that may take this one."
+        None, description="Mean number of requests on the eligible backends, including those of other clients."
     )
     stream: StrictBool | None = Field(None, description="Whether the answer is streamed.")
-    structured: StrictBool | None = Field(None, description="Whether the answer is bound to a grammar.")
-    tools: StrictBool | None = Field(None, description="Whether tools may be called.")
+    structured: StrictBool | None = Field(None, description="Whether the output is constrained, e.g. by a JSON schema.")
+    tools: StrictBool | None = Field(None, description="Whether the model may call tools.")
     endpoint: Choice | None = Field(None, description="The API: chat, completions, responses, messages ...")
-    template: Choice | None = Field(None, description="What requests of one application share: eight hex digits.")
-    workload: Choice | None = Field(None, description="What the client declares in x-gateway-workload.")
+    template: Choice | None = Field(None, description="Template of the request's application: eight hex digits.")
+    workload: Choice | None = Field(None, description="Workload that the client declares in x-gateway-workload.")
 
     @model_validator(mode="before")
     @classmethod
     def _known_and_not_null(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        issues = list(_key_faults(data, cls.model_fields))
+        issues = list(_key_issues(data, cls.model_fields))
         if issues:
             raise error_of(cls.__name__, issues)
         return data
@@ -203,33 +222,33 @@ class When(BaseModel):
     def _can_hold(cls, value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
         if isinstance(value, Bounds):
-            least, most = float(name in _FROM_ONE), 1.0 if name in _SHARES else math.inf
-            if not value.meets(least, most):
-                raise ValueError(f"'{value}' can never hold: {name} runs from {least:g} to {most:g}")
+            minimum, maximum = float(name in _COUNTS_FROM_ONE), 1.0 if name in _SHARES else math.inf
+            if not value.overlaps(minimum, maximum):
+                raise ValueError(f"'{value}' can never hold: {name} ranges from {minimum:g} to {maximum:g}")
         elif isinstance(value, Words):
-            pattern, right = _WORDS[name]
-            for word in sorted(value.words):
+            pattern, hint = _WORDS[name]
+            for word in value.sorted():
                 if not pattern.fullmatch(word):
-                    raise ValueError(f"{_shown(word)} can never hold: {right}")
+                    raise ValueError(f"{_shown(word)} can never hold: {hint}")
         return value
 
     def conditions(self) -> dict[str, Bounds | Words | bool]:
-        """Return the conditions there are, by feature."""
+        """Return the conditions by feature."""
         pairs = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: condition for name, condition in pairs if condition is not None}
 
     def __str__(self) -> str:
-        parts = (f"{name} {_told(condition)}" for name, condition in self.conditions().items())
+        parts = (f"{name} {_as_text(condition)}" for name, condition in self.conditions().items())
         return ", ".join(parts) or "always"
 
 
-def _key_faults(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Issue]:
+def _key_issues(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Issue]:
     for name, condition in data.items():
         if name not in known:
             yield Issue((str(name),), f"unknown feature '{name}'", did_you_mean(str(name), known), at_key=True)
         elif condition is None:
-            yield Issue((name,), "nothing stands here", "write a condition, or leave the feature out")
+            yield Issue((name,), "no condition is given", "write a condition, or remove the feature")
 
 
-def _told(condition: Bounds | Words | bool) -> str:
+def _as_text(condition: Bounds | Words | bool) -> str:
     return str(condition).lower() if isinstance(condition, bool) else str(condition)

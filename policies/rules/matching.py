@@ -1,4 +1,4 @@
-"""What choosing by rules comes to for each request, apart from how rules are written, which does not compile."""
+"""Evaluation of rules, which runs for every request; a module without pydantic, so that mypyc can compile it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from policies.rules.conditions import Bounds, Words
 from policies.rules.rule import BACKEND, Rule
 
 
-class Test:
-    """One condition of a rule, with what it compares at hand."""
+class CompiledCondition:
+    """One condition of a rule, prepared for fast evaluation."""
 
     __slots__ = ("_feature", "_flag", "_high", "_high_open", "_is_load", "_low", "_low_open", "_words")
 
@@ -27,7 +27,7 @@ class Test:
         self._low_open, self._high_open = bounds.low_open, bounds.high_open
 
     def holds(self, request: RequestFeatures, in_flight_per_backend: float) -> bool:
-        """Tell whether it holds."""
+        """Return whether the condition holds for a request."""
         if self._is_load:
             return self._is_within(in_flight_per_backend)
         value = getattr(request, self._feature)
@@ -44,74 +44,88 @@ class Test:
         return not (self._low_open and value == low) and not (self._high_open and value == high)
 
 
-class RuleTests:
-    """All conditions of one rule.
+class CompiledRule:
+    """A rule with its conditions prepared for fast evaluation.
 
     Attributes
     ----------
     features
-        What they ask for.
+        Names of the features that the conditions use.
+
+    Examples
+    --------
+    >>> from policies.features.request import Endpoint
+    >>> rule = CompiledRule(Rule(name="code", when={"workload": "code"}, prefer=["ngram"]))
+    >>> rule.holds(RequestFeatures("llama", Endpoint.CHAT, workload="code"), in_flight_per_backend=2.0)
+    True
     """
 
-    __slots__ = ("_tests", "features", "rule")
+    __slots__ = ("_conditions", "features", "rule")
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         conditions = rule.when.conditions()
         self.features = frozenset(conditions)
-        self._tests = [Test(feature, condition) for feature, condition in conditions.items()]
+        self._conditions = [CompiledCondition(feature, condition) for feature, condition in conditions.items()]
 
-    def __deepcopy__(self, copied: dict[int, object]) -> RuleTests:
-        """Return itself, which nothing changes: `Policy.dry_run_copy` copies what has it, also compiled."""
+    def __deepcopy__(self, copied: dict[int, object]) -> CompiledRule:
+        """Return the rule itself, which is immutable; a compiled class has no other way to be copied."""
         return self
 
-    def hold(self, request: RequestFeatures, in_flight_per_backend: float) -> bool:
-        """Tell whether all hold."""
-        for test in self._tests:  # noqa: SIM110 -- a generator costs more
-            if not test.holds(request, in_flight_per_backend):
+    def holds(self, request: RequestFeatures, in_flight_per_backend: float) -> bool:
+        """Return whether all conditions hold for a request."""
+        for condition in self._conditions:  # noqa: SIM110 -- a generator costs more
+            if not condition.holds(request, in_flight_per_backend):
                 return False
         return True
 
 
-def first_that_holds(rules: list[RuleTests], request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
-    """Return the first rule all of whose conditions hold."""
-    for one in rules:
-        if one.hold(request, in_flight_per_backend):
-            return one.rule
+def first_match(rules: list[CompiledRule], request: RequestFeatures, in_flight_per_backend: float) -> Rule | None:
+    """Return the first rule whose conditions all hold, or None."""
+    for rule in rules:
+        if rule.holds(request, in_flight_per_backend):
+            return rule.rule
     return None
 
 
 def least_per_weight(candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
-    """Return the requests per weight of the candidate that has fewest."""
-    return min([per_weight(one, count) for one, count in zip(candidates, counts, strict=True)])
+    """Return the requests per unit of weight of the least loaded candidate."""
+    return min([per_weight(candidate, count) for candidate, count in zip(candidates, counts, strict=True)])
 
 
 def first_preferred(
     prefer: Sequence[str], candidates: Sequence[Candidate], counts: Sequence[int], bound: float, rng: Random
 ) -> tuple[Candidate | None, float, bool]:
-    """Walk the targets of a rule and stop at the first whose least loaded backend has no more requests than it may.
+    """Return the least loaded backend of the first target for which its load is within a bound.
+
+    Parameters
+    ----------
+    prefer
+        Targets of the rule, the best first.
+    bound
+        Maximum requests per unit of weight of the returned backend.
 
     Returns
     -------
     tuple
-        That backend, or None; the probability that it was drawn; and whether there were backends of any target.
+        The backend or None, the probability that it was drawn, and whether any target has a candidate.
     """
-    is_there = False
+    any_target = False
     for target in prefer:
         name = target.removeprefix(BACKEND) if target.startswith(BACKEND) else ""
         named: list[Candidate] = []
         scores: list[float] = []
         loads: list[int] = []
-        for one, count in zip(candidates, counts, strict=True):
-            if (one.name == name) if name else (one.method == target):
-                named.append(one)
-                scores.append(per_weight(one, count + 1))
+        for candidate, count in zip(candidates, counts, strict=True):
+            if (candidate.name == name) if name else (candidate.method == target):
+                named.append(candidate)
+                scores.append(per_weight(candidate, count + 1))
                 loads.append(count)
         if not named:
             continue
-        is_there = True
+        any_target = True
         chosen, propensity = draw_least(named, scores, rng)
-        for one, count in zip(named, loads, strict=True):
-            if one is chosen and per_weight(one, count) <= bound:
+        for candidate, count in zip(named, loads, strict=True):
+            if candidate is chosen and per_weight(candidate, count) <= bound:
                 return chosen, propensity, True
-    return None, 0.0, is_there
+    return None, 0.0, any_target

@@ -1,4 +1,4 @@
-"""Rules that a person can read: conditions on the request and the load, and the methods to take where they hold."""
+"""The `thresholds` policy: readable rules that map conditions on request and load to preferred methods."""
 
 from __future__ import annotations
 
@@ -13,51 +13,54 @@ from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
 from policies.load_balancing import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
-from policies.rules.matching import RuleTests, first_preferred, first_that_holds, least_per_weight
-from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_meant
+from policies.rules.matching import CompiledRule, first_match, first_preferred, least_per_weight
+from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_target
 
 
 class Spill(BaseModel):
-    """How much more than the least loaded backend a preferred one may have: `slack + ratio * least` requests.
+    """The load limit of a preferred backend: `slack + ratio * least`, where `least` is the lowest load of all.
 
-    Sending each request where it alone is fastest makes everybody slower once there is load: a request slows those that
-    already run there. Up to some number of requests a batch costs no more than a single one, hence the slack; from then
-    on a backend with `ratio` times the work of another has lost what its method gained.
+    If every request went to the backend that is fastest for it alone, it would slow the requests already running there.
+    A small batch costs hardly more than a single request, hence the slack. Above it, a backend with `ratio` times the
+    load of another has lost what its method gains.
+
+    Examples
+    --------
+    >>> Spill(slack=4, ratio=1.5).bound(least=10)
+    19.0
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    slack: float = Field(default=8.0, ge=0, description="Requests that do not count, per unit of weight.")
-    ratio: float = Field(default=1.25, ge=1, description="Times the requests of the least loaded backend.")
+    slack: float = Field(default=8.0, ge=0, description="Requests per unit of weight that are always allowed.")
+    ratio: float = Field(default=1.25, ge=1, description="Allowed multiple of the least loaded backend's requests.")
 
     def bound(self, least: float, slack: float | None = None) -> float:
-        """Return the most requests per unit of weight that a preferred backend may have; a rule may have own slack."""
+        """Return the maximum requests per unit of weight on a preferred backend; `slack` overrides the setting."""
         return (self.slack if slack is None else slack) + self.ratio * least
 
 
 class ThresholdSettings(LoadSettings):
-    """The rules, tried in order, and how much load a preference may pile up."""
+    """The rules, in order of precedence, and the load limit of preferred backends."""
 
     rules: tuple[Rule, ...] = Field(
         default_factory=default_rules,
-        description="The first whose conditions hold decides.",
+        description="The rules; the first whose conditions hold decides.",
         json_schema_extra={"minItems": 1},
     )
-    spill: Spill = Field(default=Spill(), description="When a preferred backend is passed over for its load.")
+    spill: Spill = Field(default=Spill(), description="Load above which a preferred backend is skipped.")
 
     @model_validator(mode="after")
     def _each_rule_counts(self) -> Self:
-        issues = (
-            [] if self.rules else [Issue(("rules",), "no rules", "write one, or leave `rules` out for the defaults")]
-        )
+        issues = [] if self.rules else [Issue(("rules",), "no rules", "write one, or remove `rules` for the defaults")]
         names: set[str] = set()
         catch_all = ""
-        for position, rule in enumerate(self.rules):
+        for index, rule in enumerate(self.rules):
             if rule.name in names:
-                issues.append(Issue(("rules", position, "name"), f"two rules are called '{rule.name}'", "rename one"))
+                issues.append(Issue(("rules", index, "name"), f"two rules are called '{rule.name}'", "rename one"))
             if catch_all:
-                hint = f"'{catch_all}' has no conditions and takes every request: put it last"
-                issues.append(Issue(("rules", position), f"rule '{rule.name}' is never reached", hint))
+                hint = f"'{catch_all}' has no conditions and matches every request: put it last"
+                issues.append(Issue(("rules", index), f"rule '{rule.name}' is never reached", hint))
             elif not rule.when.conditions():
                 catch_all = rule.name
             names.add(rule.name)
@@ -66,30 +69,44 @@ class ThresholdSettings(LoadSettings):
         return self
 
     def named_backends(self) -> dict[SettingsPath, str]:
-        """Return the backends that rules prefer by name."""
+        """Return the backends that the rules name."""
         return {
-            ("rules", position, *place): target.removeprefix(BACKEND)
-            for position, rule in enumerate(self.rules)
-            for place, target in _named(rule)
+            ("rules", index, *path): target.removeprefix(BACKEND)
+            for index, rule in enumerate(self.rules)
+            for path, target in _targets(rule)
             if target.startswith(BACKEND)
         }
 
 
-def _named(rule: Rule) -> list[tuple[SettingsPath, str]]:
+def _targets(rule: Rule) -> list[tuple[SettingsPath, str]]:
     if rule.weights:
         return [(("weights", target), target) for target in rule.weights]
-    return [(("prefer", place), target) for place, target in enumerate(rule.prefer)]
+    return [(("prefer", index), target) for index, target in enumerate(rule.prefer)]
 
 
 @register
 class Thresholds(LoadPolicy):
-    """Sends each request where the first rule that matches it says, load permitting.
+    """A policy that follows the first rule that matches a request, load permitting.
 
-    Of a preferred method the least loaded backend is taken; where that has too much to do (`Spill`), the next in the
-    rule's list; where the list ends, the least loaded backend of all. Of a rule with weights that backend is taken
-    whose (requests + 1 + slack) / weight is least: with nothing to do the one of the largest weight, and under load all
-    of them, in proportion to their weights. Reasons: the rule's name; `spilled` where load kept it from every backend
-    of its list, `none_preferred` where none of them is there, `no_rule` where no rule matches.
+    A rule with `prefer` picks the least loaded backend of the first target in its list whose load is within the limit
+    (`Spill`), else the least loaded backend of all. A rule with `weights` picks the backend with the lowest
+    (requests + 1 + slack) / weight: when idle the one with the largest weight, under load all in proportion to their
+    weights.
+
+    The reason of a decision is the rule's name, `spilled` if all its targets are over the limit, `none_preferred` if
+    none of its targets is available, or `no_rule` if no rule matches.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> from policies.features.request import Endpoint
+    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "ngram")]
+    >>> rule = Rule(name="hot", when={"temperature": "> 1"}, prefer=["ngram"])
+    >>> policy = Thresholds(ThresholdSettings(rules=[rule]))
+    >>> decision = policy.choose(RequestFeatures("llama", Endpoint.CHAT, temperature=1.2), pool)
+    >>> decision.backend, decision.reason
+    ('ngram', 'hot')
     """
 
     name = "thresholds"
@@ -98,83 +115,84 @@ class Thresholds(LoadPolicy):
 
     def __init__(self, settings: ThresholdSettings) -> None:
         super().__init__(settings)
-        self._rules = [RuleTests(rule) for rule in settings.rules]
-        self.text_features = TEXT_FEATURES & frozenset[str]().union(*[one.features for one in self._rules])
+        self._rules = [CompiledRule(rule) for rule in settings.rules]
+        self.text_features = TEXT_FEATURES & frozenset[str]().union(*[rule.features for rule in self._rules])
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose by the first rule whose conditions hold."""
         counts = self.meter.counts(candidates)
-        rule = first_that_holds(self._rules, request, sum(counts) / len(counts))
+        rule = first_match(self._rules, request, sum(counts) / len(counts))
         reason = NO_RULE
         if rule is not None and rule.weights:
-            named, scores = self._weighed(rule, candidates, counts)
+            named, scores = self._weighted(rule, candidates, counts)
             if named:
                 chosen, propensity = draw_least(named, scores, self.rng)
                 return Decision(chosen.name, self.name, rule.name, propensity)
             reason = NONE_PREFERRED
         elif rule is not None:
             bound = self._bound(rule, candidates, counts)
-            preferred, propensity, is_there = first_preferred(rule.prefer, candidates, counts, bound, self.rng)
+            preferred, propensity, any_target = first_preferred(rule.prefer, candidates, counts, bound, self.rng)
             if preferred is not None:
                 return Decision(preferred.name, self.name, rule.name, propensity)
-            reason = SPILLED if is_there else NONE_PREFERRED
+            reason = SPILLED if any_target else NONE_PREFERRED
         chosen, propensity = self.meter.least(candidates, self.rng)
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Tell for each candidate its place or weight in the rule, the score, and whether load rules it out."""
+        """Rate each candidate by the rule that matches: by its place in the rule's list, or by its weight and load."""
         counts = self.meter.counts(candidates)
-        rule = first_that_holds(self._rules, request, sum(counts) / len(counts))
+        rule = first_match(self._rules, request, sum(counts) / len(counts))
         if rule is None:
             return [
                 Assessment(load.backend, load.score, f"no rule matches; {load.note}")
                 for load in super().assess(request, candidates)
             ]
         if rule.weights:
-            return self._assess_weighed(rule, candidates, counts)
+            return self._assess_weighted(rule, candidates, counts)
         bound = self._bound(rule, candidates, counts)
-        return [self._assess_by(rule, candidate, bound) for candidate in candidates]
+        return [self._assess_preferred(rule, candidate, bound) for candidate in candidates]
 
-    def _assess_weighed(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> list[Assessment]:
-        why = f"rule '{rule.name}' ({rule.when})"
-        scores = {one.name: score for one, score in zip(*self._weighed(rule, candidates, counts), strict=True)}
+    def _assess_weighted(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> list[Assessment]:
+        prefix = f"rule '{rule.name}' ({rule.when})"
+        named, scores = self._weighted(rule, candidates, counts)
+        score_of = {candidate.name: score for candidate, score in zip(named, scores, strict=True)}
         return [
             Assessment(
-                one.name,
-                scores[one.name],
-                f"{why}: ({per_weight(one, count + 1):g} requests with this one + slack {self._slack(rule):g}) "
-                f"/ weight {rule.weight_of(one):g}",
+                candidate.name,
+                score_of[candidate.name],
+                f"{prefix}: ({per_weight(candidate, count + 1):g} requests with this one + slack "
+                f"{self._slack(rule):g}) / weight {rule.weight_of(candidate):g}",
             )
-            if one.name in scores
-            else Assessment(one.name, None, f"{why} does not name it")
-            for one, count in zip(candidates, counts, strict=True)
+            if candidate.name in score_of
+            else Assessment(candidate.name, None, f"{prefix} does not name it")
+            for candidate, count in zip(candidates, counts, strict=True)
         ]
 
-    def _assess_by(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
-        why = f"rule '{rule.name}' ({rule.when})"
-        place = next((place for place, target in enumerate(rule.prefer, 1) if is_meant(target, candidate)), None)
-        if place is None:
-            return Assessment(candidate.name, None, f"{why} does not name it")
+    def _assess_preferred(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
+        prefix = f"rule '{rule.name}' ({rule.when})"
+        rank = next((rank for rank, target in enumerate(rule.prefer, 1) if is_target(candidate, target)), None)
+        if rank is None:
+            return Assessment(candidate.name, None, f"{prefix} does not name it")
         requests = self.meter.per_weight(candidate)
         if requests > bound:
-            note = f"{why} names it at place {place}; passed over: {requests:g} requests, at most {bound:g} go by rule"
+            note = f"{prefix} names it at place {rank}; skipped: {requests:g} requests are over the limit of {bound:g}"
             return Assessment(candidate.name, None, note)
-        return Assessment(candidate.name, float(place), f"{why} names it at place {place}; {requests:g} requests")
+        return Assessment(candidate.name, float(rank), f"{prefix} names it at place {rank}; {requests:g} requests")
 
     def _bound(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> float:
         return self.settings.spill.bound(least_per_weight(candidates, counts), rule.slack)
 
-    def _weighed(
+    def _weighted(
         self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]
     ) -> tuple[list[Candidate], list[float]]:
-        """Return the candidates that a rule has weights for, and their scores."""
+        """Return the candidates to which a rule gives a weight, and their scores."""
         slack = self._slack(rule)
         named, scores = [], []
-        for one, count in zip(candidates, counts, strict=True):
-            weight = rule.weight_of(one)
+        for candidate, count in zip(candidates, counts, strict=True):
+            weight = rule.weight_of(candidate)
             if weight is not None:
-                named.append(one)
-                scores.append((per_weight(one, count + 1) + slack) / weight)
+                named.append(candidate)
+                scores.append((per_weight(candidate, count + 1) + slack) / weight)
         return named, scores
 
     def _slack(self, rule: Rule) -> float:

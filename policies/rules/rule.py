@@ -1,4 +1,4 @@
-"""One rule of the `thresholds` policy as it stands in the pool file, and those that come with the gateway."""
+"""The rules of the `thresholds` policy, as written in the pool file, and the default rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Rule(BaseModel):
-    """Where requests go for which all conditions hold: by preference, or by weights."""
+    """A rule: conditions on a request, and the backends for requests that meet them, by preference or by weight.
+
+    Examples
+    --------
+    >>> rule = Rule(name="code", when={"workload": "code"}, prefer=["suffix", "ngram"])
+    >>> for line in rule.lines():
+    ...     print(line)
+    - name: code
+      when: {workload: [code]}
+      prefer: [suffix, ngram]
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -37,38 +47,38 @@ class Rule(BaseModel):
     )
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")] = Field(
-        description="Told as the reason of a decision: a-z, 0-9, '_' and '-', at most 40."
+        description="Name, which decisions give as their reason: at most 40 of a-z, 0-9, '_' and '-'."
     )
-    when: When = Field(default=When(), description="Conditions, all of which must hold; none: always.")
+    when: When = Field(default=When(), description="Conditions, all of which must hold; without any, the rule matches.")
     prefer: tuple[str, ...] = Field(
-        default=(), description="Methods, or `backend:NAME`, the best first.", json_schema_extra={"minItems": 1}
+        default=(), description="Methods or `backend:NAME`, the best first.", json_schema_extra={"minItems": 1}
     )
     weights: dict[str, Weight] = Field(
         default={},
-        description="Instead of `prefer`: methods, or `backend:NAME`, each with a weight; the least (requests + 1 + "
-        "slack) / weight is taken.",
+        description="Instead of `prefer`: the weight of each method or `backend:NAME`. The backend with the lowest "
+        "(requests + 1 + slack) / weight is chosen.",
         json_schema_extra={"minProperties": 1},
     )
     slack: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="For this rule, in place of that of `spill`."
+        default=None, ge=0, allow_inf_nan=False, description="Slack of this rule, instead of `spill.slack`."
     )
 
     @field_validator("name")
     @classmethod
     def _not_reserved(cls, name: str) -> str:
         if name in _RESERVED:
-            raise ValueError(f"'{name}' is the reason of decisions that no rule made: choose another name")
+            raise ValueError(f"'{name}' is reserved for decisions that no rule made: choose another name")
         return name
 
     @field_validator("prefer")
     @classmethod
     def _each_once(cls, prefer: tuple[str, ...]) -> tuple[str, ...]:
         issues = []
-        for position, target in enumerate(prefer):
-            if target in prefer[:position]:
-                issues.append(Issue((position,), f"'{target}' stands here twice", "leave the second one out"))
+        for index, target in enumerate(prefer):
+            if target in prefer[:index]:
+                issues.append(Issue((index,), f"'{target}' is listed twice", "remove the second entry"))
             else:
-                issues += _target_faults(target, position, at_key=False)
+                issues += _target_issues(target, index, at_key=False)
         if issues:
             raise error_of(cls.__name__, issues)
         return prefer
@@ -76,7 +86,7 @@ class Rule(BaseModel):
     @field_validator("weights")
     @classmethod
     def _methods_or_backends(cls, weights: dict[str, float]) -> dict[str, float]:
-        if issues := [issue for target in weights for issue in _target_faults(target, target, at_key=True)]:
+        if issues := [issue for target in weights for issue in _target_issues(target, target, at_key=True)]:
             raise error_of(cls.__name__, issues)
         return weights
 
@@ -84,20 +94,20 @@ class Rule(BaseModel):
     def _one_of_the_two(self) -> Self:
         issue = None
         if self.prefer and self.weights:
-            issue = Issue(("weights",), "stands beside `prefer`", "keep one of the two", at_key=True)
+            issue = Issue(("weights",), "cannot be combined with `prefer`", "keep one of the two", at_key=True)
         elif not self.prefer and not self.weights:
-            place = "weights" if "weights" in self.model_fields_set else "prefer"
-            issue = Issue((place,), "prefers nothing", "name a method, or backend:NAME")
+            key = "weights" if "weights" in self.model_fields_set else "prefer"
+            issue = Issue((key,), "names no target", "name a method or backend:NAME")
         if issue is not None:
             raise error_of(type(self).__name__, [issue])
         return self
 
     def weight_of(self, candidate: Candidate) -> float | None:
-        """Return the weight of a candidate; None where it has none. A backend's own goes before its method's."""
+        """Return the weight of a candidate, or None; a weight by name takes precedence over one by method."""
         return self.weights.get(BACKEND + candidate.name) or self.weights.get(candidate.method)
 
     def lines(self) -> list[str]:
-        """Return it as it stands in a pool file, an entry of `rules`."""
+        """Return the rule as an entry of `rules` in a pool file."""
         lines = [f"- name: {self.name}"]
         if self.when.conditions():
             lines.append(f"  when: {_flow(self.when.model_dump(mode='json', exclude_none=True))}")
@@ -110,24 +120,30 @@ class Rule(BaseModel):
         return lines
 
 
-def _target_faults(target: str, place: str | int, *, at_key: bool) -> Iterator[Issue]:
+def _target_issues(target: str, key: str | int, *, at_key: bool) -> Iterator[Issue]:
     if not target.removeprefix(BACKEND):
-        yield Issue((place,), "names no backend", "write backend:NAME", at_key)
+        yield Issue((key,), "names no backend", "write backend:NAME", at_key)
     elif not target.startswith(BACKEND) and target not in set(Method):
         hint = f"{did_you_mean(target, Method)}; a backend is written backend:NAME"
-        yield Issue((place,), f"unknown method '{target}'", hint, at_key)
+        yield Issue((key,), f"unknown method '{target}'", hint, at_key)
 
 
 def _flow(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
-def is_meant(target: str, candidate: Candidate) -> bool:
-    """Tell whether an entry of `prefer` means this candidate."""
+def is_target(candidate: Candidate, target: str) -> bool:
+    """Return whether an entry of `prefer` names a candidate, by method or by name."""
     return candidate.method == target or BACKEND + candidate.name == target
 
 
 @cache
 def default_rules() -> tuple[Rule, ...]:
-    """Read the rules that come with the gateway."""
+    """Return the rules used if the pool file has none.
+
+    Examples
+    --------
+    >>> default_rules()[-1].name
+    'default'
+    """
     return tuple(Rule.model_validate(rule) for rule in yaml.safe_load(DEFAULT_RULES.read_text("utf-8"))["rules"])

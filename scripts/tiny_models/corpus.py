@@ -1,4 +1,4 @@
-"""Text to learn from that every machine has: the sources of Python's standard library, as conversations."""
+"""Training text that every machine has: the sources of Python's standard library, as conversations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import sysconfig
 from pathlib import Path
 
-# Few, so that they are read several times over: what is half learnt by heart repeats itself.
+# Few modules, so that each is seen several times: half-memorised text repeats itself.
 MODULES = ("bisect", "fnmatch", "glob", "graphlib", "heapq", "queue", "sched", "shlex", "string", "textwrap")
 
 CHAT_TEMPLATE = (
@@ -16,14 +16,14 @@ CHAT_TEMPLATE = (
 
 
 def conversations() -> list[str]:
-    """Return a request for each function and class of `MODULES` and its source, in the words of `CHAT_TEMPLATE`."""
+    """Return a request for each function and class of `MODULES` and its source, formatted as by `CHAT_TEMPLATE`."""
     library = Path(sysconfig.get_paths()["stdlib"])
     sources = {name: library / f"{name}.py" for name in MODULES}
     return [
         f"<|im_start|>user\nWrite {node.name} of Python's {module}.<|im_end|>\n"
         f"<|im_start|>assistant\n{ast.get_source_segment(source, node)}<|im_end|>\n"
         for module, path in sources.items()
-        if path.exists()  # a later Python may have made a package of it
+        if path.exists()  # a package in later versions of Python
         for source in [path.read_text(encoding="utf-8")]
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)

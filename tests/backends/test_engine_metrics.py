@@ -1,4 +1,4 @@
-"""Reading the engine's own metrics."""
+"""Parsing of vLLM's metrics page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="a}b",p
 """
 
 
-def test_a_page_of_two_engines() -> None:
+def test_the_values_of_two_engines_are_summed() -> None:
     metrics = read_metrics(PAGE)
     assert metrics is not None
     assert (metrics.running, metrics.waiting, metrics.generation_tokens, metrics.prompt_tokens) == (4, 2, 1_200_000, 7)
@@ -37,12 +37,12 @@ def test_a_page_of_two_engines() -> None:
     assert metrics.acceptance_length == pytest.approx(2.5)
 
 
-def test_older_names_and_windows_lines() -> None:
+def test_older_series_names_and_crlf_line_ends_are_read() -> None:
     old = PAGE.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b"\n", b"\r\n")
     assert read_metrics(old) == read_metrics(PAGE)
 
 
-def test_what_is_no_number_is_passed_over() -> None:
+def test_values_that_are_not_finite_numbers_are_ignored() -> None:
     metrics = read_metrics(
         b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc NaN\nvllm:num_requests_waiting 1.2.3\n"
     )
@@ -58,5 +58,5 @@ def test_a_baseline_has_no_acceptance() -> None:
 
 
 @pytest.mark.parametrize("page", [b"", b"<html>", b"python_info 1.0\n", b"\xff\xfe"])
-def test_pages_of_something_else(page: bytes) -> None:
+def test_a_page_that_is_not_from_vllm_gives_none(page: bytes) -> None:
     assert read_metrics(page) is None

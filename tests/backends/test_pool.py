@@ -1,4 +1,4 @@
-"""Which replicas are well: probes and reports, against a server that can be told to be unwell."""
+"""The state of replicas after probes and reports, against a scripted server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from backends.backend import Backend, State
 from backends.pool import HealthRules, Pool
 from backends.speculation import Method
 from tests.support.upstream import Upstream
+from tests.support.waiting import eventually, stays
 
 RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5, stall_s=0.4)
 
 
 @contextlib.asynccontextmanager
-async def watched(
+async def running_pool(
     prepare: Callable[[Upstream], None] = lambda _: None,
 ) -> AsyncIterator[tuple[Pool, Backend, Upstream]]:
     async with Upstream("a", "m") as upstream:
@@ -33,33 +34,27 @@ async def watched(
             await pool.stop()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def test_who_waits_for_the_first_look_knows_who_is_up() -> None:
-    async with watched() as (pool, backend, _):
+async def test_after_the_first_probes_the_state_is_known() -> None:
+    async with running_pool() as (pool, backend, _):
         assert backend.state is State.STARTING
-        await pool.looked_at(5.0)
+        await pool.wait_until_probed(5.0)
         assert backend.state is State.UP
 
 
-async def test_nobody_waits_long_for_one_that_does_not_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and no more than that
+async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections but never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         pool = Pool([Backend("a", "m", Method.BASELINE, url)], replace(RULES, timeout_s=60.0))
         await pool.start()
         try:
             async with asyncio.timeout(5.0):
-                await pool.looked_at(0.05)
+                await pool.wait_until_probed(0.05)
             assert not pool.up("m")
         finally:
             await pool.stop()
 
 
-async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
+async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
     def busy(upstream: Upstream) -> None:
         upstream.metrics = (
             b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.25\n"
@@ -67,12 +62,12 @@ async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
             b"vllm:spec_decode_num_accepted_tokens_total 15\n"
         )
 
-    async with watched(busy) as (pool, backend, _):
+    async with running_pool(busy) as (pool, backend, _):
         backend.in_flight = 4
-        await until(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.UP)
         assert pool.up("m") == [backend]
         assert (backend.load.running, backend.load.waiting, backend.load.kv_usage) == (3, 2, 0.25)
-        assert backend.load.others == 1  # four of the five are ours
+        assert backend.load.others == 1  # four of the five requests are from this gateway
         engine = pool.engine(backend)
         assert engine is not None
         assert engine.acceptance_rate == 0.5
@@ -82,7 +77,7 @@ async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepare", "says"),
+    ("prepare", "reason"),
     [
         (lambda upstream: setattr(upstream, "health_status", 503), "/health answered 503"),
         (lambda upstream: setattr(upstream, "health_hangs", True), "does not answer"),
@@ -92,7 +87,7 @@ async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
         ),
         (
             lambda upstream: setattr(upstream, "models", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n<br>"),
-            "/v1/models answered garbage",
+            "/v1/models did not answer with a list of models",
         ),
         (
             lambda upstream: setattr(upstream, "models", b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n"),
@@ -100,73 +95,72 @@ async def test_it_comes_up_and_says_how_loaded_it_is() -> None:
         ),
     ],
 )
-async def test_what_is_unwell_is_not_let_in_and_says_why(prepare: Callable[[Upstream], None], says: str) -> None:
-    async with watched(prepare) as (pool, backend, _):
-        await until(lambda: backend.state is State.DOWN)
-        assert says in backend.state_reason
+async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Upstream], None], reason: str) -> None:
+    async with running_pool(prepare) as (pool, backend, _):
+        await eventually(lambda: backend.state is State.DOWN)
+        assert reason in backend.state_reason
         assert pool.up("m") == []
 
 
-async def test_a_page_that_cannot_be_read_does_not_take_it_out() -> None:
-    async with watched(lambda upstream: setattr(upstream, "metrics_status", 404)) as (pool, backend, _):
-        await until(lambda: backend.state is State.UP)
+async def test_a_replica_without_a_metrics_page_is_up() -> None:
+    async with running_pool(lambda upstream: setattr(upstream, "metrics_status", 404)) as (pool, backend, _):
+        await eventually(lambda: backend.state is State.UP)
         assert pool.engine(backend) is None
 
 
-async def test_one_slow_probe_is_forgiven_two_are_not() -> None:
-    async with watched() as (_, backend, upstream):
-        await until(lambda: backend.state is State.UP)
+async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
+    async with running_pool() as (_, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
         upstream.health_hangs = True
-        await asyncio.sleep(0.2)
-        assert backend.state is State.UP
-        await until(lambda: backend.state is State.DOWN)
+        await stays(lambda: backend.state is State.UP, 0.2)
+        await eventually(lambda: backend.state is State.DOWN)
         upstream.health_hangs = False
-        await until(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.UP)
 
 
-async def test_it_dies_and_comes_back() -> None:
-    async with watched() as (pool, backend, upstream):
-        told: list[Backend] = []
-        pool.on_down = told.append
-        await until(lambda: backend.state is State.UP)
+async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
+    async with running_pool() as (pool, backend, upstream):
+        went_down: list[Backend] = []
+        pool.on_down = went_down.append
+        await eventually(lambda: backend.state is State.UP)
         await upstream.die()
-        await until(lambda: backend.state is State.DOWN)
-        assert told == [backend]
+        await eventually(lambda: backend.state is State.DOWN)
+        assert went_down == [backend]
         await upstream.come_back()
-        await until(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.UP)
 
 
-async def test_a_refused_connection_counts_before_any_probe() -> None:
-    async with watched() as (pool, backend, _):
-        await until(lambda: backend.state is State.UP)
+async def test_a_refused_connection_takes_effect_before_any_probe() -> None:
+    async with running_pool() as (pool, backend, _):
+        await eventually(lambda: backend.state is State.UP)
         pool.report_failure(backend, "connect", "refused")
         assert backend.state is State.DOWN
-        await until(lambda: backend.state is State.UP)  # a probe finds it well after all
+        await eventually(lambda: backend.state is State.UP)  # the next probe succeeds
 
 
-async def test_broken_answers_eject_for_longer_each_time() -> None:
-    async with watched() as (pool, backend, _):
+async def test_invalid_answers_eject_for_longer_each_time() -> None:
+    async with running_pool() as (pool, backend, _):
         loop = asyncio.get_running_loop()
-        out_s = []
+        ejected_s = []
         for _ in range(3):
-            await until(lambda: backend.state is State.UP)
+            await eventually(lambda: backend.state is State.UP)
             pool.report_failure(backend, "garbage", "nonsense")
             assert backend.state is State.EJECTED
             before_s = loop.time()
-            await until(lambda: backend.state is State.UP)
-            out_s.append(loop.time() - before_s)
-        assert 0.2 <= out_s[0] < out_s[1] < out_s[2]
-        assert out_s[1] >= 0.4
+            await eventually(lambda: backend.state is State.UP)
+            ejected_s.append(loop.time() - before_s)
+        assert 0.2 <= ejected_s[0] < ejected_s[1] < ejected_s[2]
+        assert ejected_s[1] >= 0.4
         pool.report_success(backend)
         pool.report_failure(backend, "garbage", "nonsense")
         before_s = loop.time()
-        await until(lambda: backend.state is State.UP)
-        assert loop.time() - before_s < 0.39  # a good answer in between forgives
+        await eventually(lambda: backend.state is State.UP)
+        assert loop.time() - before_s < 0.39  # a complete answer in between resets the ejections
 
 
-async def test_three_broken_answers_in_a_row_eject() -> None:
-    async with watched() as (pool, backend, _):
-        await until(lambda: backend.state is State.UP)
+async def test_three_consecutive_broken_answers_eject() -> None:
+    async with running_pool() as (pool, backend, _):
+        await eventually(lambda: backend.state is State.UP)
         for _ in range(2):
             pool.report_failure(backend, "broken", "cut")
         pool.report_success(backend)
@@ -177,37 +171,34 @@ async def test_three_broken_answers_in_a_row_eject() -> None:
         assert backend.state is State.EJECTED
 
 
-async def test_an_engine_that_has_requests_but_makes_no_token_is_down() -> None:
+async def test_an_engine_with_requests_that_produces_no_token_is_down() -> None:
     def stuck(upstream: Upstream) -> None:
         upstream.metrics = b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total 7\n"
 
-    async with watched(stuck) as (_, backend, upstream):
-        await until(lambda: backend.state is State.UP)
-        await until(lambda: backend.state is State.DOWN)
+    async with running_pool(stuck) as (_, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.DOWN)
         assert "no token" in backend.state_reason
         upstream.metrics = upstream.metrics.replace(b"generation_tokens_total 7", b"generation_tokens_total 8")
-        await until(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.UP)
 
 
-async def test_an_idle_engine_makes_no_token_and_is_well() -> None:
-    async with watched() as (_, backend, _upstream):
-        await until(lambda: backend.state is State.UP)
-        await asyncio.sleep(0.6)
-        assert backend.state is State.UP
+async def test_an_idle_engine_that_produces_no_token_is_up() -> None:
+    async with running_pool() as (_, backend, _upstream):
+        await eventually(lambda: backend.state is State.UP)
+        await stays(lambda: backend.state is State.UP, 0.6)
 
 
-async def test_drained_it_stays_out_whatever_happens() -> None:
-    async with watched() as (pool, backend, upstream):
-        await until(lambda: backend.state is State.UP)
+async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
+    async with running_pool() as (pool, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
         pool.set_drained(backend, drained=True)
-        await asyncio.sleep(0.2)
+        await stays(lambda: backend.state is State.DRAINING, 0.2)
         pool.report_failure(backend, "connect", "refused")
         assert backend.state is State.DRAINING
         await upstream.die()
-        await asyncio.sleep(0.2)
-        assert backend.state is State.DRAINING
+        await stays(lambda: backend.state is State.DRAINING, 0.2)
         pool.set_drained(backend, drained=False)
-        await asyncio.sleep(0.1)
-        assert backend.state is not State.UP
+        await stays(lambda: backend.state is not State.UP, 0.1)
         await upstream.come_back()
-        await until(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.state is State.UP)

@@ -1,4 +1,4 @@
-"""What vLLM takes as `--speculative-config` passes, what it would refuse at start is refused before."""
+"""Validation of `--speculative-config`: what vLLM accepts passes, and what it refuses at start is refused before."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backends.speculation import Method, SpeculativeConfig, method_faults, num_speculative_tokens, serve_config
+from backends.speculation import Method, SpeculativeConfig, method_issues, num_speculative_tokens, serve_config
 from backends.validation import issues_of
 
 
-def told(config: dict[str, Any]) -> dict[str, str]:
-    """Return what is wrong with `config`, by key."""
+def issues_by_key(config: dict[str, Any]) -> dict[str, str]:
+    """Return the message and hint of each issue of `config`, by key."""
     with pytest.raises(ValidationError) as caught:
         SpeculativeConfig.model_validate(config)
     issues = issues_of(caught.value, SpeculativeConfig)
@@ -53,10 +53,10 @@ def told(config: dict[str, Any]) -> dict[str, str]:
         ),
     ],
 )
-def test_what_vllm_takes_is_given_to_it_unchanged(method: Method, config: dict[str, Any]) -> None:
+def test_a_valid_configuration_is_passed_to_vllm_unchanged(method: Method, config: dict[str, Any]) -> None:
     checked = SpeculativeConfig.model_validate(config)
 
-    assert method_faults(method, config, served=True) == []
+    assert method_issues(method, config, served=True) == []
     assert serve_config(method, checked) == {"method": method.value, **config}
 
 
@@ -67,7 +67,7 @@ def test_what_vllm_takes_is_given_to_it_unchanged(method: Method, config: dict[s
         ({"prompt_lookup_mx": 3}, {"prompt_lookup_mx": "unknown key; did you mean 'prompt_lookup_max'?"}),
         (
             {"tensor_parallel_size": 2},
-            {"tensor_parallel_size": "not a key of vLLM's; did you mean 'draft_tensor_parallel_size'?"},
+            {"tensor_parallel_size": "not a key of vLLM; did you mean 'draft_tensor_parallel_size'?"},
         ),
         ({"num_speculative_tokens": 0}, {"num_speculative_tokens": "must be greater than or equal to 1; "}),
         ({"parallel_drafting": "perhaps"}, {"parallel_drafting": "expected true or false; "}),
@@ -89,12 +89,12 @@ def test_what_vllm_takes_is_given_to_it_unchanged(method: Method, config: dict[s
         ),
     ],
 )
-def test_what_vllm_would_refuse(config: dict[str, Any], expected: dict[str, str]) -> None:
-    assert told(config) == expected
+def test_an_invalid_configuration_is_refused_with_a_hint(config: dict[str, Any], expected: dict[str, str]) -> None:
+    assert issues_by_key(config) == expected
 
 
-def test_all_errors_come_at_once() -> None:
-    assert set(told({"num_speculative_tokens": "many", "prompt_lookup_min": 0, "modle": "m"})) == {
+def test_all_issues_are_reported_at_once() -> None:
+    assert set(issues_by_key({"num_speculative_tokens": "many", "prompt_lookup_min": 0, "modle": "m"})) == {
         "num_speculative_tokens",
         "prompt_lookup_min",
         "modle",
@@ -104,23 +104,23 @@ def test_all_errors_come_at_once() -> None:
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        ([], {"": "needs 1 at least"}),
+        ([], {"": "needs at least 1"}),
         ([[2, 4, 1]], {".0": "the first range starts at 2; start it at 1"}),
-        ([[1, 4, 3], [4, 8, 1]], {".1": "overlaps the range before it, which ends at 4; start it at 5"}),
-        ([[1, 4, 3], [8, 5, 1]], {".1": "the range runs backwards, 8 to 5; [5, 8, tokens]"}),
+        ([[1, 4, 3], [4, 8, 1]], {".1": "overlaps the previous range, which ends at 4; start it at 5"}),
+        ([[1, 4, 3], [8, 5, 1]], {".1": "the range is reversed, 8 to 5; [5, 8, tokens]"}),
         ([[1, 4, -1]], {".0.2": "must be greater than or equal to 0"}),
         ([[1, 4]], {".0.2": "missing"}),
     ],
 )
-def test_a_schedule_by_batch_size(schedule: list[list[int]], expected: dict[str, str]) -> None:
+def test_an_invalid_schedule_by_batch_size_is_refused(schedule: list[list[int]], expected: dict[str, str]) -> None:
     key = "num_speculative_tokens_per_batch_size"
-    found = told({"num_speculative_tokens": 5, key: schedule})
-    assert found.keys() == {key + below for below in expected}
+    issues = issues_by_key({"num_speculative_tokens": 5, key: schedule})
+    assert issues.keys() == {key + below for below in expected}
     for below, message in expected.items():
-        assert found[key + below].startswith(message)
+        assert issues[key + below].startswith(message)
 
 
-def test_a_schedule_need_not_be_in_order() -> None:
+def test_the_ranges_of_a_schedule_can_be_in_any_order() -> None:
     SpeculativeConfig(num_speculative_tokens=5, num_speculative_tokens_per_batch_size=[(9, 16, 0), (1, 8, 5)])
 
 
@@ -151,18 +151,18 @@ def test_a_schedule_need_not_be_in_order() -> None:
         ),
     ],
 )
-def test_synthetic_acceptance(config: dict[str, Any], key: str) -> None:
-    assert set(told(config)) == {key}
+def test_inconsistent_synthetic_acceptance_is_refused(config: dict[str, Any], key: str) -> None:
+    assert set(issues_by_key(config)) == {key}
 
 
-def lacking(method: Method, config: dict[str, Any] | None, *, served: bool) -> set[str]:
-    return {".".join(map(str, issue.path)) for issue in method_faults(method, config, served=served)}
+def keys_of(method: Method, config: dict[str, Any] | None, *, served: bool) -> set[str]:
+    return {".".join(map(str, issue.path)) for issue in method_issues(method, config, served=served)}
 
 
 @pytest.mark.parametrize("method", sorted(set(Method) - {Method.BASELINE, Method.SUFFIX}))
-def test_every_drafting_method_needs_to_say_how_much(method: Method) -> None:
-    assert "num_speculative_tokens" in lacking(method, None, served=False)
-    assert lacking(method, {"num_speculative_tokens": 2}, served=False) == set()
+def test_methods_that_draft_need_num_speculative_tokens(method: Method) -> None:
+    assert "num_speculative_tokens" in keys_of(method, None, served=False)
+    assert keys_of(method, {"num_speculative_tokens": 2}, served=False) == set()
 
 
 @pytest.mark.parametrize(
@@ -181,36 +181,39 @@ def test_every_drafting_method_needs_to_say_how_much(method: Method) -> None:
         (Method.CUSTOM_CLASS, True),
     ],
 )
-def test_the_draft_is_needed_only_where_we_start_it(method: Method, needs: bool) -> None:
-    assert lacking(method, {"num_speculative_tokens": 2}, served=True) == ({"model"} if needs else set())
-    assert lacking(method, {"num_speculative_tokens": 2, "model": None}, served=True) == ({"model"} if needs else set())
-    assert lacking(method, {"num_speculative_tokens": 2, "model": "m.C"}, served=True) == set()
+def test_the_draft_is_needed_only_for_engines_that_the_gateway_starts(method: Method, needs: bool) -> None:
+    assert keys_of(method, {"num_speculative_tokens": 2}, served=True) == ({"model"} if needs else set())
+    assert keys_of(method, {"num_speculative_tokens": 2, "model": None}, served=True) == ({"model"} if needs else set())
+    assert keys_of(method, {"num_speculative_tokens": 2, "model": "m.C"}, served=True) == set()
 
 
-def test_the_method_inside_must_be_the_backends() -> None:
-    assert lacking(Method.EAGLE, {"method": "eagle3", "num_speculative_tokens": 2}, served=False) == {"method"}
-    assert lacking(Method.SUFFIX, {"method": "ngram_gpu"}, served=False) == {"method"}
-    assert lacking(Method.SUFFIX, {"method": "suffix"}, served=False) == set()
+def test_the_configured_method_must_be_that_of_the_backend() -> None:
+    assert keys_of(Method.EAGLE, {"method": "eagle3", "num_speculative_tokens": 2}, served=False) == {"method"}
+    assert keys_of(Method.SUFFIX, {"method": "ngram_gpu"}, served=False) == {"method"}
+    assert keys_of(Method.SUFFIX, {"method": "suffix"}, served=False) == set()
 
 
-def test_a_baseline_has_no_config() -> None:
-    assert method_faults(Method.BASELINE, None, served=True) == []
-    assert lacking(Method.BASELINE, {}, served=True) == {""}
+def test_a_baseline_has_no_configuration() -> None:
+    assert method_issues(Method.BASELINE, None, served=True) == []
+    assert keys_of(Method.BASELINE, {}, served=True) == {""}
     assert serve_config(Method.BASELINE, None) == {}
 
 
-def test_keys_of_one_method_on_another() -> None:
+def test_keys_of_another_method_are_refused() -> None:
     config = {"num_speculative_tokens": 2, "use_heterogeneous_vocab": True, "index_share_for_mtp_iteration": False}
-    assert lacking(Method.NGRAM, config, served=False) == {"use_heterogeneous_vocab", "index_share_for_mtp_iteration"}
-    assert lacking(Method.DRAFT_MODEL, config, served=False) == {"index_share_for_mtp_iteration"}
-    assert lacking(Method.MTP, {**config, "use_heterogeneous_vocab": False}, served=False) == set()
+    assert keys_of(Method.NGRAM, config, served=False) == {
+        "use_heterogeneous_vocab",
+        "index_share_for_mtp_iteration",
+    }
+    assert keys_of(Method.DRAFT_MODEL, config, served=False) == {"index_share_for_mtp_iteration"}
+    assert keys_of(Method.MTP, {**config, "use_heterogeneous_vocab": False}, served=False) == set()
 
 
-def test_keys_of_other_versions_only_where_another_version_may_run() -> None:
+def test_keys_of_other_vllm_versions_are_allowed_only_for_running_replicas() -> None:
     config = {"disable_by_batch_size": 16, "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     assert SpeculativeConfig.model_validate(config).model_extra == {"disable_by_batch_size": 16}
-    assert lacking(Method.NGRAM, config, served=False) == set()
-    assert lacking(Method.NGRAM, config, served=True) == {"disable_by_batch_size"}
+    assert keys_of(Method.NGRAM, config, served=False) == set()
+    assert keys_of(Method.NGRAM, config, served=True) == {"disable_by_batch_size"}
 
 
 @pytest.mark.parametrize(
@@ -223,10 +226,10 @@ def test_keys_of_other_versions_only_where_another_version_may_run() -> None:
         (Method.SUFFIX, {"suffix_decoding_max_tree_depth": 10, "num_speculative_tokens": 6}, 6),
     ],
 )
-def test_tokens_drafted_a_step(method: Method, config: dict[str, Any] | None, tokens: int) -> None:
+def test_the_tokens_drafted_per_step(method: Method, config: dict[str, Any] | None, tokens: int) -> None:
     assert num_speculative_tokens(method, SpeculativeConfig.model_validate(config) if config else None) == tokens
 
 
-def test_tokens_drafted_a_step_must_be_known() -> None:
+def test_unknown_tokens_drafted_per_step_are_refused() -> None:
     with pytest.raises(ValueError, match="eagle needs num_speculative_tokens"):
         num_speculative_tokens(Method.EAGLE, SpeculativeConfig(model="m"))

@@ -1,4 +1,4 @@
-"""The arithmetic of the calibration report, and one made-up table through all of it."""
+"""The arithmetic of the calibration report, and a made-up table processed from end to end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row(label: str, measured: float, simulated: float, group: Group = GROUP) -> 
     return Row("report", group, label, "speedup", measured, simulated, given=False)
 
 
-def test_groups_of_a_setup_go_to_the_parts_in_turn() -> None:
+def test_groups_of_a_setup_alternate_between_the_parts() -> None:
     groups = [Group("a", "s", "chat", load) for load in ("128", "8", "2/s", "offline", "32")]
     alone = Group("b", "s", "chat", "1")
     divided = parts([*groups, alone, alone])
@@ -46,7 +46,7 @@ def test_groups_of_a_setup_go_to_the_parts_in_turn() -> None:
 
 
 @pytest.mark.parametrize(("accepted", "k"), [(0.0, 3), (0.4, 1), (1.08, 5), (4.9, 5)])
-def test_one_rate_gives_what_was_accepted(accepted: float, k: int) -> None:
+def test_geometric_survival_sums_to_the_accepted_tokens(accepted: float, k: int) -> None:
     survival = geometric_survival(accepted, k)
     assert sum(survival) == pytest.approx(accepted, abs=1e-6)
     assert len(survival) == k
@@ -58,7 +58,7 @@ def test_more_accepted_than_drafted_is_refused() -> None:
         geometric_survival(3.2, 3)
 
 
-def test_given_acceptance_comes_out_of_the_steps() -> None:
+def test_steps_have_the_given_acceptance() -> None:
     given = Given(share=0.5, survival=(0.8, 0.5, 0.1), drafted=3.0)
     emitted, drafted = given_steps(np.random.default_rng(1), given, 40_000)
     inner = slice(1, -10)
@@ -69,18 +69,18 @@ def test_given_acceptance_comes_out_of_the_steps() -> None:
     assert emitted[0] == emitted[-1] == 1
 
 
-def test_speedups_are_taken_over_the_baseline() -> None:
+def test_speedups_are_relative_to_the_baseline() -> None:
     plain = case("baseline", Method.BASELINE, measured={"output_tok_s": 100.0})
     fast = case("eagle k=3", Method.EAGLE, 3, measured={"output_tok_s": 150.0})
-    told = case("dspark k=3", Method.DSPARK, 3, measured={"speedup": 1.2})
+    stated = case("dspark k=3", Method.DSPARK, 3, measured={"speedup": 1.2})
     lost = case("suffix", Method.SUFFIX, 8, measured={"output_tok_s": 140.0})
     simulated = {
         id(plain): {"output_tok_s": 200.0},
         id(fast): {"output_tok_s": 330.0},
-        id(told): {"output_tok_s": 240.0},
+        id(stated): {"output_tok_s": 240.0},
         id(lost): None,  # could not be played
     }
-    rows = {(r.label, r.quantity): r for r in rows_of([plain, fast, told, lost], simulated, "fit")}
+    rows = {(r.label, r.quantity): r for r in rows_of([plain, fast, stated, lost], simulated, "fit")}
     assert rows["eagle k=3", "speedup"].measured == pytest.approx(1.5)
     assert rows["eagle k=3", "speedup"].simulated == pytest.approx(1.65)
     assert rows["eagle k=3", "speedup"].error == pytest.approx(0.1)
@@ -91,7 +91,7 @@ def test_speedups_are_taken_over_the_baseline() -> None:
     }  # fmt: skip
 
 
-def test_of_a_time_less_is_faster() -> None:
+def test_for_times_less_is_faster() -> None:
     plain = case("baseline", Method.BASELINE, measured={"itl_median_ms": 5.0}, speed="itl_median_ms", inverse=True)
     slow = case("eagle k=5", Method.EAGLE, 5, measured={"itl_median_ms": 8.0}, speed="itl_median_ms", inverse=True)
     simulated = {id(plain): {"itl_median_ms": 6.0}, id(slow): {"itl_median_ms": 8.0}}
@@ -99,21 +99,21 @@ def test_of_a_time_less_is_faster() -> None:
     assert [(r.measured, r.simulated) for r in speedup] == [(0.625, 0.75)]
 
 
-def test_a_group_has_one_baseline() -> None:
+def test_a_group_with_two_baselines_is_refused() -> None:
     plain = case("baseline", Method.BASELINE)
-    with pytest.raises(ValueError, match="one baseline"):
+    with pytest.raises(ValueError, match="at most one baseline"):
         rows_of([plain, case("again", Method.BASELINE)], {}, "fit")
 
 
-def test_a_choice_is_judged_by_what_it_costs() -> None:
+def test_a_choice_is_judged_by_the_speed_it_loses() -> None:
     rows = [row("eagle k=3", 1.30, 1.5), row("eagle k=5", 1.34, 1.4), row("ngram k=5", 1.2, 1.1)]
-    made = choice(rows)
-    assert (made.chosen, made.best) == ("eagle k=3", "eagle k=5")
-    assert made.lost == pytest.approx(0.04 / 1.34)
+    result = choice(rows)
+    assert (result.chosen, result.best) == ("eagle k=3", "eagle k=5")
+    assert result.lost == pytest.approx(0.04 / 1.34)
     assert choice([row("eagle k=3", 0.8, 0.9)]).chosen == "baseline"
 
 
-def test_a_summary_counts() -> None:
+def test_a_summary_counts_rows_groups_and_winners() -> None:
     other = GROUP._replace(load="8")
     rows = [
         row("eagle k=3", 1.30, 1.5), row("eagle k=5", 1.34, 1.4),  # nearly right, and the right method
@@ -156,18 +156,18 @@ def test_fitting_finds_the_step_times_that_were_used() -> None:
         }
     )
     free = [(None, "base_s"), (Method.EAGLE, "per_pass_s")]
-    found = fit(wrong, known, free, played)
-    assert found.step.base_s == pytest.approx(truth.step.base_s, rel=0.05)
-    assert found.method(Method.EAGLE).drafting.per_pass_s == pytest.approx(eagle.drafting.per_pass_s, rel=0.10)
-    assert as_yaml(found, free).startswith("step:\n  base_s: 0.005")
+    fitted = fit(wrong, known, free, played)
+    assert fitted.step.base_s == pytest.approx(truth.step.base_s, rel=0.05)
+    assert fitted.method(Method.EAGLE).drafting.per_pass_s == pytest.approx(eagle.drafting.per_pass_s, rel=0.10)
+    assert as_yaml(fitted, free).startswith("step:\n  base_s: 0.005")
 
 
-def test_what_is_not_there_cannot_be_fitted() -> None:
+def test_a_parameter_that_is_zero_cannot_be_fitted() -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         fit(load_calibration(H100), [case("baseline", Method.BASELINE)], [(Method.EAGLE, "base_s")], played)
 
 
-def test_methods_that_draft_from_the_text_need_one() -> None:
+def test_methods_that_draft_from_the_text_need_a_text() -> None:
     calibration = load_calibration(H100)
     ngram = case("ngram k=5", Method.NGRAM, 5)
     assert not can_be_played(ngram, calibration, blind=False)
@@ -198,7 +198,7 @@ def test_a_table_becomes_a_page(tmp_path: Path) -> None:
     assert collected.cases[1].given is not None
     assert collected.cases[1].given.tokens_per_step == pytest.approx(2.0)
 
-    # ShareGPT itself is not at hand: the same runs with lengths of their own.
+    # ShareGPT is not available here, so the runs have lengths of their own.
     cases = [case("baseline", Method.BASELINE, measured={"output_tok_s": 500.0})]
     cases.append(case("eagle k=3", Method.EAGLE, 3, measured={"output_tok_s": 700.0}, given=Given(1.0, (0.6,), 3)))
     report = compare(cases, NO_TEXTS)
@@ -218,7 +218,7 @@ def test_a_table_becomes_a_page(tmp_path: Path) -> None:
     assert all(line.count(",") == lines[0].count(",") for line in lines)
 
 
-def test_rows_without_a_licence_are_not_written_out() -> None:
+def test_rows_without_a_licence_show_only_their_errors() -> None:
     group = GROUP._replace(source="vllm012")
     kept = row("eagle k=3", 1.2345, 1.3, group)
     page = document(Report([kept], [kept]), [], [], "", "p.png")

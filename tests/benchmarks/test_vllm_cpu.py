@@ -1,4 +1,4 @@
-"""Whether the fit finds what a simulated engine was given, and the load generator sees what a server sends."""
+"""The fit recovers the parameters of a simulated engine, and the load generator receives every token."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def cell(concurrency: int, turn: int, answers: list[Answer], foreign_share: floa
 
 
 def play(calibration: Calibration, silent: Cell) -> Cell:
-    """Let a simulated engine answer, noting chunks as the load generator does."""
-    [(_, of_cell)] = scripts([silent], Method.BASELINE, calibration)
+    """Return the cell as answered by a simulated engine, with chunk times as the load generator records them."""
+    [(_, requests)] = scripts([silent], Method.BASELINE, calibration)
     engine = Engine(EngineParameters.of(calibration, Method.BASELINE))
-    now_s, coming, by_id = 0.0, iter(zip(of_cell, silent.answers, strict=True)), {}
+    now_s, coming, by_id = 0.0, iter(zip(requests, silent.answers, strict=True)), {}
     idle = silent.concurrency
     while True:
         for script, answer in (next(coming, (None, None)) for _ in range(idle)):
@@ -64,40 +64,40 @@ def play(calibration: Calibration, silent: Cell) -> Cell:
     return Cell(Method.BASELINE, silent.concurrency, silent.turn, now_s, 0.0, 0.0, 0.0, silent.answers)
 
 
-def test_the_fit_finds_the_step_time_that_made_the_measurements() -> None:
+def test_the_fit_recovers_the_step_time_behind_the_measurements() -> None:
     rng = np.random.default_rng(5)
     true = template().model_copy(update={"step": template().step.model_copy(update=TRUE)})
-    loops = [cell(at_once, 0, [answered(rng, 150, 40) for _ in range(2 * at_once)]) for at_once in (2, 8)]
+    loops = [cell(clients, 0, [answered(rng, 150, 40) for _ in range(2 * clients)]) for clients in (2, 8)]
     singles = [cell(1, PREFILL_TURN, [answered(rng, size, 9) for _ in range(2)]) for size in (100, 400, 900)]
-    cells = [play(true, one) for one in (*loops, *singles)]
+    cells = [play(true, each) for each in (*loops, *singles)]
     fitted = fit_step(cells, template()).step
     for name, value in TRUE.items():
         assert getattr(fitted, name) == pytest.approx(value, rel=0.03), name
-    [(_, of_cell)] = [pair for pair in scripts(cells, Method.BASELINE, true) if pair[0] is cells[1]]
-    again = simulated(true, cells[1], of_cell)
+    [(_, requests)] = [pair for pair in scripts(cells, Method.BASELINE, true) if pair[0] is cells[1]]
+    again = simulated(true, cells[1], requests)
     assert again.tokens_per_s == pytest.approx(measured(cells[1]).tokens_per_s)
     assert again.tpot_ms == pytest.approx(measured(cells[1]).tpot_ms)
 
 
-def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
+def test_disturbed_rounds_are_left_out_unless_all_are_disturbed() -> None:
     quiet, loud, louder = (cell(1, turn, [], share) for turn, share in enumerate((0.01, 0.5, 0.9)))
     warm_up = cell(1, measure.WARM_UP_TURN, [], 0.0)
 
     def kept(*cells: Cell) -> list[Cell]:
-        paired: Scripts = [(one, []) for one in cells]
-        return [one for one, _ in reported(paired)]
+        paired: Scripts = [(each, []) for each in cells]
+        return [each for each, _ in reported(paired)]
 
     assert kept(warm_up, quiet, loud) == [quiet]
     assert kept(louder, loud) == [loud]
 
 
 def test_cells_are_read_as_written(tmp_path: Path) -> None:
-    one = cell(2, 1, [Answer(0.5, [1, 2], [3, 4, 5], [0.25, 0.75], [1, 2], 1, 3, [1, 0, 0])])
-    measure.write(tmp_path / "cells.json.xz", [one])
-    assert measure.read(tmp_path / "cells.json.xz") == [one]
+    original = cell(2, 1, [Answer(0.5, [1, 2], [3, 4, 5], [0.25, 0.75], [1, 2], 1, 3, [1, 0, 0])])
+    measure.write(tmp_path / "cells.json.xz", [original])
+    assert measure.read(tmp_path / "cells.json.xz") == [original]
 
 
-async def test_the_load_generator_sees_every_token(tmp_path: Path) -> None:
+async def test_the_load_generator_receives_every_token(tmp_path: Path) -> None:
     backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
     one_backend = {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}
     pool = PoolSettings.model_validate(
@@ -111,13 +111,13 @@ async def test_the_load_generator_sees_every_token(tmp_path: Path) -> None:
         played = await closed_loop(replicas.backends[0].url, [(f"prompt {n}", 20 + n) for n in range(6)], 3)
     finally:
         await launcher.stop()
-    assert [len(one.output_ids) for one in played.answers] == [20 + n for n in range(6)]
-    for one in played.answers:
-        assert sum(one.chunk_tokens) == len(one.output_ids)
-        assert one.prompt_ids
-        assert one.sent_s < one.chunks_s[0] <= one.chunks_s[-1] <= played.duration_s
-        assert len(one.chunk_tokens) < len(one.output_ids)  # drafts were accepted
-        assert one.drafted > 0
-        assert len(one.output_ids) - sum(one.accepted_at) <= len(one.chunk_tokens) + 1
-    # The fourth was sent when one of the first three had ended.
-    assert played.answers[3].sent_s >= min(one.chunks_s[-1] for one in played.answers[:3])
+    assert [len(answer.output_ids) for answer in played.answers] == [20 + n for n in range(6)]
+    for answer in played.answers:
+        assert sum(answer.chunk_tokens) == len(answer.output_ids)
+        assert answer.prompt_ids
+        assert answer.sent_s < answer.chunks_s[0] <= answer.chunks_s[-1] <= played.duration_s
+        assert len(answer.chunk_tokens) < len(answer.output_ids)  # drafts were accepted
+        assert answer.drafted > 0
+        assert len(answer.output_ids) - sum(answer.accepted_at) <= len(answer.chunk_tokens) + 1
+    # The fourth request was sent when one of the first three had ended.
+    assert played.answers[3].sent_s >= min(answer.chunks_s[-1] for answer in played.answers[:3])

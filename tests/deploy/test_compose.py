@@ -1,4 +1,4 @@
-"""compose.yaml: valid after the Compose specification, and in accord with what it starts."""
+"""compose.yaml follows the Compose specification and matches the image."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def services() -> dict[str, Any]:
     return services
 
 
-def test_it_is_valid_after_the_compose_specification() -> None:
+def test_it_follows_the_compose_specification() -> None:
     assert "ok" in run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
-def test_what_it_builds_and_mounts_exists(services: dict[str, Any]) -> None:
+def test_built_and_mounted_files_exist(services: dict[str, Any]) -> None:
     build = services["gateway"]["build"]
     context = (DEPLOY / build["context"]).resolve()
     assert context == ROOT
     assert (context / build["dockerfile"]).is_file()
     pool, state = services["gateway"]["volumes"]
-    (kept_in,) = re.findall(r"STATE_DIRECTORY=(\S+)", (DEPLOY / "Dockerfile").read_text())
-    assert state == f"state:{kept_in}"
+    (state_folder,) = re.findall(r"STATE_DIRECTORY=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    assert state == f"state:{state_folder}"
     default = re.fullmatch(r"\$\{POOL_FILE:-(.+)\}", pool["source"])
     assert default
     assert (DEPLOY / default[1]).is_file()
@@ -39,7 +39,7 @@ def test_what_it_builds_and_mounts_exists(services: dict[str, Any]) -> None:
         assert (DEPLOY / volume.split(":")[0]).is_file(), volume
 
 
-def test_prometheus_scrapes_the_port_that_the_image_serves_on(services: dict[str, Any]) -> None:
+def test_prometheus_scrapes_the_port_of_the_image(services: dict[str, Any]) -> None:
     (exposed,) = re.findall(r"^EXPOSE (\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
@@ -47,27 +47,25 @@ def test_prometheus_scrapes_the_port_that_the_image_serves_on(services: dict[str
     assert services["gateway"]["ports"] == ["${GATEWAY_ADDRESS:-127.0.0.1}:${GATEWAY_PORT:-8080}:" + exposed]
 
 
-def test_nothing_is_published_beyond_this_host_unless_asked_for(services: dict[str, Any]) -> None:
+def test_ports_are_published_on_localhost_by_default(services: dict[str, Any]) -> None:
     for service in services.values():
         for port in service.get("ports", []):
             assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
 
 
-def test_every_service_runs_with_no_privileges_and_the_gateway_writes_only_what_it_learns(
-    services: dict[str, Any],
-) -> None:
+def test_services_have_no_privileges_and_the_gateway_is_read_only(services: dict[str, Any]) -> None:
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
     assert services["gateway"]["read_only"] is True
 
 
-def test_stopping_takes_longer_than_draining(services: dict[str, Any]) -> None:
+def test_the_grace_period_is_longer_than_draining(services: dict[str, Any]) -> None:
     longest_s = max(load_pool(path).server.drain_s for path in (ROOT / "config").glob("pool*.yaml"))
     assert float(services["gateway"]["stop_grace_period"].removesuffix("s")) > longest_s
 
 
-def test_redis_starts_only_when_asked_for_and_forgets_nothing_by_itself(services: dict[str, Any]) -> None:
+def test_redis_is_optional_and_does_not_evict(services: dict[str, Any]) -> None:
     assert services["redis"]["profiles"] == ["state"]
     command = services["redis"]["command"]
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"

@@ -1,6 +1,6 @@
-"""The Dockerfile, without building it: its lint, its context, and what its commands do.
+"""The Dockerfile, checked without building it: lint, build context and commands.
 
-`scripts/check-deploy` carries out its build step.
+`scripts/check-deploy` runs its build step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCKERFILE = DEPLOY / "Dockerfile"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return (instruction, arguments) in their order, continued lines joined."""
+    """Return (instruction, arguments) in order, with continued lines joined."""
     text = re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text()).replace("\\\n", " ")
     return [(line.split()[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
 
@@ -30,16 +30,16 @@ def only(instruction: str) -> str:
 
 
 def from_context() -> list[str]:
-    """Return what is copied out of the build's context."""
+    """Return the paths copied from the build context."""
     copies = [arguments.split() for name, arguments in instructions() if name == "COPY"]
     return [source for words in copies if not words[0].startswith("--from") for source in words[:-1]]
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_reports_nothing() -> None:
     assert run("hadolint", DOCKERFILE) == ""
 
 
-def test_the_context_holds_what_is_copied_and_nothing_else() -> None:
+def test_the_build_context_is_exactly_what_is_copied() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     assert {line[1:] for line in lines if line.startswith("!")} == set(from_context())
@@ -47,7 +47,7 @@ def test_the_context_holds_what_is_copied_and_nothing_else() -> None:
     assert all((ROOT / source).exists() for source in from_context())
 
 
-def test_all_that_the_wheel_is_built_from_is_copied() -> None:
+def test_all_sources_of_the_wheel_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert {
@@ -58,7 +58,7 @@ def test_all_that_the_wheel_is_built_from_is_copied() -> None:
     } <= set(from_context())
 
 
-def test_it_runs_as_a_user_who_is_not_root_and_owns_nothing_of_it() -> None:
+def test_it_runs_as_a_numeric_user_that_owns_no_files() -> None:
     after_last_from = [name for name, _ in instructions()][::-1].index("FROM")
     final = instructions()[-after_last_from:]
     (user,) = [arguments for name, arguments in final if name == "USER"]
@@ -66,7 +66,7 @@ def test_it_runs_as_a_user_who_is_not_root_and_owns_nothing_of_it() -> None:
     assert not any("--chown" in arguments for name, arguments in final if name == "COPY")
 
 
-def test_ports_and_paths_agree() -> None:
+def test_ports_and_paths_are_consistent() -> None:
     command = json.loads(only("ENTRYPOINT")) + json.loads(only("CMD"))
     options = dict(zip(command[1::2], command[2::2], strict=True))
     assert command[0] == "gateway"
@@ -76,7 +76,7 @@ def test_ports_and_paths_agree() -> None:
 
 
 async def health_check(port: int) -> int:
-    """Run the image's health check against another port of this machine, and return its exit status."""
+    """Run the health check of the image against a local port, and return its exit status."""
     python, *arguments = json.loads(only("HEALTHCHECK").partition("CMD ")[2])
     assert python == "python"
     arguments = [argument.replace(f", {only('EXPOSE')},", f", {port},") for argument in arguments]
@@ -86,7 +86,7 @@ async def health_check(port: int) -> int:
     return await process.wait()
 
 
-async def test_its_health_check_tells_a_gateway_that_answers() -> None:
+async def test_the_health_check_detects_whether_the_gateway_answers() -> None:
     async with start_gateway() as running:
         assert await health_check(int(running.url.rpartition(":")[2])) == 0
     assert await health_check(free_port("127.0.0.1")) == 1

@@ -26,7 +26,7 @@ def test_the_page_names_every_state_and_temperature_bucket() -> None:
     assert all(f"`{bucket}`" in PAGE for bucket in buckets)
 
 
-def test_the_page_names_every_outcome_that_is_counted() -> None:
+def test_the_page_names_every_outcome() -> None:
     source = (ROOT / "gateway/relay/exchange.py").read_text()
     counted = set(re.findall(r'self\._finish\([^)]*?"(\w+)"\)', source)) | {
         "ok",
@@ -38,7 +38,7 @@ def test_the_page_names_every_outcome_that_is_counted() -> None:
     assert all(f"`{outcome}`:" in PAGE for outcome in counted)
 
 
-def test_its_examples_ask_only_for_series_that_exist() -> None:
+def test_the_examples_use_only_existing_series() -> None:
     queries = re.findall(r"```promql\n(.+?)```", PAGE, re.DOTALL)
     assert len(queries) >= 5
     assert set(re.findall(r"gateway_\w+", "".join(queries))) <= sample_names()

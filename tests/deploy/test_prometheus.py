@@ -1,4 +1,4 @@
-"""A real Prometheus server, with the configuration of deploy/, scrapes a real gateway."""
+"""A Prometheus server with the configuration of deploy/ scrapes a running gateway."""
 
 from __future__ import annotations
 
@@ -20,56 +20,57 @@ from tests.gateway.conftest import Running, start_gateway
 from tests.support.deploy_tools import DEPLOY, ROOT, tool
 from tests.support.registered_metrics import sample_names
 from tests.support.upstream import Wire, answer, delta
+from tests.support.waiting import eventually_async
 
 TIMEOUT_S = 20.0
 
 
 @dataclass
 class Prometheus:
-    """The server, through its HTTP API."""
+    """Client of the server's HTTP API."""
 
     client: httpx.AsyncClient
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
         response = await self.client.get("/api/v1/query", params={"query": expression})
         assert response.status_code == 200, f"{expression}\n{response.text}"
-        found: list[dict[str, Any]] = response.json()["data"]["result"]
-        return found
+        result: list[dict[str, Any]] = response.json()["data"]["result"]
+        return result
 
     async def value(self, expression: str) -> float:
-        """Wait until an expression has one value, and return it."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(found := await self.query(expression)) != 1:
-                await asyncio.sleep(0.05)
-        return float(found[0]["value"][1])
+        """Wait until an expression has exactly one value, and return it."""
+        result: list[dict[str, Any]] = []
+
+        async def has_one_value() -> bool:
+            nonlocal result
+            result = await self.query(expression)
+            return len(result) == 1
+
+        await eventually_async(has_one_value, TIMEOUT_S, expression)
+        return float(result[0]["value"][1])
 
     async def until(self, expression: str) -> None:
-        """Wait until an expression is true of something."""
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                while not await self.query(expression):
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"not within {TIMEOUT_S:g} s: {expression}") from None
+        """Wait until an expression has a result."""
+        await eventually_async(lambda: self.query(expression), TIMEOUT_S, expression)
 
     async def alerts(self) -> dict[str, dict[str, Any]]:
-        found = (await self.client.get("/api/v1/alerts")).json()["data"]["alerts"]
-        return {alert["labels"]["alertname"]: alert for alert in found}
+        alerts = (await self.client.get("/api/v1/alerts")).json()["data"]["alerts"]
+        return {alert["labels"]["alertname"]: alert for alert in alerts}
 
 
 @contextlib.asynccontextmanager
 async def prometheus_for(running: Running, folder: Path) -> AsyncIterator[Prometheus]:
-    """Start a server that scrapes `running`, often; nothing else of the configuration is changed."""
+    """Run a server that scrapes `running` at short intervals, with an otherwise unchanged configuration."""
     port = free_port("127.0.0.1")
     configuration = (DEPLOY / "prometheus/prometheus.yml").read_text()
-    for what, instead in (
+    for original, replacement in (
         ("gateway:8080", running.url.removeprefix("http://")),
         ("localhost:9090", f"127.0.0.1:{port}"),
         ("scrape_interval: 15s", "scrape_interval: 200ms"),
         ("evaluation_interval: 15s", "evaluation_interval: 200ms"),
     ):
-        assert what in configuration
-        configuration = configuration.replace(what, instead)
+        assert original in configuration
+        configuration = configuration.replace(original, replacement)
     (folder / "prometheus.yml").write_text(configuration)
     shutil.copy(DEPLOY / "prometheus/rules.yml", folder)
     log = folder / "prometheus.log"
@@ -84,10 +85,12 @@ async def prometheus_for(running: Running, folder: Path) -> AsyncIterator[Promet
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            async with asyncio.timeout(TIMEOUT_S):
-                while not await _is_ready(client):
-                    assert process.returncode is None, log.read_text()
-                    await asyncio.sleep(0.05)
+
+            async def is_ready() -> bool:
+                assert process.returncode is None, log.read_text()
+                return await _is_ready(client)
+
+            await eventually_async(is_ready, TIMEOUT_S)
             yield Prometheus(client)
     finally:
         if process.returncode is None:
@@ -103,14 +106,14 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 
 async def speculating(wire: Wire) -> None:
-    """Answer as vLLM does that reports its speculation: 12 tokens, of which 8 were accepted out of 10 drafted."""
+    """Answer as a vLLM that reports its speculation: 12 tokens, with 8 of 10 drafted tokens accepted."""
     document = answer(wire.upstream.name, tokens=12)
     document["metrics"] = {"speculative_decoding": {"num_draft_tokens": 10, "num_accepted_draft_tokens": 8}}
     await wire.json(document)
 
 
 async def not_speculating(wire: Wire) -> None:
-    """Stream as vLLM does without speculation: the role, three chunks of one token each, the usage."""
+    """Stream as a vLLM without speculation: the role, three chunks of one token each, the usage."""
     usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": answer("", tokens=3)["usage"]}
     await wire.begin_stream()
     for text in ("", "one ", "two ", "three"):
@@ -121,19 +124,19 @@ async def not_speculating(wire: Wire) -> None:
 
 
 async def test_prometheus_scrapes_the_gateway(tmp_path: Path) -> None:
-    """In one test, since a Prometheus that has just started takes 5 s to find what it is to scrape."""
+    """One test for all checks, because Prometheus takes 5 s to start scraping."""
     async with start_gateway() as running, prometheus_for(running, tmp_path) as prometheus:
         await prometheus.until('up{job="gateway"} == 1')
-        await _the_rules_have_values(running, prometheus)
-        await _it_keeps_what_is_wanted(prometheus)
-        await _the_examples_of_the_page_can_be_asked(prometheus)
-        await _an_alert_begins_when_a_backend_dies(running, prometheus)
+        await _check_recording_rules(running, prometheus)
+        await _check_stored_series(prometheus)
+        await _check_documented_queries(prometheus)
+        await _check_alert_for_a_dead_backend(running, prometheus)
 
 
-async def _the_rules_have_values(running: Running, prometheus: Prometheus) -> None:
+async def _check_recording_rules(running: Running, prometheus: Prometheus) -> None:
     running.upstreams["a"].behaviour = not_speculating
     running.upstreams["b"].behaviour = speculating
-    for round_ in (1, 2):  # a rate needs two scrapes that differ
+    for round_ in (1, 2):  # a rate needs two different scrapes
         for name in ("a", "b", "b"):
             headers = {"x-gateway-backend": name}
             assert (await running.chat(headers=headers, temperature=0, stream=name == "a")).status_code == 200
@@ -147,20 +150,22 @@ async def _the_rules_have_values(running: Running, prometheus: Prometheus) -> No
     assert 0.0 < await prometheus.value('backend:gateway_ttft_seconds:p95_rate5m{backend="a"} > 0') < 5.0
 
 
-async def _it_keeps_what_is_wanted(prometheus: Prometheus) -> None:
-    stored = {one["metric"]["__name__"] for one in await prometheus.query('{job="gateway",__name__=~"gateway_.+"}')}
-    assert stored <= sample_names()  # and so no `..._created`
+async def _check_stored_series(prometheus: Prometheus) -> None:
+    stored = {
+        series["metric"]["__name__"] for series in await prometheus.query('{job="gateway",__name__=~"gateway_.+"}')
+    }
+    assert stored <= sample_names()  # excludes `..._created`
     assert len(stored) > 20
 
 
-async def _the_examples_of_the_page_can_be_asked(prometheus: Prometheus) -> None:
+async def _check_documented_queries(prometheus: Prometheus) -> None:
     queries = re.findall(r"```promql\n(.+?)```", (ROOT / "docs/metrics.md").read_text(), re.DOTALL)
     for query in queries:
-        answered = await prometheus.query(query)
-        assert answered or "state" in query, query  # every backend is up
+        result = await prometheus.query(query)
+        assert result or "state" in query, query  # every backend is up
 
 
-async def _an_alert_begins_when_a_backend_dies(running: Running, prometheus: Prometheus) -> None:
+async def _check_alert_for_a_dead_backend(running: Running, prometheus: Prometheus) -> None:
     assert await prometheus.alerts() == {}
     await running.upstreams["b"].die()
     await prometheus.until('ALERTS{alertname="GatewayBackendDown",backend="b",alertstate="pending"}')

@@ -19,15 +19,15 @@ def rules() -> list[dict[str, Any]]:
 
 
 def test_promtool_accepts_the_configuration_and_the_rules() -> None:
-    said = run("promtool", "check", "config", "--lint=all", "--lint-fatal", DEPLOY / "prometheus/prometheus.yml")
-    assert f"{len(rules())} rules found" in said
+    output = run("promtool", "check", "config", "--lint=all", "--lint-fatal", DEPLOY / "prometheus/prometheus.yml")
+    assert f"{len(rules())} rules found" in output
 
 
-def test_the_rules_do_what_their_unit_tests_say() -> None:
+def test_the_rules_pass_their_unit_tests() -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", UNIT_TESTS)
 
 
-def test_every_alert_is_tested_to_fire_and_those_that_wait_to_wait() -> None:
+def test_every_alert_has_a_case_that_fires_and_one_that_waits() -> None:
     cases = [
         case for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] for case in test.get("alert_rule_test", [])
     ]
@@ -36,10 +36,10 @@ def test_every_alert_is_tested_to_fire_and_those_that_wait_to_wait() -> None:
     alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
     assert fired == set(alerts)
     waiting = {name for name, alert in alerts.items() if "for" in alert}
-    assert waiting - {"GatewayFailures"} <= quiet  # it waits as GatewayStreamsInterrupted beside it does
+    assert waiting - {"GatewayFailures"} <= quiet  # tested together with GatewayStreamsInterrupted
 
 
-def test_the_rules_read_only_series_that_the_gateway_has_or_they_record() -> None:
+def test_the_rules_use_only_existing_series() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for rule in rules():
         expression = re.sub("|".join(map(re.escape, recorded)), "", rule["expr"])

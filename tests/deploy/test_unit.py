@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from backends.launch.process import GUARD_END_S
+from backends.launch.process import REAPER_END_S
 from backends.launch.supervisor import LaunchSpec
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
@@ -16,24 +16,24 @@ UNIT = DEPLOY / "gateway.service"
 
 
 def value(name: str) -> str:
-    (found,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
-    return str(found)
+    (setting,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(setting)
 
 
-def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_it(tmp_path: Path) -> None:
     command = Path(sys.executable).parent / "gateway"
     assert command.is_file()
-    here = tmp_path / UNIT.name  # with a command that is installed here, since systemd looks for it
-    here.write_text(re.sub(r"(?m)^(ExecStart=)\S+", rf"\g<1>{command}", UNIT.read_text()))
-    assert run("systemd-analyze", "verify", "--man=no", here) == ""  # it warns, and succeeds
+    unit = tmp_path / UNIT.name  # systemd checks that the command exists
+    unit.write_text(re.sub(r"(?m)^(ExecStart=)\S+", rf"\g<1>{command}", UNIT.read_text()))
+    assert run("systemd-analyze", "verify", "--man=no", unit) == ""  # warnings do not change its exit status
 
 
-def test_it_is_confined() -> None:
-    said = run("systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", UNIT)
-    assert re.search(r"Overall exposure level .*: [01]\.\d OK", said), said
+def test_it_is_sandboxed() -> None:
+    output = run("systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", UNIT)
+    assert re.search(r"Overall exposure level .*: [01]\.\d OK", output), output
 
 
-def test_it_runs_the_command_on_the_files_that_the_readme_speaks_of() -> None:
+def test_its_paths_are_those_of_the_readme() -> None:
     readme = (DEPLOY / "README.md").read_text()
     assert value("ExecStart") == "/opt/gateway/bin/gateway --config /etc/gateway/pool.yaml"
     assert value("DynamicUser") == "yes"
@@ -41,8 +41,8 @@ def test_it_runs_the_command_on_the_files_that_the_readme_speaks_of() -> None:
         assert path in readme
 
 
-def test_systemd_waits_for_the_longest_draining_and_signals_the_first_process_alone() -> None:
+def test_systemd_waits_for_draining_and_signals_only_the_main_process() -> None:
     drain_s = max(load_pool(path).server.drain_s for path in (ROOT / "config").glob("pool*.yaml"))
-    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + GUARD_END_S
+    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + REAPER_END_S
     assert float(value("TimeoutStopSec")) >= drain_s + WORKER_GRACE_S + launched_s
     assert value("KillMode") == "mixed"

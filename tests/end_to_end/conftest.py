@@ -1,4 +1,4 @@
-"""The default pool: the gateway command with its five simulated replicas, started once for these tests."""
+"""The default pool: one gateway process with five simulated replicas for all of these tests."""
 
 from __future__ import annotations
 

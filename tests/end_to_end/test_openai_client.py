@@ -1,4 +1,4 @@
-"""The official clients, against the default pool, as a team would use it."""
+"""The official clients of OpenAI and Anthropic against the default pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert completion.usage is not None
     assert 1 <= completion.usage.completion_tokens <= 40
     assert answer.headers["x-gateway-backend"] in {"plain", "lookup", "tree", "head", "draft"}
-    assert answer.headers["x-gateway-policy"] == "thresholds"
+    assert answer.headers["x-gateway-policy"] == "learned"
     assert answer.headers["x-gateway-reason"]
     assert answer.headers["x-gateway-simulated"] == "true"
 
@@ -57,7 +57,7 @@ def test_stream(client: openai.OpenAI) -> None:
     assert chunks[-2].choices[0].finish_reason in {"stop", "length"}
 
 
-def test_greedy_answers_are_the_same_from_every_replica(client: openai.OpenAI) -> None:
+def test_every_replica_gives_the_same_greedy_answer(client: openai.OpenAI) -> None:
     texts = {
         client.chat.completions.create(
             model=MODEL, messages=REPEAT, max_tokens=60, temperature=0, extra_headers={"x-gateway-backend": name}
@@ -143,7 +143,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert any(event.type == "response.output_text.delta" for event in events)
 
 
-def test_anthropics_messages(gateway: Command) -> None:
+def test_anthropic_messages(gateway: Command) -> None:
     with anthropic.Anthropic(base_url=gateway.url, api_key="none-needed", max_retries=0) as client:
         message = client.messages.create(model=MODEL, max_tokens=30, messages=[{"role": "user", "content": "Hello"}])
         assert message.content[0].type == "text"
@@ -161,7 +161,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_tokenize_and_back(gateway: Command) -> None:
+def test_tokenize_and_detokenize(gateway: Command) -> None:
     tokens = gateway.post("/tokenize", {"model": MODEL, "prompt": "def f(x): return x"}).json()["tokens"]
     assert gateway.post("/detokenize", {"model": MODEL, "tokens": tokens}).json()["prompt"] == "def f(x): return x"
 
@@ -169,7 +169,9 @@ def test_tokenize_and_back(gateway: Command) -> None:
 def test_other_paths_of_vllm_pass_through(gateway: Command) -> None:
     assert "simulated" in gateway.get("/version").json()["version"]
     assert gateway.get("/nothing/here").json() == {"detail": "Not Found"}
-    assert gateway.post("/v1/embeddings", {"model": MODEL, "input": "hi"}).status_code == 404  # it generates only
+    assert (
+        gateway.post("/v1/embeddings", {"model": MODEL, "input": "hi"}).status_code == 404
+    )  # the model only generates
 
 
 def test_errors(client: openai.OpenAI) -> None:
@@ -191,13 +193,15 @@ def test_baseline_only_parameters(client: openai.OpenAI) -> None:
         assert answer.headers["x-gateway-backend"] == "plain"
 
 
-async def test_cancelling_cancels_the_engines_work(gateway: Command, async_client: openai.AsyncOpenAI) -> None:
+async def test_a_cancelled_request_is_cancelled_at_the_engine(
+    gateway: Command, async_client: openai.AsyncOpenAI
+) -> None:
     def running() -> int:
         backends = gateway.get("/admin/pool", headers=gateway.admin).json()["models"][MODEL]["backends"]
         return int(backends["plain"]["in_flight"])
 
     for stream in (True, False):
-        asked = asyncio.ensure_future(
+        request = asyncio.ensure_future(
             async_client.chat.completions.create(
                 model=MODEL,
                 messages=SAY,
@@ -209,52 +213,54 @@ async def test_cancelling_cancels_the_engines_work(gateway: Command, async_clien
         )
         await asyncio.to_thread(until, lambda: running() == 1)
         if stream:
-            answer = await asked
+            answer = await request
             await anext(answer.__aiter__())  # type: ignore[union-attr]
             await answer.close()  # type: ignore[union-attr]
         else:
-            asked.cancel()
+            request.cancel()
         await asyncio.to_thread(until, lambda: running() == 0, 2.0)
 
-    def aborted() -> bool:
-        page = gateway.get("/admin/pool", headers=gateway.admin).json()["models"][MODEL]["backends"]["plain"]["engine"]
-        return bool(page["running"] == 0)
+    def engine_is_idle() -> bool:
+        backends = gateway.get("/admin/pool", headers=gateway.admin).json()["models"][MODEL]["backends"]
+        return bool(backends["plain"]["engine"]["running"] == 0)
 
-    await asyncio.to_thread(until, aborted, 5.0)
+    await asyncio.to_thread(until, engine_is_idle, 5.0)
     await async_client.close()
 
 
-def test_a_prompt_that_repeats_itself_is_faster_where_it_is_looked_up(client: openai.OpenAI) -> None:
+def test_ngram_drafting_is_faster_on_a_repetitive_prompt(client: openai.OpenAI) -> None:
     def seconds(name: str) -> float:
-        took = []
+        durations_s = []
         for _ in range(3):
             before_s = time.perf_counter()
             client.chat.completions.create(
                 model=MODEL, messages=REPEAT, max_tokens=90, temperature=0, extra_headers={"x-gateway-backend": name}
             )
-            took.append(time.perf_counter() - before_s)
-        return min(took)
+            durations_s.append(time.perf_counter() - before_s)
+        return min(durations_s)
 
-    assert seconds("lookup") < 0.75 * seconds("plain")  # simulated steps: the ratio does not hang on the machine
+    assert seconds("lookup") < 0.75 * seconds(
+        "plain"
+    )  # step times are simulated, so the ratio does not depend on the machine
 
 
-def test_many_at_once(gateway: Command) -> None:
-    async def all_of_them() -> list[str]:
+def test_concurrent_streams(gateway: Command) -> None:
+    async def all_answers() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0, timeout=60.0) as client:
 
-            async def one(number: int) -> str:
+            async def answer(number: int) -> str:
                 stream = await client.chat.completions.create(
                     model=MODEL, messages=SAY, max_tokens=30, temperature=number % 2, stream=True
                 )
                 return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
-            return await asyncio.gather(*(one(number) for number in range(60)))
+            return await asyncio.gather(*(answer(number) for number in range(60)))
 
-    texts = asyncio.run(all_of_them())
+    texts = asyncio.run(all_answers())
     assert all(texts)
 
 
-def test_what_the_operator_sees(gateway: Command) -> None:
+def test_admin_and_metrics_show_the_pool(gateway: Command) -> None:
     pool = gateway.get("/admin/pool", headers=gateway.admin).json()["models"][MODEL]
     assert list(pool["backends"]) == ["plain", "lookup", "tree", "head", "draft"]
     for backend in pool["backends"].values():
@@ -263,6 +269,7 @@ def test_what_the_operator_sees(gateway: Command) -> None:
         assert backend["pid"]
     page = gateway.get("/metrics").text
     assert 'gateway_backend_simulated{backend="plain",method="baseline",model="llama-3.1-8b"} 1.0' in page
-    told = gateway.post("/admin/explain", {"model": MODEL, "messages": REPEAT, "temperature": 0}, headers=gateway.admin)
-    assert told.json()["choice"]["policy"] == "thresholds"
+    body = {"model": MODEL, "messages": REPEAT, "temperature": 0}
+    explained = gateway.post("/admin/explain", body, headers=gateway.admin)
+    assert explained.json()["choice"]["policy"] == "learned"
     assert "simulated" in gateway.printed()

@@ -1,4 +1,4 @@
-"""What is written in C, built as the build of the wheel does it."""
+"""The C extensions, built as for the wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the modules."""
+    """Return a folder with the built modules."""
     compiler = shlex.split(str(sysconfig.get_config_var("CC")))[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"needs the C compiler {compiler!r}: scripts/test installs it (scripts/apt-packages.txt)")

@@ -1,4 +1,4 @@
-"""`policies/features/_tail.c` gives to the last bit what Python does."""
+"""`policies/features/_tail.c` gives exactly the results of the Python implementation."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ LINES = st.lists(st.sampled_from(WORDS + SIGNS) | st.text(max_size=2), max_size=
 
 
 @given(LINES)
-def test_the_share_of_code_is_that_of_the_expression(tail: ModuleType, text: str) -> None:
+def test_the_share_of_code_equals_that_by_regular_expression(tail: ModuleType, text: str) -> None:
     assert tail.code_share(text) == share_by_expression(text)
 
 
-def test_of_every_beginning_of_a_line(tail: ModuleType) -> None:
+def test_the_share_of_code_is_equal_for_every_start_of_a_line(tail: ModuleType) -> None:
     for indent in ("", " ", "  ", "   ", "\t", " \t", "\t "):
-        for one, other in product(SIGNS + WORDS, [*SIGNS, "", "\nx"]):
-            text = indent + one + other
+        for first, second in product(SIGNS + WORDS, [*SIGNS, "", "\nx"]):
+            text = indent + first + second
             assert tail.code_share(text) == share_by_expression(text), text
 
 
-def test_each_word_counts_and_no_other(tail: ModuleType) -> None:
+def test_only_the_listed_words_count_as_code(tail: ModuleType) -> None:
     assert len(WORDS) == 31
     for word in WORDS:
         assert tail.code_share(word) == tail.code_share(f"{word}:\n\n{word}") == 1.0
@@ -52,11 +52,13 @@ def test_each_word_counts_and_no_other(tail: ModuleType) -> None:
     st.binary(max_size=64)
     | st.lists(st.sampled_from([b"a", b"\0", b"the cat ", b"\xff" * 9]), max_size=60).map(b"".join)
 )
-def test_the_share_of_runs_is_that_by_sorting(tail: ModuleType, unit_bytes: int, run_bytes: int, raw: bytes) -> None:
+def test_the_share_of_repeated_runs_equals_that_by_sorting(
+    tail: ModuleType, unit_bytes: int, run_bytes: int, raw: bytes
+) -> None:
     assert tail.repeated_share(raw, unit_bytes, run_bytes) == share_by_sorting(raw, unit_bytes, run_bytes)
 
 
-def test_of_whole_windows_too(tail: ModuleType) -> None:
+def test_the_share_of_repeated_runs_is_equal_for_full_windows(tail: ModuleType) -> None:
     draw = Random(1)
     for signs in (b"\0", b"ab", bytes(range(256)), b"abcdefgh"):
         for _ in range(20):
@@ -66,7 +68,7 @@ def test_of_whole_windows_too(tail: ModuleType) -> None:
                 assert tail.repeated_share(raw, unit_bytes, run_bytes) == share_by_sorting(raw, unit_bytes, run_bytes)
 
 
-def test_what_it_is_not_made_for_is_refused(tail: ModuleType) -> None:
+def test_invalid_arguments_are_refused(tail: ModuleType) -> None:
     for wrong in ((b"",), ("text", 1, 16), (b"", 1, "16"), (b"", 1.0, 16)):
         with pytest.raises(TypeError):
             tail.repeated_share(*wrong)

@@ -1,4 +1,4 @@
-"""`gateway/recorder/_units.c` packs the hashes that numpy makes."""
+"""`gateway/recorder/_units.c` cuts and packs texts as the numpy implementation does."""
 
 from __future__ import annotations
 
@@ -58,83 +58,83 @@ SECRET = Random(1).randbytes(32)
 
 
 def checksum(unit: bytes) -> int:
-    """Return one of 24 bits, as hashes have."""
+    """Return a checksum of 24 bits, as long as the hashes."""
     return crc32(unit) >> 8
 
 
 def by_numpy(texts: tuple[str, ...]) -> list[str]:
-    """Cut texts with numpy, and pack the checksums of their units."""
+    """Return the packed checksums of the texts' units, which numpy cuts."""
     units = cut(texts)
-    places = iter(zip(units.starts.tolist(), units.sizes.tolist(), strict=True))
-    ends = [next(places) for _ in range(sum(units.counts))]
-    sums = iter([checksum(units.data[start : start + size]) for start, size in ends])
+    spans = iter(zip(units.starts.tolist(), units.sizes.tolist(), strict=True))
+    used = [next(spans) for _ in range(sum(units.counts))]
+    sums = iter([checksum(units.data[start : start + size]) for start, size in used])
     return [pack([next(sums) for _ in range(count)]) for count in units.counts]
 
 
 @given(st.lists(TEXTS, max_size=5).map(tuple))
-def test_it_cuts_as_numpy_does(units: ModuleType, texts: tuple[str, ...]) -> None:
-    memory = units.Memory(KINDS, SECRET)
-    assert memory.pack(texts, checksum) == by_numpy(texts)
-    assert memory.pack(texts[::-1], checksum) == by_numpy(texts)[::-1]
+def test_texts_are_cut_as_by_numpy(units: ModuleType, texts: tuple[str, ...]) -> None:
+    cache = units.HashCache(KINDS, SECRET)
+    assert cache.pack(texts, checksum) == by_numpy(texts)
+    assert cache.pack(texts[::-1], checksum) == by_numpy(texts)[::-1]
 
 
-def test_every_character_is_of_the_same_kind(units: ModuleType) -> None:
-    memory = units.Memory(KINDS, SECRET)
+def test_every_character_has_the_same_kind_as_in_numpy(units: ModuleType) -> None:
+    cache = units.HashCache(KINDS, SECRET)
     for begin in range(0, 0x110000, 1 << 12):
-        some = [chr(point) for point in range(begin, begin + (1 << 12), 1 if begin < 1 << 14 else 37)]
-        texts = tuple(f"{one}a {one}{one} 1{one}  {one}" for one in some)
-        assert memory.pack(texts, checksum) == by_numpy(texts)
+        signs = [chr(point) for point in range(begin, begin + (1 << 12), 1 if begin < 1 << 14 else 37)]
+        texts = tuple(f"{sign}a {sign}{sign} 1{sign}  {sign}" for sign in signs)
+        assert cache.pack(texts, checksum) == by_numpy(texts)
 
 
-def test_units_are_found_again_however_many_there_were(units: ModuleType) -> None:
+def test_units_are_cached_however_many_there_are(units: ModuleType) -> None:
     draw = Random(2)
-    memory = units.Memory(KINDS, SECRET)
+    cache = units.HashCache(KINDS, SECRET)
     words = [
         " " + "".join(draw.choices("abcdefgh", k=draw.choice((3, 7, 8, 9, 15, 16, 17, 40)))) for _ in range(250_000)
     ]
-    texts = tuple("".join(words[at : at + 1000]) for at in range(0, len(words), 1000))
+    texts = tuple("".join(words[start : start + 1000]) for start in range(0, len(words), 1000))
     expected = by_numpy(texts)
     for _ in range(2):
-        assert memory.pack(texts, checksum) == expected
+        assert cache.pack(texts, checksum) == expected
 
 
-def test_only_what_is_not_remembered_is_hashed(units: ModuleType) -> None:
-    asked: list[bytes] = []
+def test_only_units_that_are_not_cached_are_hashed(units: ModuleType) -> None:
+    hashed: list[bytes] = []
 
     def digest(unit: bytes) -> int:
-        asked.append(unit)
+        hashed.append(unit)
         return checksum(unit)
 
-    memory = units.Memory(KINDS, SECRET)
-    memory.pack(("the cat and the cat", " the cat, a_very_long_identifier"), digest)
-    assert asked == [b"the", b" cat", b" and", b" the", b",", b" a_very_long_identifier"]
-    memory.pack((" cat, the a_very_long_identifiers a_very_long_identifier",), digest)
-    assert asked[6:] == [b" a_very_long_identifiers"]
+    cache = units.HashCache(KINDS, SECRET)
+    cache.pack(("the cat and the cat", " the cat, a_very_long_identifier"), digest)
+    assert hashed == [b"the", b" cat", b" and", b" the", b",", b" a_very_long_identifier"]
+    cache.pack((" cat, the a_very_long_identifiers a_very_long_identifier",), digest)
+    assert hashed[6:] == [b" a_very_long_identifiers"]
 
 
-def test_two_units_of_one_place_are_both_remembered(units: ModuleType) -> None:
-    memory = units.Memory(KINDS, SECRET)
+def test_two_units_in_one_slot_are_both_cached(units: ModuleType) -> None:
+    cache = units.HashCache(KINDS, SECRET)
     words = tuple(f"word_{number:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for number in range(30_000))
-    asked: list[bytes] = []
+    hashed: list[bytes] = []
 
     def digest(unit: bytes) -> int:
-        asked.append(unit)
+        hashed.append(unit)
         return checksum(unit)
 
     for _ in range(2):
-        asked.clear()
-        assert memory.pack(words, digest) == by_numpy(words)
-    assert len(asked) < 0.05 * len(words)  # of places that three or more want, not two
+        hashed.clear()
+        assert cache.pack(words, digest) == by_numpy(words)
+    assert len(hashed) < 0.05 * len(words)  # those in slots with three or more units
 
 
-def test_it_goes_on_after_an_error(units: ModuleType) -> None:
-    memory = units.Memory(KINDS, SECRET)
+def test_the_cache_works_after_an_error(units: ModuleType) -> None:
+    cache = units.HashCache(KINDS, SECRET)
 
     def fails(unit: bytes) -> int:
         raise ZeroDivisionError(unit)
 
     def calls(unit: bytes) -> Any:
-        return memory.pack(("other",), checksum)
+        return cache.pack(("other",), checksum)
 
     texts = ("one two", "three")
     for digest, error in (
@@ -146,43 +146,43 @@ def test_it_goes_on_after_an_error(units: ModuleType) -> None:
         (None, TypeError),
     ):
         with pytest.raises(error):
-            memory.pack(texts, digest)
+            cache.pack(texts, digest)
     for wrong in ((), (texts,), (list(texts), checksum), (("text", b"bytes"), checksum), (("text", None), checksum)):
         with pytest.raises(TypeError):
-            memory.pack(*wrong)
-    assert memory.pack(texts, checksum) == by_numpy(texts)
+            cache.pack(*wrong)
+    assert cache.pack(texts, checksum) == by_numpy(texts)
     with pytest.raises(ValueError, match="256"):
-        units.Memory(KINDS[:-1], bytes(32))
+        units.HashCache(KINDS[:-1], bytes(32))
     with pytest.raises(ValueError, match="32"):
-        units.Memory(KINDS, bytes(31))
+        units.HashCache(KINDS, bytes(31))
     for arguments in ((), (KINDS,), ("text", bytes(32)), (KINDS, 1)):
         with pytest.raises(TypeError):
-            units.Memory(*arguments)
+            units.HashCache(*arguments)
 
 
 def test_two_threads_do_not_disturb_each_other(units: ModuleType) -> None:
-    memory = units.Memory(KINDS, SECRET)
+    cache = units.HashCache(KINDS, SECRET)
     texts = tuple("some words and more words, 12345 " * size for size in range(1, 60))
     expected, wrong = by_numpy(texts), []
 
-    def many() -> None:
+    def pack_repeatedly() -> None:
         for _ in range(200):
             try:
-                if memory.pack(texts, checksum) != expected:
+                if cache.pack(texts, checksum) != expected:
                     wrong.append(True)
-            except RuntimeError:  # the other's call has not ended
+            except RuntimeError:  # another thread's call is in progress
                 pass
 
-    threads = [threading.Thread(target=many) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    threads = [threading.Thread(target=pack_repeatedly) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
-    assert memory.pack(texts, checksum) == expected
+    assert cache.pack(texts, checksum) == expected
 
 
-def test_a_hasher_takes_it_where_it_is_there(units: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hasher_uses_the_extension_if_it_is_available(units: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [("the cat sat on the mat", " and sat \u4e2d\u6587"), ("", "cat"), ("", "")]
     hashers = [TextHasher(b"salt", ngram) for ngram in (1, 2)]
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A gateway in front of upstreams that can be told to misbehave, all on real sockets of this machine."""
+"""A gateway in front of scripted upstreams, all on real sockets of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gateway.config.settings import PoolSettings
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.server import Server, listen
 from gateway.service.worker_messages import WorkerMessages
-from tests.support.upstream import Upstream
+from tests.support.upstream import Behaviour, Upstream, well
+from tests.support.waiting import eventually
 
 ADMIN_KEY = "the-admin-key"
 MODEL = "m"
@@ -26,23 +27,26 @@ MODEL = "m"
 
 @dataclass
 class Running:
-    """A gateway that serves, its upstreams, and a client for it."""
+    """A running gateway, its upstreams, and a client for it."""
 
     gateway: Gateway
+    server: Server
     upstreams: dict[str, Upstream]
     url: str
     client: httpx.AsyncClient
 
     def backend(self, name: str) -> Backend:
-        return next(one for one in self.gateway.pool if one.name == name)
+        return next(backend for backend in self.gateway.pool if backend.name == name)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                await asyncio.sleep(0.01)
+        await eventually(condition, timeout_s)
 
     async def until_up(self, *names: str) -> None:
         await self.until(lambda: all(self.backend(name).state is State.UP for name in names or self.upstreams))
+
+    async def until_read(self) -> None:
+        """Wait until the gateway has read all that its clients have written: it answers a later request."""
+        (await self.client.get("/health")).raise_for_status()
 
     async def chat(self, text: str = "hi", **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", {})
@@ -61,34 +65,40 @@ FAST = {
 
 @contextlib.asynccontextmanager
 async def start_gateway(
-    methods: dict[str, str] | None = None, policy: dict[str, Any] | None = None, *, fast: bool = True, **settings: Any
+    methods: dict[str, str] | None = None,
+    policy: dict[str, Any] | None = None,
+    *,
+    fast: bool = True,
+    default_temperature: float | None = 1.0,
+    behaviour: Behaviour = well,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Start upstreams (name -> method) and a gateway in front of them."""
+    """Start upstreams (name -> method) and a gateway in front of them.
+
+    Without a default temperature the gateway sends a request of its own to the upstreams.
+    """
     methods = methods or {"a": "baseline", "b": "ngram"}
     async with contextlib.AsyncExitStack() as stack:
-        upstreams = {name: await stack.enter_async_context(Upstream(name, MODEL)) for name in methods}
+        upstreams = {name: await stack.enter_async_context(Upstream(name, MODEL, behaviour)) for name in methods}
         backends_settings: dict[str, Any] = {}
         for name, method in methods.items():
             backends_settings[name] = {"method": method, "url": upstreams[name].url}
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
-        pool = PoolSettings.model_validate(
-            {
-                **FAST,
-                "models": {MODEL: {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}},
-                **settings,
-            }
-        )
+        model: dict[str, Any] = {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}
+        if default_temperature is not None:
+            model["default_temperature"] = default_temperature
+        pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
         backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
         gateway = assemble(pool, backends, ADMIN_KEY)
-        opened = stack.enter_context(listen("127.0.0.1", 0, shared=False))
+        listener = stack.enter_context(listen("127.0.0.1", 0, shared=False))
         server = Server(gateway, WorkerMessages(), fast=fast)
-        serving = asyncio.create_task(server.serve(sockets=[opened]))
-        url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False))
-            running = Running(gateway, upstreams, url, client)
-            await running.until(lambda: server.started, 60.0)  # what learns loads its libraries first
+            running = Running(gateway, server, upstreams, url, client)
+            await running.until(lambda: server.started, 60.0)  # a learned policy loads its libraries first
             await running.until_up()
             yield running
         finally:
@@ -99,5 +109,5 @@ async def start_gateway(
 
 @pytest.fixture(params=["fast", "asgi"])
 def gateway_of(request: pytest.FixtureRequest) -> Start:
-    """Both doors to the relay must pass every test."""
+    """Start gateways with each of the two frontends, which must pass every test."""
     return functools.partial(start_gateway, fast=request.param == "fast")

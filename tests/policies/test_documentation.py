@@ -25,17 +25,17 @@ def own_policy(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def test_the_rules_shown_are_right() -> None:
-    (shown,) = (block for block in blocks("yaml") if "rules:" in block)
-    settings = yaml.safe_load(shown)["policy"]
+def test_the_documented_rules_are_valid() -> None:
+    (example,) = (block for block in blocks("yaml") if "rules:" in block)
+    settings = yaml.safe_load(example)["policy"]
     assert settings.pop("name") == "thresholds"
     assert len(ThresholdSettings.model_validate(settings).rules) == 5
 
 
 @pytest.mark.usefixtures("own_policy")
-def test_the_policy_of_ones_own_works_as_shown() -> None:
+def test_the_documented_custom_policy_works() -> None:
     assert policies()["first_name"].__name__ == "FirstName"
 
 
-def test_every_policy_is_in_the_table() -> None:
+def test_every_policy_is_documented() -> None:
     assert set(policies()) <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))

@@ -40,7 +40,7 @@ def test_round_robin_spreads_the_turns_of_a_heavy_backend() -> None:
     assert not any(set(three) == {"a"} for three in zip(turns, turns[1:], turns[2:], strict=False))
 
 
-def test_round_robin_goes_on_without_a_backend_that_left() -> None:
+def test_round_robin_continues_when_a_backend_leaves_and_returns() -> None:
     policy = RoundRobin(PolicySettings())
     a, b, c = backend("a"), backend("b"), backend("c")
     names(policy, [a, b, c], 4)
@@ -51,11 +51,11 @@ def test_round_robin_goes_on_without_a_backend_that_left() -> None:
     assert all(abs(turns - 33) <= 1 for turns in (back["a"], back["b"], back["c"]))
 
 
-def test_assessing_a_round_takes_no_turn() -> None:
+def test_assessing_does_not_take_a_turn() -> None:
     policy = RoundRobin(PolicySettings())
     candidates = [backend("a"), backend("b")]
     for _ in range(5):
-        scores = {it.backend: it.score for it in policy.assess(REQUEST, candidates)}
+        scores = {rating.backend: rating.score for rating in policy.assess(REQUEST, candidates)}
         assert min(scores, key=lambda name: scores[name] or 0.0) == policy.choose(REQUEST, candidates).backend
 
 
@@ -68,7 +68,7 @@ def test_least_loaded_divides_by_weight() -> None:
     assert decision.propensity == 1.0
 
 
-def test_ties_are_drawn_evenly_and_told_so() -> None:
+def test_ties_are_broken_evenly_with_correct_propensities() -> None:
     policy = LeastLoaded(LoadSettings(seed=1))
     candidates = [backend("a"), backend("b"), backend("c", 1), backend("d")]
     assert policy.choose(REQUEST, candidates).propensity == pytest.approx(1 / 3)
@@ -85,18 +85,18 @@ def test_a_weight_of_zero_is_the_last_resort() -> None:
     assert set(names(RoundRobin(PolicySettings()), [backend("a", weight=0), backend("b", weight=0)], 4)) == {"a", "b"}
 
 
-def test_power_of_two_never_takes_the_most_loaded() -> None:
+def test_power_of_two_never_picks_the_most_loaded() -> None:
     policy = PowerOfTwo(LoadSettings(seed=1))
     candidates = [backend("a", 1), backend("b", 2), backend("c", 3)]
     decisions = [policy.choose(REQUEST, candidates) for _ in range(3000)]
     drawn = Counter(decision.backend for decision in decisions)
-    told = {decision.backend: decision.propensity for decision in decisions}
-    assert told == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
+    propensities = {decision.backend: decision.propensity for decision in decisions}
+    assert propensities == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
     assert drawn["a"] / 3000 == pytest.approx(2 / 3, abs=0.04)
     assert policy.choose(REQUEST, candidates[:1]).propensity == 1.0
 
 
-def test_power_of_two_tells_the_chance_of_ties() -> None:
+def test_power_of_two_has_correct_propensities_for_ties() -> None:
     policy = PowerOfTwo(LoadSettings(seed=1))
     decisions = [policy.choose(REQUEST, [backend("a"), backend("b"), backend("c")]) for _ in range(3000)]
     assert [decision.propensity for decision in decisions] == pytest.approx([1 / 3] * 3000)
@@ -111,16 +111,16 @@ def test_random_draws_by_weight() -> None:
     assert {(decision.backend, decision.propensity) for decision in decisions} == {("a", 0.75), ("b", 0.25)}
 
 
-def test_static_sends_to_one_backend_and_says_when_it_cannot() -> None:
+def test_static_picks_its_backend_and_reports_when_it_cannot() -> None:
     policy = Static(StaticSettings(backend="b", seed=1))
     candidates = [backend("a", 5), backend("b", 9), backend("c", 4)]
     assert (policy.choose(REQUEST, candidates).backend, policy.choose(REQUEST, candidates).reason) == (
         "b",
         "configured",
     )
-    instead = policy.choose(REQUEST, [candidates[0], candidates[2]])
-    assert (instead.backend, instead.reason) == ("c", "configured_unavailable")
-    assert [it.note.split(";")[0] for it in policy.assess(REQUEST, candidates)] == [
+    fallback = policy.choose(REQUEST, [candidates[0], candidates[2]])
+    assert (fallback.backend, fallback.reason) == ("c", "configured_unavailable")
+    assert [rating.note.split(";")[0] for rating in policy.assess(REQUEST, candidates)] == [
         "not configured",
         "configured",
         "not configured",
@@ -128,7 +128,7 @@ def test_static_sends_to_one_backend_and_says_when_it_cannot() -> None:
     assert StaticSettings(backend="b").named_backends() == {("backend",): "b"}
 
 
-def test_static_sends_to_the_least_loaded_of_a_method() -> None:
+def test_static_picks_the_least_loaded_backend_of_a_method() -> None:
     policy = Static(StaticSettings(method=Method.SUFFIX))
     candidates = [
         backend("a", 0),
@@ -138,13 +138,13 @@ def test_static_sends_to_the_least_loaded_of_a_method() -> None:
     assert policy.choose(REQUEST, candidates).backend == "c"
 
 
-@pytest.mark.parametrize("given", [{}, {"backend": "a", "method": "ngram"}])
-def test_static_takes_one_of_two(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"backend": "a", "method": "ngram"}])
+def test_static_takes_exactly_one_of_backend_and_method(settings: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="either `backend: NAME` or `method: METHOD`"):
-        StaticSettings.model_validate(given)
+        StaticSettings.model_validate(settings)
 
 
-def test_requests_of_others_count_as_reported_and_ours_at_once() -> None:
+def test_own_requests_count_at_once_and_others_as_reported() -> None:
     meter = LoadMeter(clock=lambda: 100.0)
     a = backend("a", in_flight=5)
     a.load = EngineLoad(running=8, waiting=4, others=7, at_s=99.0)
@@ -155,7 +155,7 @@ def test_requests_of_others_count_as_reported_and_ours_at_once() -> None:
     assert meter.requests(a) == 8
 
 
-def test_a_stale_or_missing_report_counts_as_none() -> None:
+def test_a_stale_or_missing_report_is_ignored() -> None:
     now_s = 100.0
     meter = LoadMeter(stale_after_s=10.0, clock=lambda: now_s)
     a = backend("a", in_flight=2)

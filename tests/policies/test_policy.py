@@ -21,13 +21,13 @@ class LongestNameSettings(PolicySettings):
 
 @register
 class LongestName(Policy):
-    """Chooses by the length of the name."""
+    """A policy that chooses the longest name."""
 
     name = "longest_name"
     Settings = LongestNameSettings
 
     def choose(self, request, candidates):
-        names = [it.name for it in candidates if len(it.name) <= self.settings.at_most]
+        names = [candidate.name for candidate in candidates if len(candidate.name) <= self.settings.at_most]
         return Decision(max(names, key=len), self.name, "longest")
 '''
 
@@ -45,10 +45,10 @@ def test_a_new_policy_is_one_small_file() -> None:
     pool = [Backend(name, "m", Method.NGRAM, "http://127.0.0.1:1") for name in ("a", "ccc", "bb", "dddd")]
     request = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
     assert built.choose(request, pool).backend == "ccc"
-    assert [it.backend for it in built.assess(request, pool)] == ["a", "ccc", "bb", "dddd"]
+    assert [rating.backend for rating in built.assess(request, pool)] == ["a", "ccc", "bb", "dddd"]
 
 
-def test_the_policies_that_come_with_the_gateway() -> None:
+def test_the_built_in_policies_are_registered() -> None:
     known = policies()
     assert {"static", "round_robin", "least_loaded", "power_of_two", "random", "thresholds"} <= set(known)
     assert all(name == policy.name for name, policy in known.items())

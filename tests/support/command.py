@@ -1,4 +1,4 @@
-"""The gateway as its users start it: the command, in a process group of its own."""
+"""The command `gateway` as a process, in its own process group."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from tests.support.paths import ROOT
+from tests.support.waiting import eventually_blocking
 
 ADMIN_KEY = "command-admin-key"
 
 
 @dataclass
 class Command:
-    """A gateway process.
+    """A running gateway process.
 
     Attributes
     ----------
     url
-        Where it listens, as it says itself.
+        Address that it printed.
     """
 
     process: subprocess.Popen[str]
@@ -39,28 +39,27 @@ class Command:
         return self.log.read_text()
 
     def get(self, path: str, **kwargs: object) -> httpx.Response:
-        """Ask over a connection of its own, so that any worker may answer."""
+        """Send a GET request on a new connection, so that any worker may answer."""
         return httpx.get(self.url + path, timeout=10.0, trust_env=False, **kwargs)  # type: ignore[arg-type]
 
     def post(self, path: str, json: object, **kwargs: object) -> httpx.Response:
         return httpx.post(self.url + path, json=json, timeout=60.0, trust_env=False, **kwargs)  # type: ignore[arg-type]
 
     def end(self, timeout_s: float = 40.0) -> int:
-        """SIGTERM it and return its exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
 
-def until(condition: object, timeout_s: float = 15.0, what: str = "") -> None:
-    """Wait for a condition; what it raises of httpx counts as not yet."""
-    assert callable(condition)
-    end_s = time.monotonic() + timeout_s
-    while True:
+def until(condition: Callable[[], object], timeout_s: float = 15.0, what: str = "") -> None:
+    """Wait until a condition holds; an error of httpx means that it does not hold yet."""
+
+    def holds() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            if condition():
-                return
-        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(0.02)
+            return bool(condition())
+        return False
+
+    eventually_blocking(holds, timeout_s, what or str(condition))
 
 
 def family(pid: int) -> set[int]:
@@ -71,29 +70,29 @@ def family(pid: int) -> set[int]:
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found, left = {pid}, [pid]
-    while left:
-        for child in children.get(left.pop(), []):
-            found.add(child)
-            left.append(child)
-    return found
+    pids, pending = {pid}, [pid]
+    while pending:
+        for child in children.get(pending.pop(), []):
+            pids.add(child)
+            pending.append(child)
+    return pids
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Return those that still run (a zombie does not)."""
-    found = set()
+    """Return the processes that still run; zombies do not count."""
+    running = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.add(pid)
-    return found
+                running.add(pid)
+    return running
 
 
 @contextlib.contextmanager
 def gateway_command(
     config: Path, tmp_path: Path, *arguments: str, ready_s: float = 20.0, env: dict[str, str] | None = None
 ) -> Iterator[Command]:
-    """Run `gateway --config CONFIG` on a free port until the block ends; nothing of it is left then."""
+    """Run `gateway --config CONFIG` on a free port, and check at the end that no process is left."""
     log = tmp_path / "gateway.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -113,7 +112,7 @@ def gateway_command(
             until(lambda: process.poll() is not None or command.get("/health").status_code == 200, 10.0, "health")
         yield command
     finally:
-        everyone = family(process.pid)
+        processes = family(process.pid)
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,9 +120,9 @@ def gateway_command(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10.0)
-        with contextlib.suppress(AssertionError):  # what ends by itself a moment later is not left
-            until(lambda: not alive(everyone), 5.0)
-        left = alive(everyone)
+        with contextlib.suppress(AssertionError):  # some processes end a moment later
+            until(lambda: not alive(processes), 5.0)
+        left = alive(processes)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, f"left running: {left}\n{command.printed()}"

@@ -1,4 +1,4 @@
-"""A TCP proxy that can pass a request on and then cut the connection, so that its answer is lost."""
+"""A TCP proxy that can forward a request and then cut the connection, so that the reply is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class CuttingProxy:
-    """Passes connections on to a port; those that send a certain word get no more answers while it cuts."""
+    """Forwards connections to a port; while `cuts` is set, requests that contain a word get no reply."""
 
     def __init__(self, port: int, word: bytes) -> None:
         self._port = port
@@ -21,7 +21,7 @@ class CuttingProxy:
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
 
-    def _begin(self, target: object, *arguments: object) -> None:
+    def _start_thread(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
@@ -32,27 +32,27 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._port))
                 self._sockets += [client, server]
-                self._begin(self._pass_on, client, server)
+                self._start_thread(self._forward, client, server)
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        """Pass whole exchanges on: what a client sends in one go, and all of its answer."""
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        """Forward complete exchanges: a request, and all of its reply."""
         client.settimeout(0.02)
         server.settimeout(0.02)
         try:
             while True:
-                sent = _received(client)
-                if sent is None:
+                request = _received(client)
+                if request is None:
                     return
-                if not sent:
+                if not request:
                     continue
-                server.sendall(sent)
-                answer = b""
-                while not answer:
-                    answer = _received(server) or b""
-                if self.cuts and self._word in sent:
+                server.sendall(request)
+                reply = b""
+                while not reply:
+                    reply = _received(server) or b""
+                if self.cuts and self._word in request:
                     self.cut += 1
                     return
-                client.sendall(answer)
+                client.sendall(reply)
         except OSError:
             return
         finally:
@@ -69,7 +69,7 @@ class CuttingProxy:
 
 
 def _received(connection: socket.socket) -> bytes | None:
-    """Return what comes until nothing comes for a moment; None if the other side is gone."""
+    """Return the bytes received until the connection is idle; None if it was closed."""
     received = b""
     while True:
         try:
@@ -84,7 +84,7 @@ def _received(connection: socket.socket) -> bytes | None:
 @contextlib.contextmanager
 def cutting_proxy(port: int, word: bytes) -> Iterator[CuttingProxy]:
     proxy = CuttingProxy(port, word)
-    proxy._begin(proxy._accept)
+    proxy._start_thread(proxy._accept)
     try:
         yield proxy
     finally:

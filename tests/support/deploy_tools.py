@@ -1,4 +1,4 @@
-"""The real tools that check what is in deploy/."""
+"""External tools that check the files in deploy/."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ DEPLOY = ROOT / "deploy"
 
 
 def tool(name: str) -> str:
-    """Return where a command is: in this environment, or on PATH."""
-    found = shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name)
-    assert found, f"these tests need {name!r}: scripts/test installs it (see scripts/apt-packages.txt, pyproject.toml)"
-    return found
+    """Return the path of a command in this environment or on PATH."""
+    path = shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name)
+    assert path, f"these tests need {name!r}: scripts/test installs it (see scripts/apt-packages.txt, pyproject.toml)"
+    return path
 
 
 def run(*argv: str | Path, cwd: Path = ROOT) -> str:
-    """Run a tool, which must succeed, and return all that it printed."""
-    done = subprocess.run(
+    """Run a tool, check that it succeeds, and return its output."""
+    result = subprocess.run(
         [tool(str(argv[0])), *map(str, argv[1:])],
         cwd=cwd,
         stdout=subprocess.PIPE,
@@ -30,5 +30,5 @@ def run(*argv: str | Path, cwd: Path = ROOT) -> str:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, f"{' '.join(map(str, argv))} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    assert result.returncode == 0, f"{' '.join(map(str, argv))} exited with {result.returncode}:\n{result.stdout}"
+    return result.stdout

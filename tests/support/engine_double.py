@@ -1,4 +1,4 @@
-"""A small HTTP server with the bad manners that an engine may have; run as a script by the tests of the launcher."""
+"""A small HTTP server that misbehaves as an engine may; a script for the tests of the launcher."""
 
 import argparse
 import os
@@ -20,8 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--ignore-term", action="store_true")
-    parser.add_argument("--family", action="store_true", help="leave a child, and an orphan in a session of its own")
-    parser.add_argument("--fail", action="store_true", help="end at once with status 3")
+    parser.add_argument("--family", action="store_true", help="start a child, and an orphan in its own session")
+    parser.add_argument("--fail", action="store_true", help="exit at once with status 3")
     parser.add_argument("--share", metavar="NAME", help="create shared memory of this name")
     options = parser.parse_args()
     print("engine says", os.environ.get("ENGINE_WORD"), flush=True)
@@ -41,7 +41,7 @@ def main() -> None:
         print("shares", shared.name, flush=True)
     if options.port:
         HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
-    while True:  # alive, and never ready
+    while True:  # runs, but is never ready
         time.sleep(60)
 
 

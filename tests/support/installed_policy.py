@@ -1,4 +1,4 @@
-"""A policy as a third party ships it: a module and an entry point, installed into a folder."""
+"""A third-party policy: a module with an entry point, installed into a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies import policy as registry
 
 @contextmanager
 def installed(folder: Path, module: str, source: str, entry: str) -> Iterator[None]:
-    """Install a module with one entry point, `entry = module`, and take it out again."""
+    """Install a module with the entry point `entry = module`, and remove it at the end."""
     (folder / f"{module}.py").write_text(source, "utf-8")
     metadata = folder / f"{module}-1.0.dist-info"
     metadata.mkdir()

@@ -1,4 +1,4 @@
-"""A real Redis, in a process group of its own, that can be killed, stopped, emptied and set back."""
+"""A real Redis server that can be killed, frozen, emptied and reset to an older state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 from redis import Redis, RedisError
 
 from backends.launch.ports import free_port
+from tests.support.waiting import eventually_blocking
 
 
 class RedisServer:
-    """A `redis-server` on a free port of this machine that keeps nothing on disk unless told to."""
+    """A `redis-server` on a free port, which writes to disk only on `save`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,16 +40,18 @@ class RedisServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        end_s = time.monotonic() + 10.0
-        while True:
-            with contextlib.suppress(RedisError):
-                if self.client.ping():
-                    return
-            assert time.monotonic() < end_s, (self.folder / "log").read_text()
-            time.sleep(0.01)
+        try:
+            eventually_blocking(self._answers)
+        except AssertionError:
+            raise AssertionError((self.folder / "log").read_text()) from None
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(RedisError):
+            return bool(self.client.ping())
+        return False
 
     def kill(self) -> None:
-        """End it at once; what it held is gone."""
+        """Kill the server; its data is lost."""
         if self._process is not None:
             self._signal(signal.SIGCONT)
             self._signal(signal.SIGKILL)
@@ -57,14 +59,14 @@ class RedisServer:
             self._process = None
 
     def freeze(self) -> None:
-        """Let it take connections and answer nothing."""
+        """Stop the process: it accepts connections but does not reply."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def save(self) -> None:
-        """Write down what it holds now, for a start `with_saved`."""
+        """Write its data to disk, for `start(with_saved=True)`."""
         self.client.save()
 
     def flush(self) -> None:

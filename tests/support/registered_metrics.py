@@ -1,4 +1,4 @@
-"""The series that the gateway registers, as the code knows them."""
+"""The series that the gateway registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A metric of the gateway, by the name it has in PromQL (a histogram's without its suffixes)."""
+    """A metric of the gateway, with its PromQL name (without suffixes for a histogram)."""
 
     name: str
     type: str
@@ -19,18 +19,18 @@ class Series:
 
 
 def registered() -> set[Series]:
-    """Return all of them."""
-    found = set()
+    """Return all registered series."""
+    series = set()
     for metric in Metrics().registry._collector_to_names:
         if isinstance(metric, MetricWrapperBase):
             (described,) = metric.describe()
             name = described.name + ("_total" if described.type == "counter" else "")
-            found.add(Series(name, described.type, tuple(metric._labelnames)))
-    assert found
-    return found
+            series.add(Series(name, described.type, tuple(metric._labelnames)))
+    assert series
+    return series
 
 
 def sample_names() -> set[str]:
-    """Return every name that a query may use."""
+    """Return every series name that a query may use."""
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
-    return {one.name + suffix for one in registered() for suffix in suffixes.get(one.type, ("",))}
+    return {series.name + suffix for series in registered() for suffix in suffixes.get(series.type, ("",))}

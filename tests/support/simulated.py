@@ -1,4 +1,4 @@
-"""A policy in the loop with simulated replicas, in virtual time: every step, queue and cache is the simulator's."""
+"""A policy in a closed loop with simulated replicas, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOUR = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as it will come, and how long its answer is."""
+    """A request with its arrival time and the length of its answer."""
 
     arrived_s: float
     features: RequestFeatures
@@ -37,7 +37,7 @@ class Call:
 
 
 def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) -> list[Replica]:
-    """Return one replica of each method."""
+    """Return the replicas given by `parts` (name, method, k); by default `FOUR`."""
     known = load_calibration(calibration)
     return [
         Replica(name, known, method, {"num_speculative_tokens": k} if k else None) for name, method, k in parts or FOUR
@@ -45,14 +45,14 @@ def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) ->
 
 
 def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("code", "chat")) -> list[Call]:
-    """Draw requests of Poisson arrivals, in templates that differ in length."""
+    """Return requests with Poisson arrivals, whose templates differ in the length of their answers."""
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(1 / per_s, count))
-    found = []
+    drawn = []
     for number in range(count):
         kind = int(rng.integers(len(workloads)))
         template = int(rng.integers(4))
-        found.append(
+        drawn.append(
             Call(
                 float(at_s[number]),
                 RequestFeatures(
@@ -66,22 +66,22 @@ def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("co
                 max(2, int(np.exp(rng.normal(math.log(60 + 60 * template), 0.4)))),
             )
         )
-    return found
+    return drawn
 
 
 def play(
     policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, maintenance: int = 25
 ) -> tuple[Timeline, list[Decision]]:
-    """Play until all have ended; the policy fits once for every `maintenance` requests.
+    """Send requests by a policy and run the pool until all have ended; fit the policy every `maintenance` requests.
 
     Returns
     -------
     Timeline
-        What became of each request, in order of arrival.
+        The course of each request, in order of arrival.
     list of Decision
-        Where each was sent, in the same order.
+        The decision for each request, in the same order.
     """
-    fleet, places = Fleet(pool, seed), {replica.name: place for place, replica in enumerate(pool)}
+    fleet, index_of = Fleet(pool, seed), {replica.name: index for index, replica in enumerate(pool)}
     now_s = 0.0
     policy.set_clock(lambda: now_s)
     sent: list[tuple[RequestFeatures, Decision]] = []
@@ -93,7 +93,7 @@ def play(
             fit(policy)
         features = requests[len(sent)].features
         sent.append((features, policy.choose(features, pool)))
-        return places[sent[-1][1].backend]
+        return index_of[sent[-1][1].backend]
 
     def observe(completion: Completion) -> None:
         features, decision = sent[completion.request_id]
@@ -104,18 +104,18 @@ def play(
 
 
 def fit(policy: Policy) -> None:
-    """Let a policy learn from what it has observed."""
+    """Run the maintenance of a policy, if it is due."""
     if (work := policy.maintenance()) is not None:
         work()
 
 
 def _arrivals(requests: list[Call]) -> Iterator[Arrival]:
-    for one in requests:
+    for call in requests:
         yield Arrival(
-            one.arrived_s,
-            one.features.prompt_tokens,
-            one.output_tokens,
-            one.features.workload or "chat",
-            one.features.temperature,
-            one.prefix_blocks,
+            call.arrived_s,
+            call.features.prompt_tokens,
+            call.output_tokens,
+            call.features.workload or "chat",
+            call.features.temperature,
+            call.prefix_blocks,
         )

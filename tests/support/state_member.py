@@ -1,4 +1,4 @@
-"""One gateway's experience and its ledger, without a gateway around them."""
+"""A gateway's statistics and ledger, without the gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = Table("steps", 3, half_life_s=900.0, overflow=lambda key: key)
 
 @dataclass
 class Clock:
-    """Stands still; at about the present, since stores forget pages whose time is over."""
+    """A clock that stands still, near the present because stores remove expired pages."""
 
     now_s: float = 0.0
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Member:
-    """One that learns, and exchanges what it learned."""
+    """One gateway: statistics, and their exchange with a store."""
 
     def __init__(
         self, store: Store, clock: Clock | None = None, model: str = "m", tables: tuple[Table, ...] = (LENGTH, STEPS)
@@ -48,7 +48,7 @@ class Member:
 
 
 def in_step(*members: Member) -> None:
-    """Exchange until what one has reached the others: it may have to be missed, begun again, pushed and read."""
+    """Synchronise until all members agree: detecting a lost page, recreating, pushing and reading take a round each."""
     for _ in range(4):
         for member in members:
             member.sync()

@@ -1,7 +1,6 @@
-"""An HTTP server that answers like vLLM, or breaks in any way it is told to.
+"""A scripted HTTP server that answers like vLLM, or fails in a given way.
 
-No real engine breaks on demand in the middle of a byte; everything that does not have to break is tested against the
-simulator and against vLLM itself.
+It is for failures that real engines do not show on demand; all else is tested against the simulator and vLLM itself.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 @dataclass
 class Seen:
-    """A request as it arrived."""
+    """A request as received."""
 
     method: str
     target: str
@@ -32,7 +31,7 @@ class Seen:
 
 @dataclass
 class Wire:
-    """The connection to the gateway, for a behaviour to write on."""
+    """The connection to the gateway on which a behaviour answers a request."""
 
     upstream: Upstream
     writer: asyncio.StreamWriter
@@ -58,7 +57,7 @@ class Wire:
         await self.send(b"0\r\n\r\n")
 
     async def until_closed(self) -> None:
-        """Wait until the gateway closes the connection, and note when."""
+        """Wait until the gateway closes the connection, and count that."""
         await self.reader.read(1)
         self.upstream.aborted += 1
 
@@ -85,7 +84,7 @@ def answer(name: str, tokens: int = 3) -> dict[str, Any]:
 
 
 async def well(wire: Wire) -> None:
-    """Answer at once: a stream of three chunks if asked for one."""
+    """Answer at once, with a stream of three chunks if the request asks for a stream."""
     if wire.seen.body and wire.seen.json.get("stream"):
         await wire.begin_stream()
         for text in ("from ", wire.upstream.name, "!"):
@@ -98,7 +97,24 @@ async def well(wire: Wire) -> None:
 
 @dataclass
 class Upstream:
-    """One such server: `behaviour` is what it does with requests; health and models have switches of their own."""
+    """A scripted server.
+
+    Parameters
+    ----------
+    behaviour
+        Answers requests, except those for `/health`, `/v1/models` and `/metrics`.
+    models, metrics
+        Raw answer of `/v1/models` (None for a valid one), and the page of `/metrics`.
+
+    Attributes
+    ----------
+    seen
+        The requests that `behaviour` has received.
+    aborted
+        Number of connections that the gateway closed during `Wire.until_closed`.
+    connections
+        Number of connections accepted.
+    """
 
     name: str
     model: str
@@ -128,7 +144,7 @@ class Upstream:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def die(self) -> None:
-        """Stop listening and break every connection."""
+        """Stop listening and abort all connections."""
         if self._server is not None:
             self._server.close()
             self._server = None

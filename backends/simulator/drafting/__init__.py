@@ -1,1 +1,1 @@
-"""What a simulated replica's drafts get accepted."""
+"""Drafts of a simulated replica, and how many of their tokens are accepted."""

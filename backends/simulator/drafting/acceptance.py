@@ -1,4 +1,4 @@
-"""Acceptance of drafts that come from a model: drawn from calibrated acceptance by position."""
+"""Acceptance of drafts of a draft model, drawn from the calibrated acceptance by position."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def model_based_replay(
     kind: str,
     output_tokens: int,
 ) -> Steps:
-    """Draw what each step of a request emits under a method that drafts with a model.
+    """Draw how many tokens each step of a request emits under a method with a draft model.
 
-    Each output token t has a hardness u_t, uniform in [0, 1); the draft of it at position j of a step is accepted
-    if the positions before were and u_t < a_j. So steps that start at neighbouring positions agree with each
-    other, as recorded ones do. The a_j are the calibration's, for the method and the kind of text, falling with
-    temperature; a shift of their logits, drawn once for the request, spreads requests as they were seen to spread,
-    and another follows the length of the answer so far, where the calibration knows of one.
+    Each output token t has a hardness u_t, uniform in [0, 1). Its draft at position j of a step is accepted if the
+    drafts before it were and u_t < a_j, so that steps that start at neighbouring positions agree with each other, as
+    recorded ones do. The a_j are the calibration's for the method and the kind of text, and fall with temperature. One
+    shift of their logits, drawn once per request, gives the observed spread between requests; another, if calibrated,
+    follows the length of the answer so far.
 
     Parameters
     ----------
     k
-        Tokens drafted a step; 0 drafts nothing.
+        Number of tokens drafted per step; 0 for none.
     temperature
         Sampling temperature, 0 or more.
     kind
-        Kind of text, one of `calibration.Kind`; an unknown one counts as chat.
+        Kind of text, one of `calibration.Kind`; unknown kinds count as chat.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def model_based_replay(
     odds = (at_zero / (1 - at_zero))[:, None] * np.exp(shift)
     rates = np.broadcast_to(odds / (1 + odds) * calibration.temperature.factor(temperature), (k, output_tokens - 1))
 
-    hardness = np.ones(output_tokens + k)  # beyond the end nothing is accepted
+    hardness = np.ones(output_tokens + k)  # nothing is accepted beyond the end
     hardness[:output_tokens] = rng.random(output_tokens)
     still = np.ones(output_tokens - 1, bool)
     accepted = np.zeros(output_tokens - 1, np.int64)
@@ -69,7 +69,7 @@ def model_based_replay(
 
 
 def _progress_shift(profile: Acceptance, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the shift of the logits at output positions `starts`, same shape; (1,) of 0 where there is none."""
+    """Return the shift of the logits at output positions `starts`, same shape; zeros of shape (1,) if uncalibrated."""
     progress = profile.progress
     if progress is None:
         return np.zeros(1)

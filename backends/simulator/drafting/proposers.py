@@ -1,4 +1,4 @@
-"""One replica's way of speculating: from a request's text to the script that its engine plays."""
+"""The proposer of one replica, which turns a request's text into the script that its engine plays."""
 
 from __future__ import annotations
 
@@ -19,23 +19,31 @@ __all__ = ["Proposer", "Script", "Steps", "SuffixCache", "model_based_replay", "
 
 
 class Proposer:
-    """The proposer of one replica; for suffix decoding it remembers the replica's earlier answers.
+    """The proposer of one replica; with suffix decoding it remembers the replica's earlier answers.
 
     Parameters
     ----------
     method, speculative_config
-        As given to vLLM; defaults are vLLM's.
+        As given to vLLM, with vLLM's defaults.
     calibration
-        Where the acceptance of model-based methods comes from.
+        Source of the acceptance of methods with a draft model.
     seed
-        Of the draws of model-based acceptance.
+        Seed of the draws of that acceptance.
     max_model_len
-        No draft reaches beyond it.
+        Position beyond which nothing is drafted.
 
     Raises
     ------
     ValueError
-        If the configuration is wrong, or the calibration knows nothing of the method.
+        If the configuration is invalid, or the calibration does not include the method.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> config = {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    >>> proposer = Proposer(Method.NGRAM, config, load_calibration("llama-3.1-8b-h100"))
+    >>> proposer.script([1, 2, 3, 4, 5], [2, 3, 4, 5], temperature=0.0, kind="chat").emitted
+    array([1, 3, 2, 1], dtype=int32)
     """
 
     def __init__(
@@ -57,7 +65,7 @@ class Proposer:
         self._suffix = SuffixCache.of(config, max_model_len) if method is Method.SUFFIX else None
 
     def script(self, prompt_ids: Sequence[int], output_ids: Sequence[int], temperature: float, kind: str) -> Script:
-        """Return the script of a request whose answer will be `output_ids`.
+        """Return the script of a request whose answer is `output_ids`.
 
         Parameters
         ----------
@@ -66,7 +74,7 @@ class Proposer:
         temperature
             Sampling temperature.
         kind
-            Kind of text, see `calibration.Kind`; only model-based methods look at it.
+            Kind of text, see `calibration.Kind`; used only by methods with a draft model.
         """
         emitted, drafted = self._steps(prompt_ids, output_ids, temperature, kind)
         blocks = block_hashes([*prompt_ids, *output_ids])

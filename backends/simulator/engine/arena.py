@@ -1,4 +1,4 @@
-"""Room in one array for many short rows of unlike lengths, as they come and go."""
+"""Storage for many short rows of different lengths in one array."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ I = TypeVar("I", np.int16, np.int64)  # noqa: E741
 
 
 class Arena(Generic[I]):
-    """Hands out pieces of `data` in lengths of powers of two; pieces given back are used again.
+    """Allocator of pieces of `data`, in lengths that are powers of two; freed pieces are reused.
 
-    `data` is replaced by a longer array when it is full: do not keep it.
+    `data` is replaced by a longer array when it is full, so do not keep a reference to it.
+
+    Examples
+    --------
+    >>> arena = Arena(np.int64)
+    >>> start = arena.put([1, 2], [3])
+    >>> arena.data[start : start + 3]
+    array([1, 2, 3])
+    >>> arena.give_back(start, 3)
+    >>> arena.put([4, 5, 6]) == start
+    True
     """
 
     def __init__(self, dtype: type[I]) -> None:
@@ -22,24 +32,24 @@ class Arena(Generic[I]):
         self._free: dict[int, list[int]] = {}
 
     def put(self, *rows: npt.ArrayLike) -> int:
-        """Store rows one behind the other and return where they begin."""
+        """Store rows one after another and return the index of the first value."""
         values = np.concatenate(rows, dtype=self.data.dtype, casting="same_kind")
         size = _size(len(values))
         free = self._free.get(size)
         if free:
-            at = free.pop()
+            start = free.pop()
         else:
-            at, self._top = self._top, self._top + size
+            start, self._top = self._top, self._top + size
             if self._top > len(self.data):
                 longer = np.zeros(max(self._top, 2 * len(self.data)), self.data.dtype)
                 longer[: len(self.data)] = self.data
                 self.data = longer
-        self.data[at : at + len(values)] = values
-        return at
+        self.data[start : start + len(values)] = values
+        return start
 
-    def give_back(self, at: int, length: int) -> None:
-        """Forget the rows at `at`, `length` values in all."""
-        self._free.setdefault(_size(length), []).append(at)
+    def give_back(self, start: int, length: int) -> None:
+        """Free the rows that start at `start`, `length` values in all."""
+        self._free.setdefault(_size(length), []).append(start)
 
 
 def _size(length: int) -> int:

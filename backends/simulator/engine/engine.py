@@ -1,4 +1,4 @@
-"""An engine with continuous batching, iteration by iteration: vLLM's scheduler over a clock that the caller keeps."""
+"""An engine with continuous batching: vLLM's scheduler, one iteration at a time, on a clock kept by the caller."""
 
 from __future__ import annotations
 
@@ -19,32 +19,46 @@ __all__ = ["Admission", "Counters", "Emission", "Engine", "Step"]
 N = TypeVar("N", int, Ints)
 I = TypeVar("I", np.int32, np.int64)  # noqa: E741
 
-# Rows of the table of running requests; its columns are the requests, in the order they were admitted.
+# Rows of the table of running requests. Each column is one request, in order of admission.
 _ID, _SLOT, _PROMPT, _OUTPUT, _SENT, _COMPUTED, _BLOCKS = range(7)
 
 
 @dataclass(slots=True)
 class _Request:
-    """What the table does not hold of a request: its script, and the shared blocks it uses."""
+    """State of a request that is not in the table: its script and its shared blocks."""
 
     id: int
     script: Script
     sent: int = 0
     looked_up: bool = False
     shared: list[int] = field(default_factory=list)
-    published: int = 0  # leading blocks that are shared already, its own or another's
+    published: int = 0  # leading blocks that are already shared, by this request or another
 
 
 class Engine:
-    """One replica. It keeps no clock: the caller says when a step begins, and the step says how long it takes.
+    """The engine of one replica.
 
-    Call `step` again when the step has ended; what is submitted or cancelled meanwhile takes effect then. Requests
-    that finish in a step leave the batch when the next one begins.
+    The engine keeps no clock: the caller passes the start of a step, and the step gives its duration. Call `step` again
+    when the step has ended; requests submitted or cancelled meanwhile are taken into account then. Requests that finish
+    in a step leave the batch when the next step begins.
 
     Parameters
     ----------
     parameters
         Limits and step times.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.drafting.script import plain_steps
+    >>> from backends.speculation import Method
+    >>> engine = Engine(EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
+    >>> request_id = engine.submit(Script(100, 2, *plain_steps(2)), now_s=0.0)
+    >>> prefill = engine.step(0.0)
+    >>> prefill.emissions
+    [Emission(request_id=0, tokens=1, drafted=0, first=True, finished=False)]
+    >>> engine.step(prefill.duration_s).emissions
+    [Emission(request_id=0, tokens=1, drafted=0, first=False, finished=True)]
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
@@ -55,19 +69,19 @@ class Engine:
         self._requests: dict[int, _Request] = {}  # waiting and running
         self._next_id = 0
         self._table = np.zeros((7, 16), np.int64)
-        self._count = 0  # of running requests: the table's columns in use
-        self._slots: list[int] = []  # of the steps tables, free
+        self._count = 0  # running requests: columns of the table in use
+        self._slots: list[int] = []  # free rows of `_emitted` and `_drafted`
         self._emitted = np.ones((0, 64), np.int32)
         self._drafted = np.zeros((0, 64), np.int32)
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return self._count
 
     @property
     def waiting(self) -> int:
-        """Requests not yet in the batch, or preempted."""
+        """Number of requests that are not in the batch yet, or were preempted."""
         return len(self._waiting)
 
     @property
@@ -81,12 +95,12 @@ class Engine:
         Parameters
         ----------
         now_s
-            When it arrives, on the caller's clock. A step that is under way does not see it.
+            Arrival, on the caller's clock. A step in progress does not include the request.
 
         Raises
         ------
         ValueError
-            If it is longer than `max_model_len`, or could never fit into the KV cache.
+            If the request is longer than `max_model_len`, or could never fit into the KV cache.
         """
         length = script.prompt_tokens + script.output_tokens
         if length > self.parameters.max_model_len:
@@ -102,7 +116,7 @@ class Engine:
         return request.id
 
     def cancel(self, request_id: int) -> None:
-        """Drop a request and free what it holds at once; one that is unknown or finished is no error."""
+        """Drop a request and free its blocks at once; does nothing if it is unknown or finished."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -114,7 +128,7 @@ class Engine:
             del self._requests[request_id]
 
     def step(self, now_s: float) -> Step | None:
-        """Schedule and run one iteration that begins at `now_s`; None when there is nothing to run."""
+        """Schedule and run one iteration that begins at `now_s`; return None if there is nothing to run."""
         table = self._table[:, : self._count]
         done = table[_SENT] >= table[_OUTPUT]
         if done.any():
@@ -130,14 +144,14 @@ class Engine:
         return self._run(granted, k, admitted)
 
     def _k(self) -> int:
-        """Return k for the requests in the batch."""
+        """Return k for the current batch size."""
         by_batch = self.parameters.k_by_batch
         if not by_batch:
             return self.parameters.k
         return by_batch[min(self._count, len(by_batch) - 1)]
 
     def _continue_running(self, k: int) -> tuple[Ints, bool]:
-        """Grant tokens to the requests in the batch, oldest first; preempt the newest where blocks run out."""
+        """Grant tokens to the requests in the batch, oldest first; preempt the newest ones if blocks run out."""
         granted = need = self._needed(k)
         if int(need.sum()) > self.parameters.max_num_batched_tokens:
             before = np.cumsum(need) - need
@@ -160,7 +174,7 @@ class Engine:
         return granted[: self._count], True
 
     def _needed(self, k: int) -> Ints:
-        """Return the tokens each request of the batch would compute: its prefill's rest, or its drafts and one."""
+        """Return the tokens that each request in the batch would compute: the rest of its prefill, or drafts + 1."""
         table = self._table[:, : self._count]
         rest: Ints = table[_PROMPT] + table[_SENT] - table[_COMPUTED]
         decoding = (rest == 1) & (table[_SENT] > 0)
@@ -174,18 +188,18 @@ class Engine:
         """Admit from the queue in order of arrival while requests, tokens and blocks allow."""
         parameters, pool = self.parameters, self._pool
         budget = parameters.max_num_batched_tokens - int(granted.sum())
-        more: list[int] = []
+        granted_new: list[int] = []
         admitted = []
         while self._waiting and budget > 0 and self._count < parameters.max_num_seqs:
             request = self._waiting[0]
             length = request.script.prompt_tokens + request.sent
-            # The last token is always computed: its logits are what the first output token comes from.
+            # The last token is always computed, because its logits give the first output token.
             prefix = request.script.prefix_blocks[: (length - 1) // BLOCK_TOKENS] if parameters.prefix_caching else ()
-            prefix = prefix[: pool.known(prefix)]
+            prefix = prefix[: pool.count_cached(prefix)]
             cached = len(prefix) * BLOCK_TOKENS
             tokens = min(length - cached, budget)
             private = _blocks(cached + tokens) - len(prefix)
-            if private + pool.unused(prefix) > pool.free:
+            if private + pool.count_unused(prefix) > pool.free:
                 break
             pool.share(prefix)
             pool.take(private)
@@ -199,31 +213,33 @@ class Engine:
                 self.counters.prompt_tokens += length
             self._enter(request, cached, len(prefix) + private)
             admitted.append(Admission(request.id, cached))
-            more.append(tokens)
+            granted_new.append(tokens)
             budget -= tokens
-        return (np.concatenate([granted, np.array(more, np.int64)]) if more else granted), tuple(admitted)
+        if granted_new:
+            granted = np.concatenate([granted, np.array(granted_new, np.int64)])
+        return granted, tuple(admitted)
 
     def _run(self, granted: Ints, k: int, admitted: tuple[Admission, ...]) -> Step:
-        """Compute what was granted: move every request on, and time the step."""
+        """Advance every request by the tokens granted to it, and compute the duration of the step."""
         parameters, counters = self.parameters, self.counters
         table = self._table[:, : self._count]
         rest = table[_PROMPT] + table[_SENT] - table[_COMPUTED]
-        speaks = granted >= rest  # the others are in the midst of their prefill, or got no tokens
-        speaks &= granted > 0
-        drafted = np.where(speaks, granted - rest, 0)
-        at = np.minimum(table[_SENT], table[_OUTPUT] - 1)
-        tokens = np.where(speaks, np.minimum(self._emitted[table[_SLOT], at], drafted + 1), 0)
+        emits = granted >= rest  # the other requests are still in their prefill, or got no tokens
+        emits &= granted > 0
+        drafted = np.where(emits, granted - rest, 0)
+        positions = np.minimum(table[_SENT], table[_OUTPUT] - 1)
+        tokens = np.where(emits, np.minimum(self._emitted[table[_SLOT], positions], drafted + 1), 0)
 
         batch_tokens = int(granted.sum())
         context_tokens = int(table[_COMPUTED][granted > 0].sum())
         verify_s = parameters.verify_s(batch_tokens, context_tokens)
-        drafting_s = parameters.draft_s(k, int(speaks.sum()), context_tokens, verify_s)
+        drafting_s = parameters.draft_s(k, int(emits.sum()), context_tokens, verify_s)
         duration_s = verify_s + parameters.step.overhead_s + drafting_s
         if drafting_s or drafted.any():
             duration_s += parameters.step.speculation_overhead_s
 
-        # Of drafted tokens only the accepted ones stay in the KV cache.
-        table[_COMPUTED] += np.where(speaks, rest - 1 + tokens, granted)
+        # Only the accepted draft tokens stay in the KV cache.
+        table[_COMPUTED] += np.where(emits, rest - 1 + tokens, granted)
         table[_SENT] += tokens
         if parameters.prefix_caching:
             self._publish(rest)
@@ -238,11 +254,11 @@ class Engine:
             counters.accepted_at += reached[1:]
         return Step(
             duration_s=duration_s,
-            request_ids=table[_ID][speaks],
-            tokens=tokens[speaks],
-            drafted=drafted[speaks],
-            sent=table[_SENT][speaks],
-            finished=(table[_SENT] >= table[_OUTPUT])[speaks],
+            request_ids=table[_ID][emits],
+            tokens=tokens[emits],
+            drafted=drafted[emits],
+            sent=table[_SENT][emits],
+            finished=(table[_SENT] >= table[_OUTPUT])[emits],
             admitted=admitted,
             batch_requests=int((granted > 0).sum()),
             batch_tokens=batch_tokens,
@@ -251,7 +267,7 @@ class Engine:
         )
 
     def _publish(self, rest: Ints) -> None:
-        """Let others share the full blocks of the prefills that moved on."""
+        """Share the full blocks of the prefills that advanced."""
         table = self._table
         for column in (rest > 1).nonzero()[0].tolist():
             self._publish_one(self._requests[int(table[_ID, column])], int(table[_COMPUTED, column]))
@@ -291,7 +307,7 @@ class Engine:
         self._drafted = _enlarged(self._drafted, slots, output_tokens)
 
     def _preempt_newest(self) -> None:
-        """Send the request that was admitted last back to the head of the queue; it will be computed again."""
+        """Move the most recently admitted request back to the head of the queue, to be recomputed."""
         column = self._count - 1
         request = self._requests[int(self._table[_ID, column])]
         request.sent = int(self._table[_SENT, column])
@@ -300,10 +316,10 @@ class Engine:
         self._requests[request.id] = request
         self._waiting.appendleft(request)
 
-    def _leave(self, who: npt.NDArray[np.bool_]) -> None:
-        """Take requests out of the batch and free what they hold."""
+    def _leave(self, leaving: npt.NDArray[np.bool_]) -> None:
+        """Remove requests from the batch and free their blocks."""
         table = self._table[:, : self._count]
-        for column in np.flatnonzero(who).tolist():
+        for column in np.flatnonzero(leaving).tolist():
             request = self._requests.pop(int(table[_ID, column]))
             if self.parameters.prefix_caching:
                 self._publish_one(request, int(table[_COMPUTED, column]))
@@ -311,18 +327,18 @@ class Engine:
             self._pool.release(request.shared)
             request.shared = []
             self._slots.append(int(table[_SLOT, column]))
-        stay = table[:, ~who]
+        stay = table[:, ~leaving]
         self._count = stay.shape[1]
         self._table[:, : self._count] = stay
 
 
 def _blocks(tokens: N) -> N:
-    """Return the blocks that hold `tokens`."""
+    """Return the number of blocks that hold `tokens` tokens."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 def _enlarged(table: npt.NDArray[I], rows: int, columns: int) -> npt.NDArray[I]:
-    """Return a table with more rows and columns, the new ones 0."""
+    """Return a copy of a table with more rows and columns, filled with zeros."""
     larger = np.zeros((rows, columns), table.dtype)
     larger[: table.shape[0], : table.shape[1]] = table
     return larger

@@ -1,4 +1,4 @@
-"""Many engines in virtual time, for traces of a million requests: the rules of `Engine`, compiled."""
+"""Many engines in virtual time, for traces of a million requests: the same rules as `Engine`, compiled."""
 
 from __future__ import annotations
 
@@ -23,17 +23,28 @@ _UNSTARTED = (0,) * (len(REQUEST.names or ()) - 15)
 class Fleet:
     """Engines that advance together in virtual time.
 
-    The draws of a request depend on `seed` and its id alone, not on its replica or on what else goes on: with the same
-    requests in the same order, two policies are compared on the same luck.
+    The random draws of a request depend only on `seed` and on its id, not on its replica or on the load. Two policies
+    that get the same requests in the same order are therefore compared on the same draws.
 
     Parameters
     ----------
     replicas
-        Idle; they belong to this fleet from now on.
+        Idle replicas that belong to no other fleet.
     seed
-        Of the draws for requests without a script.
+        Seed of the draws for requests without a script.
     report_every_s
-        How often replicas report their load; the default is how often a gateway asks for it.
+        Seconds between the load reports of replicas; the default is a gateway's polling interval.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.speculation import Method
+    >>> calibration = load_calibration("llama-3.1-8b-h100")
+    >>> fleet = Fleet([Replica("a", calibration, Method.BASELINE), Replica("b", calibration, Method.BASELINE)])
+    >>> request_id = fleet.submit(0, prompt_tokens=100, output_tokens=20, arrived_s=0.0)
+    >>> [completion] = fleet.advance(math.inf)
+    >>> completion.request_id == request_id, completion.steps
+    (True, 20)
     """
 
     def __init__(self, replicas: Sequence[Replica], seed: int = 0, report_every_s: float = 2.0) -> None:
@@ -42,7 +53,7 @@ class Fleet:
         self.replicas = tuple(replicas)
         self.seed = seed
         parameters = [replica.parameters for replica in replicas]
-        most_k = max(each.k for each in parameters)
+        max_k = max(each.k for each in parameters)
         schedules = np.zeros((len(replicas), max(len(each.k_by_batch) for each in parameters)), np.int32)
         for row, each in zip(schedules, parameters, strict=True):
             row[: len(each.k_by_batch)] = each.k_by_batch
@@ -58,22 +69,22 @@ class Fleet:
             nodes=np.zeros(0, NODE),
             index=np.zeros(0, np.int32),
             profiles=np.zeros(0, PROFILE),
-            drafted=np.zeros((0, most_k + 1)),
-            accepted=np.zeros((0, most_k + 1)),
+            drafted=np.zeros((0, max_k + 1)),
+            accepted=np.zeros((0, max_k + 1)),
             progress=np.zeros((0, 2, 1)),
-            accepted_counts=np.zeros((len(replicas), most_k + 1), np.int64),
+            accepted_counts=np.zeros((len(replicas), max_k + 1), np.int64),
             finished=np.zeros(1024, np.int32),
         )
         for number, replica in enumerate(replicas):
             replica.join(self._state.replicas, number)
         self._free = list(range(1023, -1, -1))
-        self._remembers = [False] * len(replicas)
+        self._has_prefix_cache = [False] * len(replicas)
         self._profile_of: dict[tuple[int, str, float], int] = {}
         self._rows_of: dict[DraftProfile, int] = {}
         self._next_id = 0
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
-        self._profile(DraftProfile())  # that of requests with a script: never asked
+        self._profile(DraftProfile())  # profile 0: of requests with a script, which never use it
 
     def submit(
         self,
@@ -86,23 +97,23 @@ class Fleet:
         temperature: float = 0.0,
         prefix_blocks: Sequence[int] = (),
     ) -> int:
-        """Queue a request of which no text is known, and return its id; its steps are drawn as they are taken.
+        """Queue a request without a known text and return its id; its steps are drawn as they are taken.
 
         Parameters
         ----------
         replica
-            Position in the fleet.
+            Index in the fleet.
         arrived_s
-            Not before the time to which the fleet has advanced.
+            Arrival; not before the time to which the fleet has advanced.
         kind, temperature
-            What its acceptance depends on; temperatures are taken to two decimals.
+            What the request's acceptance depends on; the temperature is rounded to two decimals.
         prefix_blocks
-            As in `Script`; none mean that the request shares nothing with others.
+            As in `Script`; if empty, the request shares nothing with others.
 
         Raises
         ------
         ValueError
-            If it is longer than `max_model_len`, could never fit into the KV cache, or has no tokens.
+            If the request is longer than `max_model_len`, could never fit into the KV cache, or has no tokens.
         """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request has at least one prompt token and one output token")
@@ -110,7 +121,7 @@ class Fleet:
         return self._enqueue(replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks)
 
     def submit_script(self, replica: int, script: Script, arrived_s: float) -> int:
-        """Queue a request whose steps are known, and return its id; otherwise as `submit`."""
+        """Queue a request with a known script and return its id; see `submit`."""
         rows = (script.emitted, script.drafted)
         steps_at = self._steps.put(*(np.asarray(row, np.int16) for row in rows))
         self._state = self._state._replace(steps=self._steps.data)
@@ -123,18 +134,18 @@ class Fleet:
             raise
 
     def advance(self, until_s: float) -> list[Completion]:
-        """Begin every step that begins before `until_s`; infinity plays until all is done.
+        """Begin every step that starts before `until_s`; with infinity, run until all requests have ended.
 
-        A step that begins later is left for the next call, so that requests that arrive at `until_s` can join it.
+        Later steps are left for the next call, so that requests that arrive at `until_s` can join them.
 
         Returns
         -------
         list of Completion
-            The requests whose last step ended before `until_s`, in order of their ends.
+            Requests whose last step ended before `until_s`, in order of their ends.
         """
         if until_s < self._next_report_s or math.isinf(until_s):
             return self._advance(until_s)
-        # The reports in between that nobody sees are left out.
+        # Reports in between would never be read, so only the last one is made.
         last_s = math.floor(until_s / self._report_every_s) * self._report_every_s
         completions = self._advance(last_s)
         for replica in self.replicas:
@@ -154,7 +165,7 @@ class Fleet:
         return completions
 
     def counters(self, replica: int) -> Counters:
-        """Return what an engine has done since it began."""
+        """Return the counters of a replica's engine."""
         record = self._state.replicas[replica]
         reached = self._state.accepted_counts[replica, ::-1].cumsum()[::-1]
         names = [name for name in Counters.__dataclass_fields__ if name != "accepted_at"]
@@ -164,7 +175,7 @@ class Fleet:
         return Counters(accepted_at, **{name: int(record[name]) for name in names})
 
     def script(self, request_id: int, replica: int, output_tokens: int, kind: str, temperature: float) -> Script:
-        """Write down the steps that a request without a text draws, all of them; its prompt is one token."""
+        """Return all steps that a request without a text draws; the prompt of the script is one token."""
         profile = self._profile_for(replica, kind, temperature)
         emitted, drafted = np.zeros(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
         k = self.replicas[replica].parameters.k
@@ -199,8 +210,8 @@ class Fleet:
             raise ValueError(f"{length} tokens do not fit into {parameters.kv_blocks} blocks of KV cache")
         blocks_at = NONE
         if prefix_blocks:
-            if not self._remembers[replica]:
-                self._remember_prefixes(replica)
+            if not self._has_prefix_cache[replica]:
+                self._add_prefix_cache(replica)
             blocks_at = self._blocks.put(np.array(prefix_blocks, np.int64), np.zeros(len(prefix_blocks), np.int64))
             self._state = self._state._replace(blocks=self._blocks.data)
         if not self._free:
@@ -218,7 +229,7 @@ class Fleet:
         return request_id
 
     def _complete(self, slot: int) -> Completion:
-        """Make a completion of a finished request, and free its slot."""
+        """Return the completion of a finished request, and free its slot."""
         (identity, arrived_s, first_s, ended_s, _key, _odds, steps_at, blocks_at, prefix_blocks, _published, _shared,
          replica, _profile, prompt, output, _sent, _computed, _held, _granted, _following, _looked_up, cached, steps,
          drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
@@ -250,25 +261,25 @@ class Fleet:
         self._state = self._state._replace(requests=requests, finished=np.zeros(len(requests), np.int32))
 
     def _profile_for(self, replica: int, kind: str, temperature: float) -> int:
-        """Return the row of the profile by which a replica drafts for such a request."""
-        known = (replica, kind, round(temperature, 2))
-        row = self._profile_of.get(known)
+        """Return the row of the draft profile of a replica for a kind of text and a temperature."""
+        key = (replica, kind, round(temperature, 2))
+        row = self._profile_of.get(key)
         if row is None:
-            row = self._profile_of[known] = self._profile(self.replicas[replica].profile(kind, known[2]))
+            row = self._profile_of[key] = self._profile(self.replicas[replica].profile(kind, key[2]))
         return row
 
     def _profile(self, profile: DraftProfile) -> int:
-        """Return the row of a profile, a new one if it has none."""
-        known = self._rows_of.get(profile)
-        if known is not None:
-            return known
+        """Return the row of a profile, adding it if it is new."""
+        row = self._rows_of.get(profile)
+        if row is not None:
+            return row
         state = self._state
-        number = self._rows_of[profile] = len(state.profiles)
+        row = self._rows_of[profile] = len(state.profiles)
         knots = len(profile.progress[0])
         entry = np.zeros(1, PROFILE)
         entry["factor"], entry["spread"] = profile.factor, profile.request_spread
         entry["always"], entry["knots"] = not profile.drafted, knots
-        progress = np.zeros((number + 1, 2, max(knots, state.progress.shape[2])))
+        progress = np.zeros((row + 1, 2, max(knots, state.progress.shape[2])))
         progress[:-1, :, : state.progress.shape[2]] = state.progress
         progress[-1, :, :knots] = profile.progress
         drafted, accepted = np.zeros((2, 1, state.drafted.shape[1]))
@@ -280,10 +291,10 @@ class Fleet:
             accepted=np.concatenate([state.accepted, accepted]),
             progress=progress,
         )
-        return number
+        return row
 
-    def _remember_prefixes(self, replica: int) -> None:
-        """Give a replica its prefix cache."""
+    def _add_prefix_cache(self, replica: int) -> None:
+        """Allocate the prefix cache of a replica."""
         state = self._state
         record = state.replicas[replica : replica + 1]
         blocks = int(record["kv_blocks"][0])
@@ -297,4 +308,4 @@ class Fleet:
             nodes=np.concatenate([state.nodes, nodes]),
             index=np.concatenate([state.index, np.full(size, NONE, np.int32)]),
         )
-        self._remembers[replica] = True
+        self._has_prefix_cache[replica] = True

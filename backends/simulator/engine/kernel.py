@@ -1,7 +1,7 @@
-"""The engine's step rules for many replicas at once, compiled: the same as `engine.Engine`, request by request.
+"""The step rules of `engine.Engine` for many replicas at once, compiled.
 
-Names and order of the rules follow `engine.py`, and a test holds the two against each other step by step. All that is
-compiled stands in this one file because of how the result is cached (`compiled.py`).
+Names and order of the rules follow `engine.py`, and a test compares the two step by step. All compiled code is in this
+one file because the compiled code is cached per file (see `backends.drafting.jit.compiled`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
 
 
-# Draws. They are numbered, not taken in turn: number n of a request is the same whenever it is asked for.
+# Random draws. They are numbered, not taken in turn: draw n of a request is the same whenever it is made.
 
 
 @compiled
@@ -40,13 +40,13 @@ def _uniform(key: np.uint64, number: int) -> float:
 
 @compiled
 def _request_key(seed: int, request_id: int) -> np.uint64:
-    """Return the stream of a request."""
+    """Return the key of a request's stream of draws."""
     return _mix(_mix(np.uint64(seed) * _GOLDEN) + np.uint64(request_id) * _GOLDEN)
 
 
 @compiled
 def _request_odds(key: np.uint64, spread: float) -> float:
-    """Return what a request's odds of acceptance are multiplied by: log-normal, by the transform of Box and Muller."""
+    """Return the log-normal factor on a request's odds of acceptance, by the Box-Muller transform."""
     if spread == 0.0:
         return 1.0
     normal = math.sqrt(-2.0 * math.log(1.0 - _uniform(key, 0))) * math.cos(2.0 * math.pi * _uniform(key, 1))
@@ -55,10 +55,10 @@ def _request_odds(key: np.uint64, spread: float) -> float:
 
 @compiled
 def _reached(key: np.uint64, odds: float, shares: Floats, position: int, limit: int) -> int:
-    """Return how many positions of a draft one draw reaches, at most `limit`, given the shares of steps that do."""
+    """Return how many draft positions one draw reaches, at most `limit`, given the share of steps that reach each."""
     drawn = _uniform(key, 2 * position + 1)
     count = 0
-    # u < s', where s' has the odds of s multiplied, without the division
+    # drawn < s', where s' is s with its odds multiplied; written without the division
     while count < limit and drawn * (1.0 - shares[count] + shares[count] * odds) < shares[count] * odds:
         count += 1
     return count
@@ -66,15 +66,15 @@ def _reached(key: np.uint64, odds: float, shares: Floats, position: int, limit: 
 
 @compiled
 def _shift(profiles: Records, progress: Floats, profile: int, position: int) -> float:
-    """Return the shift of logits at an output position: linear between the profile's knots, flat beyond."""
+    """Return the shift of logits at an output position: linear between the profile's knots, constant beyond them."""
     knots = profiles[profile].knots
-    at, shifts = progress[profile, 0], progress[profile, 1]
-    if position <= at[0]:
+    knot_at, shifts = progress[profile, 0], progress[profile, 1]
+    if position <= knot_at[0]:
         return float(shifts[0])
     for knot in range(1, knots):
-        if position <= at[knot]:
-            slope = (shifts[knot] - shifts[knot - 1]) / (at[knot] - at[knot - 1])
-            return float(shifts[knot - 1] + slope * (position - at[knot - 1]))
+        if position <= knot_at[knot]:
+            slope = (shifts[knot] - shifts[knot - 1]) / (knot_at[knot] - knot_at[knot - 1])
+            return float(shifts[knot - 1] + slope * (position - knot_at[knot - 1]))
     return float(shifts[knots - 1])
 
 
@@ -82,7 +82,7 @@ def _shift(profiles: Records, progress: Floats, profile: int, position: int) -> 
 def _drafts(
     profiles: Records, drafted: Floats, profile: int, key: np.uint64, odds: float, position: int, limit: int
 ) -> int:
-    """Return the tokens drafted by a step that starts at an output position, at most `limit`."""
+    """Return the number of tokens drafted by a step that starts at an output position, at most `limit`."""
     if profiles[profile].always:
         return limit
     return _reached(key, odds, drafted[profile], position, limit)
@@ -99,10 +99,10 @@ def _accepted(
     position: int,
     limit: int,
 ) -> int:
-    """Return how many of the drafts of a step that starts at an output position are accepted.
+    """Return how many draft tokens of a step that starts at an output position are accepted.
 
-    With a lookup, long drafts are those that are accepted: one draw decides on both. With a model each output token has
-    its own hardness, as in `model_based_replay`.
+    With n-gram and suffix drafting the long drafts are the accepted ones, so one draw decides both. With a draft model
+    each output token has its own hardness, as in `model_based_replay`.
     """
     if not profiles[profile].always:
         return _reached(key, odds, accepted[profile], position, limit)
@@ -128,7 +128,7 @@ def draw_script(
     emitted: npt.NDArray[np.int32],
     drafted: npt.NDArray[np.int32],
 ) -> None:
-    """Write down all that a request would draw; `emitted` and `drafted` are filled."""
+    """Fill `emitted` and `drafted` with everything that a request would draw."""
     profiles, progress = state.profiles, state.progress
     key = _request_key(seed, request_id)
     odds = _request_odds(key, profiles[profile].spread)
@@ -141,7 +141,7 @@ def draw_script(
 
 
 @compiled
-def count_drawn(  # noqa: PLR0917 -- as `advance`
+def count_drawn(  # noqa: PLR0917 -- see `advance`
     profiles: Records,
     drafted: Floats,
     accepted: Floats,
@@ -152,7 +152,7 @@ def count_drawn(  # noqa: PLR0917 -- as `advance`
     k: int,
     output: int,
 ) -> int:
-    """Return how many steps a request would take if it drew them, that of its prefill among them."""
+    """Return how many steps a request would take if it drew them, including that of its prefill."""
     key = _request_key(seed, request_id)
     odds = _request_odds(key, profiles[profile].spread)
     position = steps = 1
@@ -163,18 +163,18 @@ def count_drawn(  # noqa: PLR0917 -- as `advance`
     return steps
 
 
-# The prefix cache: `BlockPool`, as a hash table of nodes, with those that nobody uses in a list from oldest to newest.
+# The prefix cache: `BlockPool` as a hash table of nodes; nodes without users are in a list from oldest to newest.
 
 
 @compiled
 def _home(replica: Record, block: int) -> int:
-    """Return the entry of the index where `block` stands if there is no other."""
+    """Return the preferred index entry of `block`."""
     return np.int64(_mix(np.uint64(block)) & np.uint64(replica.mask))  # type: ignore[return-value] # int() would leave it unsigned
 
 
 @compiled
 def _find(state: State, replica: Record, block: int) -> int:
-    """Return the entry of the index that holds `block`, or the empty one where it would stand."""
+    """Return the index entry that holds `block`, or the empty entry where it would go."""
     at = _home(replica, block)
     while True:
         node = state.index[replica.index + at]
@@ -204,7 +204,7 @@ def _forget_oldest(state: State, replica: Record) -> None:
     hole = _find(state, replica, state.nodes[node].hash)
     state.nodes[node].after = replica.free_node
     replica.free_node = node
-    # Linear probing: what stands behind the hole moves up where it may (Knuth, TAOCP 3, 6.4, algorithm R).
+    # Linear probing: the entries after the hole move up where they may (Knuth, TAOCP 3, 6.4, algorithm R).
     at = hole
     while True:
         at = (at + 1) & replica.mask
@@ -253,7 +253,7 @@ def _release(state: State, replica: Record, block: int) -> None:
 
 @compiled
 def _publish(state: State, replica: Record, request: Record) -> None:
-    """Let others share the full blocks of a request that are computed."""
+    """Share the computed full blocks of a request."""
     full = min(request.computed // BLOCK_TOKENS, request.prefix_blocks)
     for number in range(request.published, full):
         block = state.blocks[request.blocks_at + number]
@@ -265,7 +265,7 @@ def _publish(state: State, replica: Record, request: Record) -> None:
             state.nodes[node].hash = block
             state.index[at] = node
         elif state.nodes[node].users:
-            continue  # another one stands for the same tokens
+            continue  # another shared block holds the same tokens
         else:
             _unlink(state, replica, node)
         state.nodes[node].users = 1
@@ -279,13 +279,13 @@ def _publish(state: State, replica: Record, request: Record) -> None:
 
 @compiled
 def _held(tokens: int) -> int:
-    """Return the blocks that hold `tokens`."""
+    """Return the number of blocks that hold `tokens` tokens."""
     return (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
 
 
 @compiled
 def _leave(state: State, replica: Record, request: Record) -> None:
-    """Free what a request holds."""
+    """Free the blocks of a request."""
     if request.prefix_blocks and replica.prefix_caching:
         _publish(state, replica, request)
     replica.used -= request.blocks - request.shared
@@ -307,7 +307,7 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
         length = request.prompt + request.sent
         known = unused = 0
         if replica.prefix_caching:
-            # The last token is always computed: its logits are what the first output token comes from.
+            # The last token is always computed, because its logits give the first output token.
             limit = min((length - 1) // BLOCK_TOKENS, request.prefix_blocks)
             while known < limit:
                 node = state.index[replica.index + _find(state, replica, state.blocks[request.blocks_at + known])]
@@ -346,7 +346,7 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
 
 @compiled
 def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
-    """Schedule and run one iteration, if there is anything to run; return the entries of `finished` in use."""
+    """Schedule and run one iteration if there is anything to run; return the number of used entries of `finished`."""
     replica = state.replicas[number]
     batch = state.batches[number]
     profiles = state.profiles
@@ -369,7 +369,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
     if replica.schedule:
         k = state.schedules[number, min(stay, replica.schedule - 1)]
 
-    # Grant tokens to the requests in the batch, oldest first; preempt the newest where blocks run out.
+    # Grant tokens to the requests in the batch, oldest first; preempt the newest ones if blocks run out.
     budget = replica.max_num_batched_tokens
     preempted = False
     column = 0
@@ -409,7 +409,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
     if not replica.running:
         return ended
 
-    batch_tokens = context_tokens = speaking = firsts = drafted_tokens = 0
+    batch_tokens = context_tokens = emitting = firsts = drafted_tokens = 0
     for column in range(replica.running):
         request = state.requests[batch[column]]
         granted = request.granted
@@ -418,12 +418,12 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         batch_tokens += granted
         context_tokens += request.computed
         rest = request.prompt + request.sent - request.computed
-        if granted < rest:  # in the midst of its prefill
+        if granted < rest:  # still in its prefill
             request.computed += granted
             if request.prefix_blocks and replica.prefix_caching:
                 _publish(state, replica, request)
             continue
-        speaking += 1
+        emitting += 1
         drafted = granted - rest
         tokens = 1
         if drafted:
@@ -448,7 +448,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
             request.drafted += drafted
             request.accepted += tokens - 1
         firsts += request.sent == 0
-        # Of drafted tokens only the accepted ones stay in the KV cache.
+        # Only the accepted draft tokens stay in the KV cache.
         request.computed += rest - 1 + tokens
         request.sent += tokens
         request.steps += 1
@@ -465,7 +465,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         + replica.per_context_token_s * context_tokens
     )
     drafting_s = 0.0
-    if k and speaking:
+    if k and emitting:
         passes = 1 if replica.parallel else k
         drafting_s = (
             replica.draft_base_s
@@ -473,7 +473,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
             + passes
             * (
                 replica.draft_per_pass_s
-                + replica.draft_per_request_s * speaking
+                + replica.draft_per_request_s * emitting
                 + replica.draft_per_context_token_s * context_tokens
             )
         )
@@ -493,7 +493,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
 
 
 @compiled
-def advance(  # noqa: PLR0917 -- handing over a tuple of arrays takes numba four times as long as the arrays themselves
+def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four times as long
     until_s: float,
     replicas: Records,
     requests: Records,
@@ -510,12 +510,12 @@ def advance(  # noqa: PLR0917 -- handing over a tuple of arrays takes numba four
     accepted_counts: npt.NDArray[np.int64],
     finished: npt.NDArray[np.int32],
 ) -> int:
-    """Begin every step that begins before `until_s`, given the fields of `State`.
+    """Begin every step that starts before `until_s`, given the fields of `State`.
 
     Returns
     -------
     int
-        How many entries of `finished` are in use: slots of the requests whose last step has ended.
+        Number of used entries of `finished`: slots of the requests whose last step has ended.
     """
     state = State(
         replicas,
@@ -543,7 +543,7 @@ def advance(  # noqa: PLR0917 -- handing over a tuple of arrays takes numba four
 
 @compiled
 def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, seed: int) -> None:
-    """Put a request, of which id, arrival, lengths, script and blocks are there, at the end of its replica's queue."""
+    """Append a request, whose id, arrival, lengths, script and blocks are set, to its replica's queue."""
     request = requests[slot]
     request.first_s = -1.0
     request.key = _request_key(seed, request.id)

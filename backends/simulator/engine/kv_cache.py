@@ -1,4 +1,4 @@
-"""The KV cache as blocks of 16 tokens, with reuse of shared prefixes and eviction of the least recently used."""
+"""The KV cache: blocks of 16 tokens, reuse of shared prefixes, eviction of the least recently used."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """Blocks in use, and blocks that are free but still remember a prefix.
+    """The blocks of a KV cache: used ones, and free ones that still hold a reusable prefix.
 
-    A request holds shared blocks, known by their hash and counted by their users, and private ones, of which only
-    the number matters. A shared block that nobody uses any more is free, and remembered until its room is needed.
+    A request holds shared blocks, identified by hash and reference-counted, and private blocks, of which only the
+    number matters. A shared block without users is free, but it stays reusable until its space is needed.
+
+    Examples
+    --------
+    >>> pool = BlockPool(4)
+    >>> pool.take(2)
+    >>> pool.publish(11)
+    True
+    >>> pool.release([11])
+    >>> pool.free, pool.count_cached([11, 12])
+    (3, 1)
     """
 
     def __init__(self, blocks: int) -> None:
@@ -21,11 +31,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be had, remembered ones included."""
+        """Blocks that can be taken, including those that hold an unused prefix."""
         return self.blocks - self.used
 
     def take(self, count: int) -> None:
-        """Take private blocks, forgetting prefixes if there is no other room; the caller has checked `free`."""
+        """Take private blocks, evicting unused prefixes if necessary; the caller has checked `free`."""
         self.used += count
         while self.used + len(self._remembered) > self.blocks:
             self._remembered.popitem(last=False)
@@ -34,19 +44,19 @@ class BlockPool:
         """Return private blocks."""
         self.used -= count
 
-    def known(self, hashes: Sequence[int]) -> int:
+    def count_cached(self, hashes: Sequence[int]) -> int:
         """Return how many leading blocks of `hashes` are in the cache."""
         for index, block in enumerate(hashes):
             if block not in self._users and block not in self._remembered:
                 return index
         return len(hashes)
 
-    def unused(self, hashes: Sequence[int]) -> int:
-        """Return how many of the blocks that `known` counted are remembered only: sharing them takes free room."""
+    def count_unused(self, hashes: Sequence[int]) -> int:
+        """Return how many of these cached blocks have no user: sharing them takes free space."""
         return sum(block in self._remembered for block in hashes)
 
     def share(self, hashes: Sequence[int]) -> None:
-        """Use blocks that are in the cache."""
+        """Add a user to blocks that are in the cache."""
         for block in hashes:
             if block in self._remembered:
                 del self._remembered[block]
@@ -56,16 +66,16 @@ class BlockPool:
                 self._users[block] += 1
 
     def publish(self, block: int) -> bool:
-        """Make a private block shared; False if another one already stands for the same tokens."""
+        """Make a private block shared; return False if another shared block holds the same tokens."""
         if block in self._users:
             return False
-        # A remembered twin is dropped for the one in use.
+        # An unused block with the same tokens is replaced by the one in use.
         self._remembered.pop(block, None)
         self._users[block] = 1
         return True
 
     def release(self, hashes: Sequence[int]) -> None:
-        """Stop using shared blocks. The end of a chain is forgotten first: it is of no use without the rest."""
+        """Remove a user from shared blocks. The end of a chain is evicted first: it is useless without the rest."""
         for block in reversed(hashes):
             users = self._users[block] - 1
             if users:

@@ -1,4 +1,4 @@
-"""What is seen of a fleet from outside: its replicas, as policies look at them, and the requests that have ended."""
+"""A fleet as seen from outside: its replicas, as policies see them, and completed requests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from backends.speculation import Method
 
 
 class Completion(NamedTuple):
-    """A request that has ended.
+    """A completed request.
 
     Parameters
     ----------
     replica
-        Its position in the fleet.
+        Index in the fleet.
     arrived_s, first_s, ended_s
-        When it came, spoke first and ended, on the virtual clock.
+        Times of arrival, first token and last token, on the virtual clock.
     cached_tokens
         Prompt tokens found in the prefix cache.
     steps
-        Steps that gave it tokens, its prefill's last one included.
+        Steps that emitted tokens for it, including the last step of its prefill.
     drafted, accepted
         Draft tokens verified and accepted for it.
     """
@@ -45,31 +45,31 @@ class Completion(NamedTuple):
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from its arrival to its first token."""
+        """Seconds from arrival to the first token."""
         return self.first_s - self.arrived_s
 
     @property
     def e2e_s(self) -> float:
-        """Seconds from its arrival to its last token."""
+        """Seconds from arrival to the last token."""
         return self.ended_s - self.arrived_s
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens after the first for each step after the prefill; None where there was none."""
+        """Output tokens after the first per step after the prefill; None if there was no such step."""
         return (self.output_tokens - 1) / (self.steps - 1) if self.steps > 1 else None
 
 
 class Replica:
     """One engine of a fleet, as a policy sees it (a `backends.backend.Candidate`).
 
-    `in_flight` is exact, as it is in a gateway that is the only one; `load` is what the engine last reported.
+    `in_flight` is exact, as in a gateway that is alone; `load` is the engine's last report.
 
     Parameters
     ----------
     parameters
-        Its limits and step times.
+        Limits and step times; taken from the calibration if None.
     calibration, method, speculative_config
-        From which requests without a script are drafted for.
+        Source of the acceptance of requests without a script.
     """
 
     def __init__(
@@ -91,35 +91,35 @@ class Replica:
         self.num_speculative_tokens = self.parameters.k
         self._calibration = calibration
         self._config = dict(speculative_config or {})
-        self._records: Records = replica_record(self.parameters)  # the fleet's, once it is in one
+        self._records: Records = replica_record(self.parameters)  # replaced by the fleet's in `join`
         self._number = 0
 
     @property
     def tokens_in_flight(self) -> int:
-        """Tokens of prompts, and of what has been said so far, of the requests it is working on."""
+        """Prompt tokens and emitted tokens of the requests in flight."""
         return int(self._records[self._number]["tokens_in_flight"])
 
     @property
     def busy_s(self) -> float:
-        """Seconds it has spent in steps."""
+        """Seconds spent in steps."""
         return float(self._records[self._number]["busy_s"])
 
     @property
     def steps(self) -> int:
-        """Steps that it has begun."""
+        """Number of steps begun."""
         return int(self._records[self._number]["steps"])
 
     def profile(self, kind: str, temperature: float) -> DraftProfile:
-        """Return how it drafts for requests of which no text is known."""
+        """Return the draft profile for requests without a known text."""
         return draft_profile(self._calibration, self.method, self._config, temperature=temperature, kind=kind)
 
     def report(self, at_s: float) -> EngineLoad:
-        """Bring `load` up to date, and return it."""
+        """Update `load` and return it."""
         record = self._records[self._number]
         usage = float(record["used"] / record["kv_blocks"])
         self.load = EngineLoad(int(record["running"]), int(record["waiting"]), usage, at_s=at_s)
         return self.load
 
     def join(self, records: Records, number: int) -> None:
-        """Become one of a fleet; the fleet calls this."""
+        """Attach the replica to a fleet's records; called by the fleet."""
         self._records, self._number, self.in_flight = records, number, 0

@@ -1,4 +1,4 @@
-"""The records of a fleet: what its compiled step rules read and write of replicas, requests, profiles and the cache."""
+"""The records of a fleet, which its compiled step rules read and write: replicas, requests, profiles, prefix cache."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy.typing as npt
 from backends.calibration.parameters import EngineParameters
 
 Records = npt.NDArray[Any]
-"""A structured array, of one of the types below."""
+"""A structured array with one of the types below."""
 
 Record = Any
-"""One of its entries, which compiled code reads and writes by the names of its fields."""
+"""An entry of a structured array, whose fields compiled code reads and writes by name."""
 
 Floats = npt.NDArray[np.float64]
 
 NONE = -1
-"""No request, no node, no script."""
+"""No request, node or script."""
 
 REPLICA = np.dtype(
     [
@@ -38,28 +38,28 @@ REPLICA = np.dtype(
         # Limits.
         ("parallel", np.int64),
         ("k", np.int64),
-        ("schedule", np.int64),  # entries in its row of schedules; 0: always k
+        ("schedule", np.int64),  # length of its row in `schedules`; 0: always k
         ("max_num_seqs", np.int64),
         ("max_num_batched_tokens", np.int64),
         ("kv_blocks", np.int64),
         ("prefix_caching", np.int64),
-        # Condition.
-        ("now_s", np.float64),  # when the step under way ends, or ended
+        # State.
+        ("now_s", np.float64),  # end of the current or last step
         ("busy_s", np.float64),
         ("running", np.int64),
         ("waiting", np.int64),
-        ("first", np.int64),  # of the queue, a slot
-        ("last", np.int64),
+        ("first", np.int64),  # slot at the head of the queue
+        ("last", np.int64),  # slot at its tail
         ("tokens_in_flight", np.int64),
         ("used", np.int64),  # blocks, as in `BlockPool`
-        ("remembered", np.int64),
-        # The prefix cache: an index of `mask + 1` entries from `index` on, and lists of nodes.
+        ("remembered", np.int64),  # blocks without a user that hold a reusable prefix
+        # The prefix cache: a hash table of `mask + 1` entries starting at `index`, and linked lists of nodes.
         ("index", np.int64),
         ("mask", np.int64),
         ("free_node", np.int64),
-        ("oldest", np.int64),  # of the remembered ones
+        ("oldest", np.int64),  # node of a remembered block
         ("newest", np.int64),
-        # What it has done; see `Counters`.
+        # Counters; see `Counters`.
         ("steps", np.int64),
         ("prompt_tokens", np.int64),
         ("generation_tokens", np.int64),
@@ -80,10 +80,10 @@ REQUEST = np.dtype(
         ("arrived_s", np.float64),
         ("first_s", np.float64),
         ("ended_s", np.float64),
-        ("key", np.uint64),  # of its draws
-        ("odds", np.float64),  # what its odds of acceptance are multiplied by
-        ("steps_at", np.int64),  # of its script in the arena of steps; NONE: drawn when needed
-        ("blocks_at", np.int64),  # of its hashes in the arena of blocks; behind them a flag for each: shared by it
+        ("key", np.uint64),  # of its stream of draws
+        ("odds", np.float64),  # factor on its odds of acceptance
+        ("steps_at", np.int64),  # start of its script in the arena of steps; NONE: drawn when needed
+        ("blocks_at", np.int64),  # start of its hashes in the arena of blocks, followed by a flag for each: is shared
         ("prefix_blocks", np.int32),
         ("published", np.int32),
         ("shared", np.int32),
@@ -94,8 +94,8 @@ REQUEST = np.dtype(
         ("sent", np.int32),
         ("computed", np.int32),
         ("blocks", np.int32),
-        ("granted", np.int32),  # in the step under way
-        ("following", np.int32),  # in the queue, a slot
+        ("granted", np.int32),  # tokens in the current step
+        ("following", np.int32),  # next slot in the queue
         ("looked_up", np.int32),
         ("cached", np.int32),
         ("steps", np.int32),
@@ -110,8 +110,8 @@ PROFILE = np.dtype(
     [
         ("factor", np.float64),
         ("spread", np.float64),
-        ("always", np.int64),  # drafts k in every step
-        ("knots", np.int64),  # of its progress
+        ("always", np.int64),  # whether every step drafts k tokens
+        ("knots", np.int64),  # entries in its row of `progress`
     ],
     align=True,
 )
@@ -125,25 +125,25 @@ class State(NamedTuple):
     Parameters
     ----------
     replicas, requests, profiles, nodes
-        Records; requests by slot, nodes those of all replicas one behind the other.
+        Records; requests by slot, nodes of all replicas one after another.
     batches
-        Slots of the running requests in the order they were admitted, shape (replicas, largest max_num_seqs).
+        Slots of the running requests in order of admission, shape (replicas, largest max_num_seqs).
     schedules
         k by batch size, shape (replicas, largest schedule).
     steps
-        Scripts: `emitted` of a request, and behind it `drafted`.
+        Scripts: `emitted` of a request, followed by `drafted`.
     blocks
-        Hashes of a request's blocks, and behind them a 1 for each that it shares.
+        Hashes of a request's blocks, followed by a flag for each: 1 if it is shared.
     index
-        Hash tables of nodes, those of all replicas one behind the other.
+        Hash tables of nodes, of all replicas one after another.
     drafted, accepted
-        Of each profile, see `DraftProfile`; shape (profiles, k + 1).
+        Fields of `DraftProfile` for each profile, shape (profiles, k + 1).
     progress
-        Of each profile, output tokens and shifts; shape (profiles, 2, knots).
+        Output positions and logit shifts of each profile, shape (profiles, 2, knots).
     accepted_counts
-        Drafts by how many of their tokens were accepted, shape (replicas, k + 1).
+        Drafts by number of accepted tokens, shape (replicas, k + 1).
     finished
-        Room for the slots of requests that end while the fleet advances; one for each slot.
+        Output of an advance: the slots of requests that ended; as long as `requests`.
     """
 
     replicas: Records
@@ -153,7 +153,7 @@ class State(NamedTuple):
     steps: npt.NDArray[np.int16]
     blocks: npt.NDArray[np.int64]
     nodes: Records
-    index: npt.NDArray[np.int32]  # type: ignore[assignment] # hides the method of tuples, which nobody needs
+    index: npt.NDArray[np.int32]  # type: ignore[assignment] # hides the method of tuples, which is not needed
     profiles: Records
     drafted: Floats
     accepted: Floats
@@ -163,7 +163,7 @@ class State(NamedTuple):
 
 
 def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
-    """Return an idle replica, shape (1,)."""
+    """Return the record of an idle replica, shape (1,)."""
     record = np.zeros(1, REPLICA)
     step, drafting = parameters.step, parameters.drafting
     for name in type(step).model_fields:

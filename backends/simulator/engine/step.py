@@ -1,4 +1,4 @@
-"""What comes of one iteration of an engine, and of all of them together."""
+"""The result of one iteration of an engine, and the engine's counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Emission(NamedTuple):
-    """What one request gets from a step."""
+    """The tokens that one request gets from a step."""
 
     request_id: int
     tokens: int
@@ -22,7 +22,7 @@ class Emission(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A request that joined the batch, and how many of its prompt tokens were in the prefix cache."""
+    """A request that joined the batch, and the number of its prompt tokens found in the prefix cache."""
 
     request_id: int
     cached_tokens: int
@@ -30,21 +30,21 @@ class Admission(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One iteration: everything about it is known when it begins; its tokens exist when it ends.
+    """One iteration. All of it is known when it begins; its tokens exist when it ends.
 
     Parameters
     ----------
     duration_s
-        Seconds it takes.
+        Duration in seconds.
     request_ids, tokens, drafted, sent
-        int64, shape (requests that get tokens,): who gets how many, how many drafts were verified for them, and
-        how many output tokens each has had with this step.
+        For each request that gets tokens: its id, the tokens it gets, the draft tokens verified for it, and its
+        output tokens so far, including this step. int64, shape (requests that get tokens,).
     finished
-        bool, same shape.
+        Whether the request has all its tokens. bool, same shape.
     admitted
         Requests that joined the batch.
     batch_requests, batch_tokens, context_tokens, k
-        What the duration follows from: requests and tokens scheduled, tokens of context they read, and k.
+        What determines the duration: requests and tokens scheduled, context tokens that they attend to, and k.
     """
 
     duration_s: float
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def emissions(self) -> list[Emission]:
-        """The same request by request."""
+        """The emitted tokens, request by request."""
         first = self.sent == self.tokens
         columns = (self.request_ids, self.tokens, self.drafted, first, self.finished)
         return list(map(Emission._make, zip(*(column.tolist() for column in columns), strict=True)))
@@ -69,16 +69,16 @@ class Step:
 
 @dataclass(slots=True)
 class Counters:
-    """What an engine has done since it began.
+    """Totals of an engine since it was created.
 
     Parameters
     ----------
     drafts, draft_tokens, accepted_tokens
-        Steps of a request that verified drafts, the tokens drafted, and those accepted.
+        Drafts verified (one per request and step), and the tokens drafted and accepted.
     accepted_at
-        Accepted tokens by position in the draft, shape (k,).
+        Accepted tokens by position in the draft, shape (max(1, k),).
     prefix_queries, prefix_hits
-        Prompt tokens looked up in the prefix cache, and found.
+        Prompt tokens looked up and found in the prefix cache.
     """
 
     accepted_at: Ints

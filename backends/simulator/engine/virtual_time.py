@@ -1,4 +1,4 @@
-"""An engine in virtual time: a trace, or clients in a closed loop, played without waiting; and a trace on a fleet."""
+"""Traces and closed loops played in virtual time, on one engine or on a fleet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from backends.drafting.script import Script
 from backends.simulator.engine.engine import Engine, Step
 
-if TYPE_CHECKING:  # a fleet is compiled; who plays a single engine need not load a compiler
+if TYPE_CHECKING:  # importing the fleet loads a compiler, which a single engine does not need
     from backends.simulator.engine.fleet import Completion, Fleet
 
 Floats = npt.NDArray[np.float64]
@@ -22,16 +22,22 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What became of each request, in order of arrival; all arrays of shape (requests,).
+    """What happened to each request, in order of arrival; all arrays have shape (requests,).
 
     Parameters
     ----------
     arrived_s
-        When it came, on the virtual clock.
+        Times of arrival, on the virtual clock.
     ttft_s, e2e_s
-        Seconds from arrival to its first and to its last token.
+        Seconds from arrival to the first and to the last token.
     output_tokens
-        int64.
+        Output tokens, int64.
+
+    Examples
+    --------
+    >>> timeline = Timeline(np.array([0.0]), np.array([0.5]), np.array([2.5]), np.array([41]))
+    >>> timeline.tpot_s, timeline.tokens_per_s
+    (array([0.05]), 16.4)
     """
 
     arrived_s: Floats
@@ -57,12 +63,12 @@ class Timeline:
 
 
 class Arrival(NamedTuple):
-    """A request of a trace that has no texts.
+    """A request of a trace without texts.
 
     Parameters
     ----------
     kind, temperature
-        What its acceptance depends on.
+        What the request's acceptance depends on.
     prefix_blocks
         As in `Script`.
     """
@@ -76,19 +82,33 @@ class Arrival(NamedTuple):
 
 
 def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Timeline:
-    """Play requests that arrive at given times (an open loop) until all have finished.
+    """Play requests that arrive at given times (an open loop) until all have ended.
 
     Parameters
     ----------
     engine
-        Idle.
+        An idle engine.
     arrivals
-        Pairs of arrival in seconds and script, in order of arrival; read as they are needed.
+        Pairs of arrival time in seconds and script, in order of arrival; read as they are needed.
 
     Raises
     ------
     ValueError
-        If arrivals run backwards, or the engine refuses a script.
+        If arrivals are out of order, or the engine refuses a script.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.parameters import EngineParameters
+    >>> from backends.drafting.script import plain_steps
+    >>> from backends.speculation import Method
+    >>> engine = Engine(EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
+    >>> script = Script(100, 20, *plain_steps(20))
+    >>> timeline = run_virtual(engine, [(0.0, script), (0.5, script)])
+    >>> timeline.output_tokens
+    array([20, 20])
+    >>> bool(np.allclose(timeline.ttft_s[0], timeline.ttft_s[1]))
+    True
     """
     log = _Log()
     coming = iter(arrivals)
@@ -96,14 +116,14 @@ def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Tim
     now_s = 0.0 if following is None else following[0]
     while True:
         while following is not None and following[0] <= now_s:
-            log.arrive(engine.submit(following[1], following[0]), following[0], following[1])
+            log.add_arrival(engine.submit(following[1], following[0]), following[0], following[1])
             earlier_s, following = following[0], next(coming, None)
             if following is not None and following[0] < earlier_s:
-                raise ValueError(f"arrivals run backwards: {following[0]} s after {earlier_s} s")
+                raise ValueError(f"arrivals are out of order: {following[0]} s after {earlier_s} s")
         step = engine.step(now_s)
         if step is not None:
             now_s += step.duration_s
-            log.note(step, now_s)
+            log.add_step(step, now_s)
         elif following is not None:
             now_s = following[0]
         else:
@@ -111,7 +131,7 @@ def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Tim
 
 
 def run_closed_loop(engine: Engine, scripts: Iterable[Script], concurrency: int) -> Timeline:
-    """Play requests for `concurrency` clients, each sending its next one when the last has finished.
+    """Play requests of `concurrency` clients, each of which sends its next request when the last one has ended.
 
     Raises
     ------
@@ -119,18 +139,18 @@ def run_closed_loop(engine: Engine, scripts: Iterable[Script], concurrency: int)
         If `concurrency` is less than 1, or the engine refuses a script.
     """
     if concurrency < 1:
-        raise ValueError(f"a closed loop has at least one client, not {concurrency}")
+        raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
     log = _Log()
     coming: Iterator[Script] = iter(scripts)
     now_s, idle = 0.0, concurrency
     while True:
         for script in (script for _, script in zip(range(idle), coming, strict=False)):
-            log.arrive(engine.submit(script, now_s), now_s, script)
+            log.add_arrival(engine.submit(script, now_s), now_s, script)
         step = engine.step(now_s)
         if step is None:
             return log.timeline()
         now_s += step.duration_s
-        log.note(step, now_s)
+        log.add_step(step, now_s)
         idle = int(step.finished.sum())
 
 
@@ -140,28 +160,28 @@ def run_fleet(
     choose: Callable[[Arrival], int],
     observe: Callable[[Completion], None] | None = None,
 ) -> Timeline:
-    """Play a trace on a fleet until all requests have finished.
+    """Play a trace on a fleet until all requests have ended.
 
     Parameters
     ----------
     fleet
-        Idle, and new: its ids begin at 0.
+        A new, idle fleet, whose ids begin at 0.
     arrivals
-        In order of arrival; read as they are needed.
+        Requests in order of arrival; read as they are needed.
     choose
-        Returns the position in the fleet of the replica that serves a request. When it is called the fleet has
-        advanced to the arrival.
+        Function that returns the index of the replica that serves a request. The fleet has advanced to the arrival
+        when it is called.
     observe
-        Told of each request that has ended, before the next choice.
+        Called with each completion, before the next choice.
 
     Raises
     ------
     ValueError
-        If arrivals run backwards, or the engine refuses a request.
+        If arrivals are out of order, or the engine refuses a request.
     """
     arrived, first, last, tokens = array("d"), array("d"), array("d"), array("q")
 
-    def note(completions: list[Completion]) -> None:
+    def record(completions: list[Completion]) -> None:
         for completion in completions:
             first[completion.request_id] = completion.first_s
             last[completion.request_id] = completion.ended_s
@@ -171,9 +191,9 @@ def run_fleet(
     now_s = -math.inf
     for arrival in arrivals:
         if arrival.arrived_s < now_s:
-            raise ValueError(f"arrivals run backwards: {arrival.arrived_s} s after {now_s} s")
+            raise ValueError(f"arrivals are out of order: {arrival.arrived_s} s after {now_s} s")
         now_s = arrival.arrived_s
-        note(fleet.advance(now_s))
+        record(fleet.advance(now_s))
         _, prompt_tokens, output_tokens, kind, temperature, blocks = arrival
         fleet.submit(
             choose(arrival),
@@ -188,13 +208,13 @@ def run_fleet(
         first.append(math.nan)
         last.append(math.nan)
         tokens.append(output_tokens)
-    note(fleet.advance(math.inf))
+    record(fleet.advance(math.inf))
     start = np.array(arrived)
     return Timeline(start, np.array(first) - start, np.array(last) - start, np.array(tokens, np.int64))
 
 
 class _Log:
-    """When each request came, spoke first and ended."""
+    """Times of arrival, first token and last token of each request."""
 
     def __init__(self) -> None:
         self._ordinals: dict[int, int] = {}
@@ -203,14 +223,14 @@ class _Log:
         self._last: list[float] = []
         self._tokens: list[int] = []
 
-    def arrive(self, request_id: int, now_s: float, script: Script) -> None:
+    def add_arrival(self, request_id: int, now_s: float, script: Script) -> None:
         self._ordinals[request_id] = len(self._arrived)
         self._arrived.append(now_s)
         self._first.append(np.nan)
         self._last.append(np.nan)
         self._tokens.append(script.output_tokens)
 
-    def note(self, step: Step, now_s: float) -> None:
+    def add_step(self, step: Step, now_s: float) -> None:
         for request_id in step.request_ids[step.sent == step.tokens].tolist():
             self._first[self._ordinals[request_id]] = now_s
         for request_id in step.request_ids[step.finished].tolist():

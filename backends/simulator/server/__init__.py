@@ -1,1 +1,1 @@
-"""A simulated replica's HTTP server, which speaks as vLLM does."""
+"""The HTTP server of a simulated replica, compatible with vLLM's."""

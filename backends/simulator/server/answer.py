@@ -1,4 +1,4 @@
-"""What one choice of an answer will say, decided before the engine plays it."""
+"""The content of one choice of an answer, decided before the engine plays it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _FORCED_CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice.
+    """One choice of an answer.
 
     Parameters
     ----------
     lengths
-        For each token, how many characters of `text` can be shown once it is there.
+        For each token, the number of characters of `text` that can be shown once it has been emitted.
     confidence
-        For each token, its probability.
+        Probability of each token.
     finish_reason, stop_reason
-        `stop` or `length`; and the stop string or token that ended it, None where the model ended by itself.
+        `stop` or `length`; and the stop string or token that ended the answer, None if the model ended by itself.
     """
 
     prompt_ids: list[int]
@@ -41,14 +41,14 @@ class Answer:
 def compose(
     model: TargetModel, prompt_ids: list[int], body: SampledBody, limit: int, index: int, forced: str | None
 ) -> Answer:
-    """Decide what choice `index` of a request says.
+    """Return the content of choice `index` of a request.
 
     Parameters
     ----------
     limit
-        Tokens at most.
+        Largest number of tokens.
     forced
-        Text that a schema or a tool asks for; None lets the model write.
+        Text required by a schema or a tool call; None to let the model write.
     """
     temperature = 1.0 if body.temperature is None else body.temperature
     if body.top_k == 1:
@@ -59,8 +59,8 @@ def compose(
         writing = model.write(prompt_ids, sampling, limit, body.min_tokens, endless=body.ignore_eos)
         ids, confidence, kind, stopped = writing.ids, writing.confidence, writing.kind, writing.stopped
     else:
-        whole = [*model.tokenizer.encode(forced), END_OF_TURN]
-        ids, stopped, kind = whole[:limit], len(whole) <= limit, Kind.EXTRACTION
+        forced_ids = [*model.tokenizer.encode(forced), END_OF_TURN]
+        ids, stopped, kind = forced_ids[:limit], len(forced_ids) <= limit, Kind.EXTRACTION
         confidence = [_FORCED_CONFIDENCE] * len(ids)
     stop_reason: str | int | None = None
     if body.stop_token_ids:
@@ -80,8 +80,8 @@ def compose(
 
 
 def _first_stop(text: str, body: SampledBody, lengths: Sequence[int]) -> tuple[int, str] | None:
-    """Return where the first stop string begins that ends after the least number of tokens, and the string."""
+    """Return the start of the first stop string that ends after the minimum number of tokens, and the string."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     since = lengths[min(body.min_tokens, len(lengths)) - 1] if body.min_tokens and lengths else 0
-    found = [(at, stop) for stop in stops if stop and (at := text.find(stop, since)) >= 0]
-    return min(found, key=lambda each: each[0] + len(each[1]), default=None)
+    matches = [(start, stop) for stop in stops if stop and (start := text.find(stop, since)) >= 0]
+    return min(matches, key=lambda match: match[0] + len(match[1]), default=None)

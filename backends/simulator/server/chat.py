@@ -1,4 +1,4 @@
-"""Answers of `POST /v1/chat/completions`, whole and streamed."""
+"""Answers of `POST /v1/chat/completions`, complete and streamed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PLAIN_REST = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 @dataclass(frozen=True, slots=True)
 class ChatChoices:
-    """What a chat request has been given for answers.
+    """The answers to a chat request.
 
     Parameters
     ----------
     tools
-        For each choice, the tool that it calls, if it does.
+        For each choice, its tool call or None.
     """
 
     body: ChatBody
@@ -36,27 +36,27 @@ class ChatChoices:
     model: TargetModel
 
     def finish_reason(self, index: int) -> str:
-        """Return why a choice ended; calling a tool that the client named counts as a plain stop."""
+        """Return the finish reason of a choice; a call of a tool named by the client counts as a plain stop."""
         reason = self.answers[index].finish_reason
         named = isinstance(self.body.tool_choice, dict)
         return "tool_calls" if reason == "stop" and self.tools[index] is not None and not named else reason
 
     def logprobs(self, index: int, start: int, end: int) -> dict[str, Any] | None:
-        """Return the log probabilities of a choice's tokens, if asked for."""
+        """Return the log probabilities of a choice's tokens, if requested."""
         if not self.body.logprobs:
             return None
         return chat_logprobs(self.model, self.answers[index], start, end, self.body.top_logprobs or 0)
 
 
 def tool_call_id() -> str:
-    """Return an id for a tool call, as vLLM makes them."""
+    """Return a new tool call id in vLLM's form."""
     return f"chatcmpl-tool-{uuid4().hex[:16]}"
 
 
 def chat_body(head: Head, choices: ChatChoices, plays: Sequence[Play]) -> dict[str, Any]:
-    """Return a whole chat completion."""
+    """Return a complete chat completion."""
     body = choices.body
-    usage = Usage.of(plays, tells_created=True)
+    usage = Usage.of(plays, include_created=True)
     prompt_ids = choices.answers[0].prompt_ids
     return {
         **head.fields("chat.completion"),
@@ -103,7 +103,7 @@ def _message(answer: Answer, tool: ToolCall | None, finish_reason: str) -> dict[
 
 
 class ChatStream:
-    """A chat completion as server-sent events: a chunk with the role, one for each step, one with the usage."""
+    """A chat completion as server-sent events: a chunk with the role, one for each step, and one with the usage."""
 
     def __init__(self, exchange: Exchange, head: Head, choices: ChatChoices) -> None:
         self._exchange = exchange
@@ -137,12 +137,12 @@ class ChatStream:
             self._exchange.write(chunks)
 
     def done(self, plays: Sequence[Play]) -> None:
-        """Send the usage, if asked for, and end the stream."""
+        """Send the usage, if requested, and end the stream."""
         last = b""
         if self._usage:
             chunk = self._head.fields("chat.completion.chunk")
             chunk["choices"] = []
-            chunk["usage"] = Usage.of(plays, tells_created=True).chunk()
+            chunk["usage"] = Usage.of(plays, include_created=True).chunk()
             chunk["system_fingerprint"] = self._head.fingerprint
             metrics = request_metrics(plays, self._head.num_speculative_tokens)
             if metrics is not None:
@@ -172,7 +172,7 @@ class ChatStream:
         return self._chunk(play, {"content": text}, start, end, last=play.finished)
 
     def _tool_deltas(self, play: Play, tool: ToolCall, start: int, end: int) -> list[dict[str, Any]]:
-        """Return what a step tells of a tool call: its name once it is written, then pieces of its arguments."""
+        """Return the deltas of a tool call in a step: its name once it is written, then pieces of its arguments."""
         shown = play.answer.lengths
         since, until = (shown[start - 1] if start else 0), shown[end - 1]
         deltas: list[dict[str, Any]] = []

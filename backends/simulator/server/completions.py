@@ -1,4 +1,4 @@
-"""Answers of `POST /v1/completions`, whole and streamed."""
+"""Answers of `POST /v1/completions`, complete and streamed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from backends.simulator.text.model import TargetModel
 
 @dataclass(frozen=True, slots=True)
 class CompletionChoices:
-    """What a completion request has been given for answers: `n` for each prompt, prompt by prompt."""
+    """The answers to a completion request: `n` for each prompt, prompt by prompt."""
 
     body: CompletionBody
     answers: Sequence[Answer]
     model: TargetModel
 
     def echoed(self, answer: Answer) -> str:
-        """Return what of the prompt stands before the text: all of it, if it is to be echoed."""
+        """Return the text before the answer: the prompt if it is to be echoed, else nothing."""
         return self.model.tokenizer.decode(answer.prompt_ids) if self.body.echo else ""
 
     @property
     def only_echoes(self) -> bool:
-        """Whether nothing but the prompt was asked for."""
+        """Whether only the prompt was requested."""
         return bool(self.body.echo) and self.body.max_tokens == 0
 
     def logprobs(self, answer: Answer, start: int, end: int) -> dict[str, Any] | None:
-        """Return the log probabilities of tokens, if asked for."""
+        """Return the log probabilities of tokens, if requested."""
         if self.body.logprobs is None:
             return None
         offset = len(self.echoed(answer)) + (answer.lengths[start - 1] if start else 0)
@@ -40,9 +40,9 @@ class CompletionChoices:
 
 
 def completion_body(head: Head, choices: CompletionChoices, plays: Sequence[Play]) -> dict[str, Any]:
-    """Return a whole completion."""
+    """Return a complete completion."""
     body = choices.body
-    wants_ids = body.return_token_ids
+    with_ids = body.return_token_ids
     return {
         **head.fields("text_completion"),
         "choices": [
@@ -52,16 +52,16 @@ def completion_body(head: Head, choices: CompletionChoices, plays: Sequence[Play
                 "logprobs": choices.logprobs(answer, 0, 0 if choices.only_echoes else len(answer.ids)),
                 "finish_reason": answer.finish_reason,
                 "stop_reason": answer.stop_reason,
-                "token_ids": answer.ids if wants_ids else None,
+                "token_ids": answer.ids if with_ids else None,
                 "prompt_logprobs": None,
-                "prompt_token_ids": answer.prompt_ids if wants_ids else None,
+                "prompt_token_ids": answer.prompt_ids if with_ids else None,
                 "routed_experts": None,
             }
             for index, answer in enumerate(choices.answers)
         ],
         "service_tier": None,
         "system_fingerprint": head.fingerprint,
-        "usage": Usage.of(plays, tells_created=False).body(),
+        "usage": Usage.of(plays, include_created=False).body(),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "metrics": request_metrics(plays, head.num_speculative_tokens),
@@ -69,7 +69,7 @@ def completion_body(head: Head, choices: CompletionChoices, plays: Sequence[Play
 
 
 class CompletionStream:
-    """A completion as server-sent events: a chunk for each step, one with the usage."""
+    """A completion as server-sent events: a chunk for each step, and one with the usage."""
 
     def __init__(self, exchange: Exchange, head: Head, choices: CompletionChoices) -> None:
         self._exchange = exchange
@@ -86,7 +86,7 @@ class CompletionStream:
         text = answer.text[shown[start - 1] if start else 0 : shown[end - 1]]
         if start == 0:
             text = choices.echoed(answer) + ("" if choices.only_echoes else text)
-        wants_ids = choices.body.return_token_ids
+        with_ids = choices.body.return_token_ids
         chunk = self._head.fields("text_completion")
         chunk["choices"] = [
             {
@@ -95,8 +95,8 @@ class CompletionStream:
                 "logprobs": choices.logprobs(answer, start, end),
                 "finish_reason": answer.finish_reason if play.finished else None,
                 "stop_reason": answer.stop_reason if play.finished else None,
-                "prompt_token_ids": answer.prompt_ids if wants_ids and start == 0 else None,
-                "token_ids": answer.ids[start:end] if wants_ids else None,
+                "prompt_token_ids": answer.prompt_ids if with_ids and start == 0 else None,
+                "token_ids": answer.ids[start:end] if with_ids else None,
             }
         ]
         if self._continuous:
@@ -107,12 +107,12 @@ class CompletionStream:
         self._exchange.write(event(chunk))
 
     def done(self, plays: Sequence[Play]) -> None:
-        """Send the usage, if asked for, and end the stream."""
+        """Send the usage, if requested, and end the stream."""
         last = b""
         if self._usage:
             chunk = self._head.fields("text_completion")
             chunk["choices"] = []
-            chunk["usage"] = Usage.of(plays, tells_created=False).chunk()
+            chunk["usage"] = Usage.of(plays, include_created=False).chunk()
             chunk["system_fingerprint"] = self._head.fingerprint
             metrics = request_metrics(plays, self._head.num_speculative_tokens)
             if metrics is not None:

@@ -1,4 +1,4 @@
-"""From a checked request to what its answers will say. Pure, and for long prompts done on a thread."""
+"""Composition of the answers to a checked request. These functions are pure and run on a thread."""
 
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a replica serves.
+    """The model of a replica and its limits.
 
     Parameters
     ----------
     names
-        The names that clients may ask for; the first is the default.
+        Model names that clients may use; the first is the default.
+    default_temperature
+        Sampling temperature of requests without one.
     """
 
     model: TargetModel
     names: tuple[str, ...]
     max_model_len: int
     num_speculative_tokens: int
+    default_temperature: float = 1.0
 
     def name_for(self, asked: str | None) -> str:
-        """Return the name to answer under.
+        """Return the model name of an answer.
 
         Raises
         ------
         RequestError
-            If no such model is served.
+            If the requested model is not served.
         """
         if not asked:
             return self.names[0]
@@ -58,7 +61,7 @@ class Served:
 
 
 def compose_chat(served: Served, body: ChatBody) -> ChatChoices:
-    """Decide the choices of a chat completion.
+    """Compose the choices of a chat completion.
 
     Raises
     ------
@@ -82,24 +85,26 @@ def compose_chat(served: Served, body: ChatBody) -> ChatChoices:
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     limit = token_limit(asked, len(prompt), served.max_model_len)
     answered_tool = body.messages[-1].get("role") == "tool"
-    said = task.last_request(tokenizer.decode(prompt, special=True))
+    request_text = task.last_request(tokenizer.decode(prompt, special=True))
     answers, calls = [], []
     for index in range(body.n or 1):
         random = served.model.random(prompt, _sampling(body, index))
         call: ToolCall | None = None
         forced = None
         if tools and not (choice == "auto" and answered_tool):
-            call = _structured(partial(tool_call, tools, choice, said, random))
+            call = _structured(partial(tool_call, tools, choice, request_text, random))
             forced = None if call is None else call.text
         if forced is None:
-            forced = _structured(partial(json_text, body.response_format, body.structured_outputs, said, random))
+            forced = _structured(
+                partial(json_text, body.response_format, body.structured_outputs, request_text, random)
+            )
         answers.append(compose(served.model, prompt, body, limit, index, forced))
         calls.append(call)
     return ChatChoices(body, answers, calls, served.model)
 
 
 def compose_completion(served: Served, body: CompletionBody) -> CompletionChoices:
-    """Decide the choices of a completion.
+    """Compose the choices of a completion.
 
     Raises
     ------
@@ -111,10 +116,10 @@ def compose_completion(served: Served, body: CompletionBody) -> CompletionChoice
     answers = []
     for prompt in _prompts(served, body):
         limit = max(1, token_limit(body.max_tokens, len(prompt), served.max_model_len, at_least=0 if body.echo else 1))
-        said = served.model.tokenizer.decode(prompt)
+        text = served.model.tokenizer.decode(prompt)
         for index in range(body.n or 1):
             random = served.model.random(prompt, _sampling(body, index))
-            forced = _structured(partial(json_text, body.response_format, body.structured_outputs, said, random))
+            forced = _structured(partial(json_text, body.response_format, body.structured_outputs, text, random))
             answers.append(compose(served.model, prompt, body, limit, index, forced))
     return CompletionChoices(body, answers, served.model)
 
@@ -146,12 +151,12 @@ def _check_logprobs(asked: int | None, field: str) -> None:
 
 
 def _structured(make: Callable[[], T]) -> T:
-    """Return what `make` makes of the client's schema, which may be anything.
+    """Return the result of `make`, which is given the client's arbitrary schema.
 
     Raises
     ------
     RequestError
-        If no value can be made for it.
+        If the schema is invalid.
     """
     try:
         return make()

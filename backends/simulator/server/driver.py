@@ -1,4 +1,4 @@
-"""An engine in real time: its steps end when the model says, and their tokens are handed out at that moment."""
+"""An engine in real time: each step lasts as long as its model says, and its tokens are then delivered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backends.drafting.script import Script
 from backends.simulator.engine.engine import Engine, Step
 from backends.simulator.server.answer import Answer
 from backends.simulator.server.metrics import Gauges, Tallies
-from backends.simulator.server.playback import Audience, Play
+from backends.simulator.server.playback import Play, TokenListener
 
 _MAX_LAG_S = 0.25
 
@@ -17,13 +17,13 @@ _MAX_LAG_S = 0.25
 class Driver:
     """Plays requests on an engine, on the running event loop.
 
-    Steps are paced against absolute deadlines, so that a late wake-up does not add to the next one; only when the
-    process has fallen behind by a quarter of a second is that time given up.
+    Steps are paced against absolute deadlines, so that a late wake-up does not delay the next one. Only if the process
+    is more than a quarter of a second behind is the excess given up.
 
     Parameters
     ----------
     time_scale
-        Seconds of the clock for each second of the engine; 0.1 plays ten times as fast.
+        Real seconds per second of the engine; 0.1 plays ten times as fast.
     """
 
     def __init__(self, engine: Engine, tallies: Tallies, time_scale: float = 1.0) -> None:
@@ -34,31 +34,31 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._plays: dict[int, Play] = {}
         self._ids: dict[Play, int] = {}
-        self._ends_s = 0.0  # of the step under way, on the engine's clock
+        self._ends_s = 0.0  # end of the current step, on the engine's clock
         self._step: Step | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def gauges(self) -> Gauges:
-        """Return the engine's condition."""
+        """Return the engine's current state."""
         engine = self.engine
         cache = (engine.counters.prefix_queries, engine.counters.prefix_hits)
         return Gauges(engine.running, engine.waiting, engine.kv_usage, *cache, engine.counters.preemptions)
 
-    def play(self, index: int, answer: Answer, script: Script, audience: Audience) -> Play:
-        """Give an answer to the engine; it joins the next step that has room for it."""
+    def play(self, index: int, answer: Answer, script: Script, listener: TokenListener) -> Play:
+        """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
-        play = Play(index, answer, script, audience, arrived_s=now_s)
+        play = Play(index, answer, script, listener, arrived_s=now_s)
         request = self.engine.submit(script, self._engine_time(now_s))
         self._plays[request] = play
         self._ids[play] = request
         if self._timer is None:
-            # Not at once: requests that arrive together are to share the step.
+            # Start later in this turn of the loop, so that requests that arrive together share the step.
             self._ends_s = self._engine_time(now_s)
             self._timer = self._loop.call_soon(self._tick)
         return play
 
     def cancel(self, play: Play) -> None:
-        """Take an answer off the engine, if it is still there."""
+        """Remove an answer from the engine, if it is still there."""
         request = self._ids.pop(play, None)
         if request is not None:
             del self._plays[request]
@@ -66,7 +66,7 @@ class Driver:
             self.tallies.finished["abort"] += 1
 
     def close(self) -> None:
-        """Stop the engine where it is."""
+        """Stop the engine."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -78,10 +78,10 @@ class Driver:
         step, self._step = self._step, None
         try:
             if step is not None:
-                self._hand_out(step, now_s)
+                self._deliver(step, now_s)
                 due_s = self._origin_s + self._ends_s * self._scale
                 self.tallies.step_lateness.observe(max(0.0, time.monotonic() - due_s))
-        finally:  # whatever became of one client's answer, the others go on
+        finally:  # an error in one client's answer must not stop the others
             self._begin(now_s)
 
     def _begin(self, now_s: float) -> None:
@@ -92,14 +92,14 @@ class Driver:
             return
         for admission in self._step.admitted:
             admitted = self._plays[admission.request_id]
-            if not admitted.scheduled_s:  # else it was preempted and comes back
+            if not admitted.scheduled_s:  # else it was preempted and is admitted again
                 admitted.scheduled_s = now_s
                 admitted.cached_tokens = admission.cached_tokens
         self._ends_s = begins_s + self._step.duration_s
         delay_s = self._origin_s + self._ends_s * self._scale - time.monotonic()
         self._timer = self._loop.call_later(delay_s, self._tick) if delay_s > 0 else self._loop.call_soon(self._tick)
 
-    def _hand_out(self, step: Step, now_s: float) -> None:
+    def _deliver(self, step: Step, now_s: float) -> None:
         tallies = self.tallies
         generated = prefilled = 0
         for emission in step.emissions:
@@ -123,7 +123,7 @@ class Driver:
             if play.finished:
                 del self._plays[self._ids.pop(play)]
                 self._count(play)
-            play.audience.on_tokens(play, start, end)
+            play.listener.on_tokens(play, start, end)
         tallies.prompt_tokens += prefilled
         tallies.generation_tokens += generated
         tallies.iteration_tokens.observe(prefilled + generated)

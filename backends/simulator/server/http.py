@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server of callbacks over `asyncio.Protocol` and httptools.
+"""A callback-based HTTP/1.1 server over `asyncio.Protocol` and httptools.
 
-A stream's chunk goes from the engine's step to the socket in one call, without a task to wake or a queue between:
-that is what lets one process hold hundreds of streams on time.
+A stream's chunk goes from the engine's step to the socket in one call, without a task switch or a queue. This lets one
+process serve hundreds of streams on time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import cast
 
 import httptools
 
-_KEEP_ALIVE_S = 5.0  # as vLLM's server has it
+_KEEP_ALIVE_S = 5.0  # as in vLLM's server
 _MAX_BODY_BYTES = 64 * 2**20
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -26,14 +26,14 @@ Headers = list[tuple[str, str]]
 
 @dataclass(slots=True)
 class Request:
-    """A request that has come in whole.
+    """A complete request.
 
     Parameters
     ----------
     headers
-        By lower-case name; of repeated ones the last counts.
+        By lower-case name; of repeated headers the last counts.
     received_s
-        When it was complete, on the event loop's clock.
+        Time of completion, on the event loop's clock.
     """
 
     method: str
@@ -45,9 +45,9 @@ class Request:
 
 
 class Exchange:
-    """A request and the answer to it: either `respond`, or `start`, any number of `write`, and `end`.
+    """A request and its answer: either one `respond`, or `start`, any number of `write`s, and `end`.
 
-    Once the client has left, `gone` is true, `on_gone` has been called, and writing does nothing.
+    When the client disconnects, `gone` becomes true and `on_gone` is called; further writes are ignored.
     """
 
     __slots__ = ("_chunked", "_connection", "answer_headers", "gone", "on_finished", "on_gone", "request", "status")
@@ -68,7 +68,7 @@ class Exchange:
         return self.status != 0
 
     def respond(self, status: int, body: bytes, content_type: str | None = "application/json") -> None:
-        """Send the whole answer."""
+        """Send a complete answer."""
         headers: Headers = [("content-length", str(len(body)))]
         if content_type is not None:
             headers.append(("content-type", content_type))
@@ -83,7 +83,7 @@ class Exchange:
         self._send(self._head(200, headers))
 
     def write(self, data: bytes) -> None:
-        """Send bytes of a streamed answer, as one chunk."""
+        """Send bytes of a streamed answer as one chunk."""
         self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, data: bytes = b"") -> None:
@@ -117,7 +117,7 @@ Handler = Callable[[Exchange], None]
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection: reads requests, hands them to the handler one after another."""
+    """A client connection, which reads requests and passes them to the handler one after another."""
 
     def __init__(self, handler: Handler, connections: set[Connection]) -> None:
         self._handler = handler
@@ -133,16 +133,16 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self.keeps_alive = True
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Register the connection and start its idle timer."""
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         self._wait_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the exchange under way that its client has left."""
+        """Notify the current exchange that the client has disconnected."""
         self._connections.discard(self)
         self._stop_idling()
         self._waiting.clear()
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
                 exchange.on_gone()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
+        """Parse received bytes."""
         self._stop_idling()
         try:
             self._parser.feed_data(data)
@@ -163,33 +163,33 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, b"Invalid HTTP request received.")
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
-        """Start a request."""
+        """Start a new request."""
         self._url, self._headers, self._body = b"", {}, bytearray()
 
     def on_url(self, url: bytes) -> None:
-        """Take a piece of the target."""
+        """Append to the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Store a header."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Tell a client that waits for it to go on with the body."""
+        """Answer `Expect: 100-continue`."""
         if self._headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body."""
+        """Append to the body."""
         self._body += data
         if len(self._body) > _MAX_BODY_BYTES:
             self._refuse(413, b"Request body too large.")
 
     def on_message_complete(self) -> None:
-        """Hand the request on, or queue it behind the one under way."""
+        """Handle the request, or queue it behind the current one."""
         self.keeps_alive = self._parser.should_keep_alive()
         path = httptools.parse_url(self._url).path or b"/"
         request = Request(
@@ -205,15 +205,15 @@ class Connection(asyncio.Protocol):
         else:
             self._waiting.append(request)
 
-    # What the exchange calls.
+    # Called by the exchange.
 
     def send(self, data: bytes) -> None:
-        """Write to the client; nothing if it has left."""
+        """Write to the client; ignored if it has disconnected."""
         if self._transport is not None:
             self._transport.write(data)
 
     def finished(self) -> None:
-        """Go on to the next request, or wait for one."""
+        """Handle the next request, or wait for one."""
         self._current = None
         if not self.keeps_alive:
             self.close()
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
             self._wait_idle()
 
     def close(self) -> None:
-        """Close the connection when what was written is sent."""
+        """Close the connection after pending data has been sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
 
 
 class Listener:
-    """A handler that listens on a port."""
+    """A server that passes the requests on a port to a handler."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -260,22 +260,22 @@ class Listener:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port (of the system's choice if `port` is 0).
+        """Listen, and return the port (chosen by the system if `port` is 0).
 
         Raises
         ------
         OSError
-            If the port is taken or the host is none of ours.
+            If the port is taken or the host is not a local address.
         """
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Connection(self._handler, self._connections), host, port, backlog=2048
         )
-        taken: int = self._server.sockets[0].getsockname()[1]
-        return taken
+        bound_port: int = self._server.sockets[0].getsockname()[1]
+        return bound_port
 
     async def stop(self) -> None:
-        """Stop listening, and break every connection."""
+        """Stop listening, and abort all connections."""
         if self._server is not None:
             self._server.close()
             for connection in tuple(self._connections):

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and its token count: a chat completion in the shapes of Anthropic's messages API."""
+"""`POST /v1/messages` and its token count: chat completions in the format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.simulator.server.rendering import Head, event
 
 
 class CountRequest(Body):
-    """The body of a request for the number of tokens."""
+    """The body of a request to count tokens."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -37,12 +37,12 @@ class MessagesRequest(CountRequest):
 
 
 def read_messages(value: Any) -> ChatBody:
-    """Read a request as a chat completion.
+    """Convert a messages request to a chat completion.
 
     Raises
     ------
     RequestError
-        If it has another shape.
+        If the request is malformed.
     """
     asked = validate(MessagesRequest, value)
     choice = asked.tool_choice or {}
@@ -59,7 +59,7 @@ def read_messages(value: Any) -> ChatBody:
 
 
 def conversation(asked: CountRequest) -> list[dict[str, Any]]:
-    """Return the messages of a request as the chat API has them."""
+    """Return the messages of a request in the format of the chat API."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": asked.system}] if asked.system else []
     for message in asked.messages:
         role, content = message.get("role", "user"), message.get("content")
@@ -70,16 +70,16 @@ def conversation(asked: CountRequest) -> list[dict[str, Any]]:
             if block.get("type") == "tool_result":
                 messages.append({"role": "tool", "content": block.get("content")})
             elif block.get("type") == "tool_use":
-                called = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input")).decode()}
-                messages.append({"role": role, "content": None, "tool_calls": [{"function": called}]})
-        said = [block for block in content if block.get("type") == "text"]
-        if said:
-            messages.append({"role": role, "content": said})
+                call = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input")).decode()}
+                messages.append({"role": role, "content": None, "tool_calls": [{"function": call}]})
+        texts = [block for block in content if block.get("type") == "text"]
+        if texts:
+            messages.append({"role": role, "content": texts})
     return messages
 
 
 def functions(asked: CountRequest) -> list[dict[str, Any]] | None:
-    """Return the tools of a request as the chat API has them."""
+    """Return the tools of a request in the format of the chat API."""
     return [
         {
             "type": "function",
@@ -101,12 +101,12 @@ def _response_format(output_config: Mapping[str, Any] | None) -> dict[str, Any] 
 
 
 def messages_error(error: RequestError) -> dict[str, Any]:
-    """Return an error in the API's shape; what fails validation has OpenAI's, as in vLLM."""
+    """Return an error in the API's format; validation errors have OpenAI's format, as in vLLM."""
     return error.body() if error.kind == "Bad Request" else error.messages_body()
 
 
-def _stopped(choices: ChatChoices) -> dict[str, Any]:
-    """Return why the message ended, in the API's words."""
+def _stop_fields(choices: ChatChoices) -> dict[str, Any]:
+    """Return the stop reason of the message and its stop sequence."""
     answer = choices.answers[0]
     if isinstance(answer.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_reason}
@@ -116,8 +116,8 @@ def _stopped(choices: ChatChoices) -> dict[str, Any]:
 
 
 def messages_body(head: Head, choices: ChatChoices, plays: Sequence[Play]) -> dict[str, Any]:
-    """Return a whole message."""
-    answer, tool, usage = choices.answers[0], choices.tools[0], Usage.of(plays, tells_created=False)
+    """Return a complete message."""
+    answer, tool, usage = choices.answers[0], choices.tools[0], Usage.of(plays, include_created=False)
     content: dict[str, Any] = {"type": "text", "text": answer.text}
     if tool is not None and answer.finish_reason != "length":
         arguments = orjson.loads(answer.text[tool.start : tool.end])
@@ -128,13 +128,13 @@ def messages_body(head: Head, choices: ChatChoices, plays: Sequence[Play]) -> di
         "role": "assistant",
         "content": [content],
         "model": head.model,
-        **_stopped(choices),
+        **_stop_fields(choices),
         "usage": {"input_tokens": usage.prompt, "output_tokens": usage.completion},
     }
 
 
 class MessagesStream:
-    """A message as the API's events."""
+    """A message as server-sent events of the API."""
 
     def __init__(self, exchange: Exchange, head: Head, choices: ChatChoices) -> None:
         self._exchange = exchange
@@ -161,10 +161,10 @@ class MessagesStream:
 
     def done(self, plays: Sequence[Play]) -> None:
         """Close the block and end the stream."""
-        usage = Usage.of(plays, tells_created=False)
+        usage = Usage.of(plays, include_created=False)
         events = _event("content_block_stop", {"index": 0})
-        told = {"input_tokens": usage.prompt, "output_tokens": usage.completion}
-        events += _event("message_delta", {"delta": _stopped(self._choices), "usage": told})
+        tokens = {"input_tokens": usage.prompt, "output_tokens": usage.completion}
+        events += _event("message_delta", {"delta": _stop_fields(self._choices), "usage": tokens})
         self._exchange.end(events + _event("message_stop", {}))
 
     def _opening(self) -> bytes:

@@ -1,7 +1,7 @@
-"""What a replica counts, and its `/metrics` page under vLLM's names and labels.
+"""The counters of a replica, and its `/metrics` page with vLLM's names and labels.
 
-Histograms and counters are plain numbers here, since they are counted several times a step for every stream; the
-text is made when somebody asks for it.
+Counters and histograms are plain numbers, because each stream updates them several times a step; the text is rendered
+on request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ Sample = tuple[str, Labels, float]
 
 
 class Histogram:
-    """Counts of observed values up to each of some bounds, as Prometheus has them."""
+    """A Prometheus histogram: counts of values up to each of several bounds.
+
+    Examples
+    --------
+    >>> histogram = Histogram([1, 10])
+    >>> histogram.observe(7.0)
+    >>> [value for _, _, value in histogram.samples({})]  # three buckets, the count and the sum
+    [0, 1, 1, 1, 7.0]
+    """
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -47,7 +55,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -67,7 +75,7 @@ def _tokens_up_to(max_model_len: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Tallies:
-    """All that one replica has counted since it started."""
+    """The counters of one replica since its start."""
 
     max_model_len: int
     since_s: float = field(default_factory=time.time)
@@ -107,7 +115,7 @@ class Tallies:
         self.request_prefill_tokens = Histogram(bounds)
 
     def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count one request's draft of one step; a step without a draft is none."""
+        """Count the draft of one request in one step; does nothing if there was none."""
         if drafted:
             self.drafts += 1
             self.draft_tokens += drafted
@@ -116,19 +124,19 @@ class Tallies:
                 self.accepted_at[position] += 1
 
     def count_http(self, handler: str, method: str, status: int, duration_s: float) -> None:
-        """Count an answered HTTP request by its route."""
+        """Count an answered HTTP request."""
         self.http_requests[handler, method, f"{status // 100}xx"] += 1
         self.http_durations.setdefault((handler, method), Histogram(_HTTP_S)).observe(duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engine's condition at the time of asking.
+    """The engine's state at the time of a scrape.
 
     Parameters
     ----------
     cache_queries, cache_hits
-        Prompt tokens looked up in the prefix cache since the start, and found there.
+        Prompt tokens looked up and found in the prefix cache since the start.
     """
 
     running: int = 0
@@ -145,11 +153,11 @@ def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bo
     Parameters
     ----------
     kv_blocks
-        Blocks of the KV cache.
+        Number of blocks in the KV cache.
     model_name
-        The `model_name` label, on everything but the HTTP counters.
+        Value of the `model_name` label, which all metrics but the HTTP counters have.
     speculating
-        Whether the counters of speculation are on the page; a baseline server does not have them.
+        Whether to include the counters of speculation, which a baseline server does not have.
     """
     page = _Page({"engine": "0", "model_name": model_name}, tallies.since_s)
     if speculating:
@@ -163,10 +171,10 @@ def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bo
         "kv_cache_size_tokens": str(kv_blocks * BLOCK_TOKENS),
         "enable_prefix_caching": "True",
     }
-    nameless = _Page({"engine": "0"}, tallies.since_s)  # what vLLM does not label with the model
-    nameless.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", [(config, 1.0)])
-    _http(nameless, tallies)
-    return generate_latest(REGISTRY) + page.text() + nameless.text()
+    unlabelled = _Page({"engine": "0"}, tallies.since_s)  # metrics that vLLM does not label with the model
+    unlabelled.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", [(config, 1.0)])
+    _http(unlabelled, tallies)
+    return generate_latest(REGISTRY) + page.text() + unlabelled.text()
 
 
 class _Page:
@@ -205,7 +213,7 @@ class _Page:
 
 
 def _number(value: float) -> str:
-    """Write a number as Prometheus' client does: always a float, and an exponent from a million on."""
+    """Format a number as Prometheus' client does: as a float, with an exponent from a million on."""
     if value == float("inf"):
         return "+Inf"
     text = repr(float(value))
@@ -331,7 +339,7 @@ def _requests(page: _Page, tallies: Tallies) -> None:
         ),
     ):
         page.histogram(f"vllm:{name}", about, histogram)
-    about = "From the moment a step should have ended, as the model has it, to its last chunk being sent."
+    about = "Seconds from a step's scheduled end until its last chunk was sent."
     page.histogram("simulator:step_lateness_seconds", about, tallies.step_lateness)
 
 

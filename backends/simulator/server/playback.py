@@ -1,4 +1,4 @@
-"""One answer as the engine plays it, and what it took: the `metrics` and the `usage` of a response."""
+"""An answer while the engine plays it, and the `metrics` and `usage` of a response."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from backends.drafting.script import BLOCK_TOKENS, Script
 from backends.simulator.server.answer import Answer
 
 
-class Audience(Protocol):
-    """Who is told of what the engine plays."""
+class TokenListener(Protocol):
+    """Receiver of the tokens that the engine emits."""
 
     def on_tokens(self, play: Play, start: int, end: int) -> None:
-        """Take the output tokens from `start` to `end` of one step; `play.finished` says whether they are the last."""
+        """Handle the output tokens from `start` to `end` of one step; after the last ones `play.finished` is true."""
 
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """An answer that is played. Times are seconds on the clock of `time.monotonic`.
+    """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`.
 
     Parameters
     ----------
     index
-        Which choice of the response it is.
+        Index of the choice in the response.
     scheduled_s, first_s, last_s
-        When the engine took it into the batch, and when its first and its last tokens came; 0.0 before.
+        When the answer joined the batch, and when its first and its latest tokens were emitted; 0.0 before.
     cached_tokens
         Prompt tokens found in the prefix cache.
     drafted, accepted
-        By step, of the steps that drafted.
+        Draft tokens of each step that had any, and those accepted.
     """
 
     index: int
     answer: Answer
     script: Script
-    audience: Audience
+    listener: TokenListener
     arrived_s: float
     scheduled_s: float = 0.0
     first_s: float = 0.0
@@ -53,7 +53,7 @@ class Play:
 
 
 def request_metrics(plays: Sequence[Play], num_speculative_tokens: int) -> dict[str, Any] | None:
-    """Return the `metrics` of a response; None for more than one choice.
+    """Return the `metrics` of a response; None if it has more than one choice.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ def request_metrics(plays: Sequence[Play], num_speculative_tokens: int) -> dict[
         return None
     play = plays[0]
     decode_s = play.last_s - play.first_s
-    whole_s = play.last_s - play.arrived_s
+    total_s = play.last_s - play.arrived_s
     return {
         "time_to_first_token_ms": (play.first_s - play.arrived_s) * 1e3,
         "generation_time_ms": decode_s * 1e3,
         "queue_time_ms": max(0.0, play.scheduled_s - play.arrived_s) * 1e3,
         "mean_itl_ms": decode_s * 1e3 / max(1, play.sent - 1),
-        "tokens_per_second": play.sent / whole_s if whole_s > 0 else 0.0,
+        "tokens_per_second": play.sent / total_s if total_s > 0 else 0.0,
         "speculative_decoding": _speculation(play, num_speculative_tokens) if num_speculative_tokens else None,
     }
 
@@ -100,7 +100,7 @@ class Usage:
     Parameters
     ----------
     created_cache
-        Prompt tokens newly put into the prefix cache, in full blocks; the completions API does not tell them.
+        Prompt tokens newly added to the prefix cache, in full blocks; None for the APIs that do not report them.
     """
 
     prompt: int
@@ -109,17 +109,17 @@ class Usage:
     created_cache: int | None
 
     @classmethod
-    def of(cls, plays: Sequence[Play], *, tells_created: bool) -> Usage:
-        """Sum the usage of a response; a prompt with several choices counts once."""
+    def of(cls, plays: Sequence[Play], *, include_created: bool) -> Usage:
+        """Sum the usage of a response; a prompt shared by several choices counts once."""
         prompts = {id(play.answer.prompt_ids): play for play in plays}
         prompt = sum(len(play.answer.prompt_ids) for play in prompts.values())
         cached = sum(play.cached_tokens for play in prompts.values())
         full = sum(len(play.answer.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS for play in prompts.values())
         completion = sum(play.sent for play in plays)
-        return cls(prompt, completion, cached, max(0, full - cached) if tells_created else None)
+        return cls(prompt, completion, cached, max(0, full - cached) if include_created else None)
 
     def body(self) -> dict[str, Any]:
-        """Return the `usage` of a whole answer."""
+        """Return the `usage` of a complete answer."""
         return {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.completion,
@@ -133,7 +133,7 @@ class Usage:
         }
 
     def chunk(self) -> dict[str, Any]:
-        """Return the `usage` of a stream's last chunk, which leaves out what is null."""
+        """Return the `usage` of a stream's last chunk, without null fields."""
         details = {"cached_tokens": self.cached}
         if self.created_cache is not None:
             details["created_cache_tokens"] = self.created_cache

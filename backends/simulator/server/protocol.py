@@ -1,6 +1,6 @@
-"""Requests as vLLM takes them, and its errors in its words.
+"""Request bodies as vLLM accepts them, and its error messages.
 
-Fields that change nothing in a simulation are accepted and left alone, as are unknown ones.
+Fields without effect on a simulation are accepted and ignored, as are unknown ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ class RequestError(Exception):
     kind
         The error's `type`: `BadRequestError`, `NotFoundError`, `Bad Request`, `Service Unavailable` ...
     param
-        What of the request is wrong, where one field is.
+        Name of the invalid field, if it is a single one.
+
+    Examples
+    --------
+    >>> RequestError("top_k is too large", "top_k").body()
+    {'error': {'message': 'top_k is too large', 'type': 'BadRequestError', 'param': 'top_k', 'code': 400}}
     """
 
     def __init__(
@@ -34,16 +39,16 @@ class RequestError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's shape."""
+        """Return the error in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def messages_body(self) -> dict[str, Any]:
-        """Return the error in the shape of the messages API."""
+        """Return the error in the format of the messages API."""
         return {"type": "error", "error": {"type": self.kind, "message": self.message}}
 
 
 class WrongValueError(RequestError):
-    """A field has a value that vLLM does not take."""
+    """A field has a value that vLLM refuses."""
 
     def __init__(self, message: str, field: str, value: object) -> None:
         super().__init__(f"{message} (parameter={field}, value={value})", field)
@@ -55,7 +60,7 @@ def unauthorized() -> RequestError:
 
 
 def busy() -> RequestError:
-    """Return the error of an engine whose queue is full."""
+    """Return the error for a full queue."""
     return RequestError(
         "The engine is currently busy and cannot accept new requests. "
         "Please try again later or on a different instance.",
@@ -65,7 +70,7 @@ def busy() -> RequestError:
 
 
 class Body(BaseModel):
-    """A request's body."""
+    """The body of a request."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -73,14 +78,14 @@ class Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells of its usage."""
+    """Options for the usage in a stream."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class SampledBody(Body):
-    """What all requests for text share."""
+    """Fields common to all requests for text."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -129,7 +134,7 @@ class CompletionBody(SampledBody):
 
 
 class TokenizeBody(Body):
-    """`POST /tokenize`, of a text or of a conversation."""
+    """`POST /tokenize`, for a text or a conversation."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -153,7 +158,7 @@ def read_json(content_type: str, body: bytes) -> Any:
     Raises
     ------
     RequestError
-        If the content type is not JSON's, or the body is none.
+        If the content type is not JSON, or the body is not valid JSON.
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise RequestError(
@@ -166,7 +171,7 @@ def read_json(content_type: str, body: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(body)  # takes NaN, and tells where it stopped
+        return json.loads(body)  # accepts NaN, and reports the position of an error
     except UnicodeDecodeError as error:
         raise RequestError("There was an error parsing the body", kind="Bad Request") from error
     except json.JSONDecodeError as error:
@@ -175,12 +180,12 @@ def read_json(content_type: str, body: bytes) -> Any:
 
 
 def validate(shape: type[B], value: Any) -> B:
-    """Return a request's body as `shape`.
+    """Return the body of a request as `shape`.
 
     Raises
     ------
     RequestError
-        If it has another shape.
+        If the body is malformed.
     """
     try:
         return shape.model_validate(value)
@@ -221,7 +226,7 @@ def check_sampling(body: SampledBody, *, speculating: bool) -> None:
     Raises
     ------
     RequestError
-        If one is out of its range, or if the server speculates and cannot do what is asked.
+        If one is out of range, or is not supported with speculative decoding.
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError(
@@ -259,12 +264,17 @@ def check_sampling(body: SampledBody, *, speculating: bool) -> None:
 
 
 def token_limit(asked: int | None, prompt_tokens: int, max_model_len: int, *, at_least: int = 1) -> int:
-    """Return how many tokens an answer may have: what was asked for, or what the context leaves.
+    """Return the largest number of tokens of an answer: `asked`, or the rest of the context.
 
     Raises
     ------
     RequestError
-        If more was asked for than the context holds, less than `at_least`, or the prompt alone fills it.
+        If `asked` exceeds the context or is less than `at_least`, or if the prompt alone fills the context.
+
+    Examples
+    --------
+    >>> token_limit(100, prompt_tokens=30, max_model_len=120)
+    90
     """
     if asked is not None and asked > max_model_len:
         raise WrongValueError(

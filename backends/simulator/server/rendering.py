@@ -1,4 +1,4 @@
-"""What the answers of all APIs share: identity, server-sent events, log probabilities."""
+"""Parts common to the answers of all APIs: identity, server-sent events, log probabilities."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Who answers.
+    """The identity of an answer.
 
     Parameters
     ----------
     id
-        With its prefix, `chatcmpl-...`.
+        Id with its prefix, `chatcmpl-...`.
     model
-        The name that the client asked for.
+        Model name that the client used.
     num_speculative_tokens
         k of the replica; 0 for a baseline.
     """
@@ -36,32 +36,38 @@ class Head:
     num_speculative_tokens: int = 0
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Return the fields that each object of the answer begins with."""
+        """Return the first fields of each object of the answer."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """Return a server-sent event."""
+    r"""Return a server-sent event.
+
+    Examples
+    --------
+    >>> event({"done": True}, "message_stop")
+    b'event: message_stop\ndata: {"done":true}\n\n'
+    """
     data = b"data: %b\n\n" % orjson.dumps(value)
     return data if name is None else b"event: %b\n%b" % (name.encode(), data)
 
 
 def spaced_event(value: Any) -> bytes:
-    """Return a server-sent event as vLLM writes errors: with spaces after commas and colons."""
+    """Return a server-sent event in the format of vLLM's errors, with spaces after commas and colons."""
     import json
 
     return f"data: {json.dumps(value)}\n\n".encode()
 
 
 def alternatives(model: TargetModel, answer: Answer, position: int, limit: int) -> list[tuple[int, float]]:
-    """Return the likeliest tokens at a position and their log probabilities, the chosen one among them, best first."""
+    """Return the most likely tokens at a position with their log probabilities, the chosen one included, best first."""
     chosen, confidence = answer.ids[position], answer.confidence[position]
     if limit < 1:
         return [(chosen, math.log(confidence))]
     before = answer.ids[max(0, position - 3) : position] or answer.prompt_ids[-3:]
-    others = model.alternatives(before, answer.kind, limit + 1)
+    candidates = model.alternatives(before, answer.kind, limit + 1)
     left = 1.0 - confidence
-    rated = [(token, math.log(max(1e-9, left * share))) for token, share in others if token != chosen][:limit]
+    rated = [(token, math.log(max(1e-9, left * share))) for token, share in candidates if token != chosen][:limit]
     rated.append((chosen, math.log(confidence)))
     rated.sort(key=lambda each: -each[1])
     if len(rated) > limit and rated[-1][0] != chosen:
@@ -94,7 +100,7 @@ def completion_logprobs(
     Parameters
     ----------
     offset
-        Where in the text of the choice the first of them begins.
+        Position in the choice's text of the first of these tokens.
     """
     offsets, logprobs, tokens, tops = [], [], [], []
     strings: Sequence[str]

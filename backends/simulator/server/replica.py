@@ -1,4 +1,4 @@
-"""One simulated replica: vLLM's HTTP in front of an engine in real time."""
+"""One simulated replica: vLLM's HTTP API in front of an engine in real time."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, Messages
 
 
 class Replica:
-    """A replica that listens. Made on the running event loop.
+    """A simulated replica with its HTTP server. Must be created in a running event loop.
 
     Parameters
     ----------
     model
-        The target model, shared by all replicas of its name.
+        Target model, shared by all replicas of that model.
     executor
-        Of one thread, see `TextService`.
+        Executor with one thread, see `TextService`.
     """
 
     def __init__(self, settings: ReplicaSettings, model: TargetModel, executor: Executor) -> None:
@@ -71,7 +71,9 @@ class Replica:
         parameters = settings.engine_parameters()
         self._tallies = Tallies(settings.max_model_len, accepted_at=[0] * parameters.k)
         self._driver = Driver(Engine(parameters), self._tallies, settings.time_scale)
-        self._served = Served(model, settings.names, settings.max_model_len, parameters.k)
+        self._served = Served(
+            model, settings.names, settings.max_model_len, parameters.k, settings.default_temperature()
+        )
         self._started_s = int(time.time())
         self._loop = asyncio.get_running_loop()
         self._service = TextService(
@@ -83,35 +85,35 @@ class Replica:
             settings.max_num_queued_reqs,
         )
         self._listener = Listener(self._handle)
-        take = self._service.take
+        handle = self._service.handle
         self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
-            "/health": ("GET", _well),
-            "/ping": ("GET, POST", _well),
+            "/health": ("GET", _healthy),
+            "/ping": ("GET, POST", _healthy),
             "/version": ("GET", partial(_json, {"version": VERSION})),
-            "/load": ("GET", lambda exchange: _json({"server_load": self._service.under_way}, exchange)),
+            "/load": ("GET", lambda exchange: _json({"server_load": self._service.in_flight}, exchange)),
             "/metrics": ("GET", self._metrics),
             "/v1/models": ("GET", self._models),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
-            "/v1/chat/completions": ("POST", partial(take, CHAT)),
-            "/v1/completions": ("POST", partial(take, COMPLETIONS)),
-            "/v1/responses": ("POST", partial(take, RESPONSES)),
-            "/v1/messages": ("POST", partial(take, MESSAGES)),
+            "/v1/chat/completions": ("POST", partial(handle, CHAT)),
+            "/v1/completions": ("POST", partial(handle, COMPLETIONS)),
+            "/v1/responses": ("POST", partial(handle, RESPONSES)),
+            "/v1/messages": ("POST", partial(handle, MESSAGES)),
             "/v1/messages/count_tokens": ("POST", self._count_tokens),
         }
 
     async def start(self) -> None:
-        """Listen; `port` tells on which port.
+        """Listen; sets `port`.
 
         Raises
         ------
         OSError
-            If the address cannot be had.
+            If the address is not available.
         """
         self.port = await self._listener.start(self.settings.host, self.settings.port)
 
     async def stop(self) -> None:
-        """Stop at once; what is under way is cut off."""
+        """Stop at once; open connections are aborted."""
         self._driver.close()
         await self._listener.stop()
 
@@ -125,7 +127,7 @@ class Replica:
         elif request.method not in methods:
             exchange.answer_headers.append(("allow", methods))
             _json({"detail": "Method Not Allowed"}, exchange, 405)
-        elif not self._may(request.path, request.headers):
+        elif not self._authorized(request.path, request.headers):
             _json({"error": "Unauthorized"}, exchange, 401)
         else:
             exchange.on_finished = self._count
@@ -134,8 +136,8 @@ class Replica:
             except RequestError as error:
                 _json(error.body(), exchange, error.code)
 
-    def _may(self, path: str, headers: dict[str, str]) -> bool:
-        """Say whether the key is right; vLLM guards what is under `/v1` alone."""
+    def _authorized(self, path: str, headers: dict[str, str]) -> bool:
+        """Return whether the API key is right; like vLLM, only paths under `/v1` need one."""
         key = self.settings.api_key
         if key is None or not path.startswith("/v1"):
             return True
@@ -205,7 +207,7 @@ class Replica:
         return body
 
 
-def _well(exchange: Exchange) -> None:
+def _healthy(exchange: Exchange) -> None:
     exchange.respond(200, b"", None)
 
 

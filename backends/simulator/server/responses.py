@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: a chat completion in the shapes of the responses API. Nothing is stored."""
+"""`POST /v1/responses`: chat completions in the format of the Responses API. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class ResponsesRequest(Body):
 
 
 class ResponsesBody(ChatBody):
-    """The same as a chat completion, and what of it an answer repeats."""
+    """A chat completion, and the original request, parts of which the response repeats."""
 
     asked: ResponsesRequest
 
 
 def read_responses(value: Any) -> ResponsesBody:
-    """Read a request.
+    """Convert a responses request to a chat completion.
 
     Raises
     ------
     RequestError
-        If it has another shape.
+        If the request is malformed.
     """
     asked = validate(ResponsesRequest, value)
     functions = [
@@ -85,8 +85,8 @@ def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
         if item.get("type") == "function_call_output":
             messages.append({"role": "tool", "content": str(item.get("output", ""))})
         elif item.get("type") == "function_call":
-            called = {"name": item.get("name"), "arguments": item.get("arguments")}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [{"function": called}]})
+            call = {"name": item.get("name"), "arguments": item.get("arguments")}
+            messages.append({"role": "assistant", "content": None, "tool_calls": [{"function": call}]})
         elif "content" in item:
             messages.append({"role": item.get("role", "user"), "content": item["content"]})
     return messages
@@ -100,12 +100,12 @@ def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def responses_body(head: Head, choices: ChatChoices, plays: Sequence[Play]) -> dict[str, Any]:
-    """Return a whole response."""
+    """Return a complete response."""
     return _response(head, choices, _item(choices, _Ids(), "completed"), plays)
 
 
 class _Ids:
-    """Ids within one response."""
+    """Ids of the items of one response."""
 
     def __init__(self) -> None:
         mark = uuid4().hex[:16]
@@ -113,7 +113,7 @@ class _Ids:
 
 
 def _item(choices: ChatChoices, ids: _Ids, status: str) -> dict[str, Any]:
-    """Return the output item: a message, or the call of a tool. One in progress is empty."""
+    """Return the output item: a message or a tool call, empty while in progress."""
     answer, tool = choices.answers[0], choices.tools[0]
     done = status != "in_progress"
     if tool is not None:
@@ -129,7 +129,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _response(head: Head, choices: ChatChoices, item: dict[str, Any] | None, plays: Sequence[Play]) -> dict[str, Any]:
-    """Return the response object; without an item it is one in progress."""
+    """Return the response object; without an item it is in progress."""
     body = choices.body
     assert isinstance(body, ResponsesBody)
     asked = body.asked
@@ -144,7 +144,7 @@ def _response(head: Head, choices: ChatChoices, item: dict[str, Any] | None, pla
         "object": "response",
         "output": [] if item is None else [item],
         "parallel_tool_calls": asked.parallel_tool_calls,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "temperature": body.temperature,
         "tool_choice": asked.tool_choice,
         "tools": asked.tools or [],
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
@@ -166,7 +166,7 @@ def _response(head: Head, choices: ChatChoices, item: dict[str, Any] | None, pla
 
 
 def _usage(plays: Sequence[Play]) -> dict[str, Any]:
-    usage = Usage.of(plays, tells_created=False)
+    usage = Usage.of(plays, include_created=False)
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
@@ -177,7 +177,7 @@ def _usage(plays: Sequence[Play]) -> dict[str, Any]:
 
 
 class ResponsesStream:
-    """A response as the API's events."""
+    """A response as server-sent events of the API."""
 
     def __init__(self, exchange: Exchange, head: Head, choices: ChatChoices) -> None:
         self._exchange = exchange
@@ -195,24 +195,25 @@ class ResponsesStream:
         since, until = (shown[start - 1] if start else 0), shown[end - 1]
         if tool is not None:
             piece = play.answer.text[max(since, tool.start) : min(until, tool.end)]
-            at = {"item_id": self._ids.function, "output_index": 0}
-            events += self._event("response.function_call_arguments.delta", at | {"delta": piece}) if piece else b""
+            arguments = {**self._function_ids(), "delta": piece}
+            events += self._event("response.function_call_arguments.delta", arguments) if piece else b""
         elif until > since:
-            delta = {**self._place(), "delta": play.answer.text[since:until], "logprobs": []}
+            delta = {**self._content_ids(), "delta": play.answer.text[since:until], "logprobs": []}
             events += self._event("response.output_text.delta", delta)
         if events:
             self._exchange.write(events)
 
     def done(self, plays: Sequence[Play]) -> None:
-        """Close what is open and end the stream."""
+        """Close the open items and end the stream."""
         answer, tool = self._choices.answers[0], self._choices.tools[0]
         item = _item(self._choices, self._ids, "completed")
         if tool is not None:
-            at = {"item_id": self._ids.function, "output_index": 0, "name": tool.name, "arguments": item["arguments"]}
-            events = self._event("response.function_call_arguments.done", at)
+            fields = {**self._function_ids(), "name": tool.name, "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", fields)
         else:
-            events = self._event("response.output_text.done", {**self._place(), "text": answer.text, "logprobs": []})
-            events += self._event("response.content_part.done", {**self._place(), "part": _part(answer.text)})
+            ids = self._content_ids()
+            events = self._event("response.output_text.done", {**ids, "text": answer.text, "logprobs": []})
+            events += self._event("response.content_part.done", {**ids, "part": _part(answer.text)})
         events += self._event("response.output_item.done", {"output_index": 0, "item": item})
         response = _response(self._head, self._choices, item, plays)
         events += self._event(f"response.{response['status']}", {"response": response})
@@ -225,10 +226,13 @@ class ResponsesStream:
         item = _item(self._choices, self._ids, "in_progress")
         events += self._event("response.output_item.added", {"output_index": 0, "item": item})
         if self._choices.tools[0] is None:
-            events += self._event("response.content_part.added", {**self._place(), "part": _part("")})
+            events += self._event("response.content_part.added", {**self._content_ids(), "part": _part("")})
         return events
 
-    def _place(self) -> dict[str, Any]:
+    def _function_ids(self) -> dict[str, Any]:
+        return {"item_id": self._ids.function, "output_index": 0}
+
+    def _content_ids(self) -> dict[str, Any]:
         return {"item_id": self._ids.message, "output_index": 0, "content_index": 0}
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:

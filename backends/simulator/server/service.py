@@ -1,4 +1,4 @@
-"""From a request for text to an engine that plays its answers, and back to the client who may leave meanwhile."""
+"""Serving of requests for text: composition on a thread, playback on the engine, and clients that leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backends.simulator.server.rendering import DONE, Head, spaced_event
 
 
 class Choices(Protocol):
-    """What an API was given for answers."""
+    """The composed answers to a request."""
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -34,13 +34,13 @@ class Choices(Protocol):
 
 
 class Renderer(Protocol):
-    """Who writes an answer while it is played."""
+    """Writer of an answer while it is played."""
 
     def on_tokens(self, play: Play, start: int, end: int) -> None:
-        """Take the tokens of one step."""
+        """Write the tokens from `start` to `end` of one step."""
 
     def done(self, plays: Sequence[Play]) -> None:
-        """End the answer."""
+        """End the answer, all choices of which are complete."""
 
 
 B = TypeVar("B", bound=SampledBody)
@@ -54,15 +54,15 @@ class Api(Generic[B, C]):
     Parameters
     ----------
     prefix
-        Of the ids of its answers, with the hyphen or underscore.
+        Prefix of answer ids, with the hyphen or underscore.
     read
-        Makes the body of a request from its JSON; may raise `RequestError`, as may `compose`.
+        Function from the request's JSON to its body; may raise `RequestError`, as may `compose`.
     compose
-        Decides what the answers say.
+        Function from the body to the content of the answers.
     whole, stream
-        Write an answer in one piece, and step by step.
+        Functions that write an answer in one piece, and step by step.
     error
-        Writes an error.
+        Function that formats an error.
     """
 
     prefix: str
@@ -74,15 +74,15 @@ class Api(Generic[B, C]):
 
 
 class TextService:
-    """Takes the requests for text of one replica.
+    """Handler of the requests for text of one replica.
 
     Parameters
     ----------
     executor
-        Of one thread (a proposer may remember requests), on which prompts are read and the proposer is replayed on
-        the answers, so that running streams stay on time.
+        Executor with one thread (proposers are stateful), on which answers are composed, so that running streams stay
+        on time.
     max_queued
-        Requests that may wait for the engine before more are refused; None for any number.
+        Largest number of requests waiting for the engine; more are refused. None for no limit.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TextService:
         fingerprint: str,
         max_queued: int | None,
     ) -> None:
-        self.under_way = 0
+        self.in_flight = 0
         self._served = served
         self._driver = driver
         self._proposer = proposer
@@ -103,12 +103,14 @@ class TextService:
         self._max_queued = max_queued
         self._loop = asyncio.get_running_loop()
 
-    def take(self, api: Api[B, C], exchange: Exchange) -> None:
-        """Answer a request, now or when the engine has played it."""
-        self.under_way += 1
+    def handle(self, api: Api[B, C], exchange: Exchange) -> None:
+        """Answer a request, at once if it is refused, else when the engine has played it."""
+        self.in_flight += 1
         request = exchange.request
         try:
             body = api.read(read_json(request.headers.get("content-type", ""), request.body))
+            if body.temperature is None:
+                body.temperature = self._served.default_temperature
             head = self._head(api.prefix, exchange, body)
         except RequestError as error:
             self._refuse(api, exchange, error)
@@ -138,7 +140,7 @@ class TextService:
         composing: asyncio.Future[tuple[C, list[Script]]],
     ) -> None:
         if exchange.gone or composing.cancelled():
-            self.under_way -= 1
+            self.in_flight -= 1
             return
         try:
             choices, scripts = composing.result()
@@ -148,7 +150,7 @@ class TextService:
         answers, tallies = choices.answers, self._driver.tallies
         if self._max_queued is not None and self._driver.engine.waiting + len(answers) > self._max_queued:
             tallies.rejected += len(answers)
-            self._turn_away(api, exchange, streaming=bool(body.stream))
+            self._refuse_busy(api, exchange, streaming=bool(body.stream))
             return
         renderer: Renderer
         if body.stream:
@@ -156,7 +158,7 @@ class TextService:
             renderer = api.stream(exchange, head, choices)
         else:
             renderer = _Whole(exchange, partial(api.whole, head, choices))
-        generation = _Generation(self._driver, renderer, len(answers), self._leave)
+        generation = _Generation(self._driver, renderer, len(answers), self._count_finished)
         exchange.on_gone = generation.abort
         for index, (answer, script) in enumerate(zip(answers, scripts, strict=True)):
             generation.plays.append(self._driver.play(index, answer, script, generation))
@@ -164,66 +166,66 @@ class TextService:
             if body.max_tokens is not None:
                 tallies.request_max_tokens.observe(body.max_tokens)
 
-    def _turn_away(self, api: Api[B, C], exchange: Exchange, *, streaming: bool) -> None:
-        """Refuse a request for want of room: a stream has its status by then, and gets an error event."""
+    def _refuse_busy(self, api: Api[B, C], exchange: Exchange, *, streaming: bool) -> None:
+        """Refuse a request because the queue is full; a stream gets an error event, as its status has been sent."""
         if not streaming:
             self._refuse(api, exchange, busy())
             return
-        self.under_way -= 1
+        self.in_flight -= 1
         exchange.start()
         exchange.end(spaced_event(api.error(busy())) + DONE)
 
     def _refuse(self, api: Api[B, C], exchange: Exchange, error: RequestError) -> None:
-        self.under_way -= 1
+        self.in_flight -= 1
         exchange.respond(error.code, orjson.dumps(api.error(error)))
 
-    def _leave(self) -> None:
-        self.under_way -= 1
+    def _count_finished(self) -> None:
+        self.in_flight -= 1
 
 
 class _Whole:
-    """Writes an answer in one piece when it is complete."""
+    """Writer of an answer in one piece."""
 
     def __init__(self, exchange: Exchange, body: Callable[[Sequence[Play]], dict[str, Any]]) -> None:
         self._exchange = exchange
         self._body = body
 
     def on_tokens(self, play: Play, start: int, end: int) -> None:
-        """Wait for the rest."""
+        """Ignore partial answers."""
 
     def done(self, plays: Sequence[Play]) -> None:
-        """Write it."""
+        """Send the complete answer."""
         self._exchange.respond(200, orjson.dumps(self._body(plays)))
 
 
 class _Generation:
-    """The choices of one request under way."""
+    """The choices of one request while they are played."""
 
-    def __init__(self, driver: Driver, renderer: Renderer, count: int, leave: Callable[[], None]) -> None:
+    def __init__(self, driver: Driver, renderer: Renderer, count: int, on_done: Callable[[], None]) -> None:
         self.plays: list[Play] = []
         self._driver = driver
         self._renderer = renderer
         self._left = count
-        self._leave = leave
+        self._on_done = on_done
 
     def on_tokens(self, play: Play, start: int, end: int) -> None:
-        """Pass tokens on; after the last ones, end the answer."""
+        """Pass tokens on; after the last one, end the answer."""
         self._renderer.on_tokens(play, start, end)
         if play.finished:
             self._left -= 1
             if self._left == 0:
-                self._leave()
+                self._on_done()
                 self._renderer.done(self.plays)
 
     def abort(self) -> None:
-        """Take what is left off the engine: the client has gone."""
+        """Cancel the unfinished choices, because the client has disconnected."""
         if self._left:
             self._left = 0
-            self._leave()
+            self._on_done()
             for play in self.plays:
                 self._driver.cancel(play)
 
 
 def reader(shape: type[B]) -> Callable[[Any], B]:
-    """Return a function that reads the JSON of a request as `shape`."""
+    """Return a function that parses the JSON of a request as `shape`."""
     return partial(validate, shape)

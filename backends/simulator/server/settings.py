@@ -1,4 +1,4 @@
-"""What a simulator process is told to host, checked before anything starts."""
+"""Settings of a simulator process, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from backends.speculation import Method
 
 
 class ReplicaSettings(BaseModel):
-    """One simulated replica.
+    """Settings of one simulated replica.
 
     Parameters
     ----------
     model
-        The target model; replicas of one model write the same answers to greedy requests.
+        Target model; replicas of one model write the same answers to greedy requests.
     served_model_names
-        What clients may call it; the model's own name if empty.
+        Model names that clients may use; the model's own name if empty.
     port
-        0 lets the system choose.
+        Port to listen on; 0 for one chosen by the system.
     seed
-        Of the chance in model-based acceptance.
+        Seed of the draws of acceptance under methods with a draft model.
     time_scale
-        Seconds of the clock for each second of the simulated engine: 0.1 runs ten times as fast.
+        Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     max_num_queued_reqs
-        Requests that may wait before more are refused with 503; None for any number.
+        Largest number of waiting requests; more are refused with 503. None for no limit.
+
+    Examples
+    --------
+    >>> settings = ReplicaSettings(name="a", model="llama")
+    >>> settings.names, settings.engine_parameters().k
+    (('llama',), 0)
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +66,7 @@ class ReplicaSettings(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first is what it calls itself."""
+        """Model names that clients may use; the first is the default."""
         return self.served_model_names or (self.model,)
 
     def proposer(self) -> Proposer:
@@ -69,10 +75,14 @@ class ReplicaSettings(BaseModel):
         Raises
         ------
         ValueError
-            If there is no such calibration, or the speculative config is wrong for the method.
+            If the calibration is unknown, or the speculative config is invalid for the method.
         """
         calibration = load_calibration(self.calibration)
         return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
+
+    def default_temperature(self) -> float:
+        """Return the sampling temperature of requests without one."""
+        return load_calibration(self.calibration).temperature.default
 
     def engine_parameters(self) -> EngineParameters:
         """Return the engine's parameters.
@@ -80,7 +90,7 @@ class ReplicaSettings(BaseModel):
         Raises
         ------
         ValueError
-            If there is no such calibration, or it knows nothing of the method.
+            If the calibration is unknown, or does not include the method.
         """
         return EngineParameters.of(
             load_calibration(self.calibration),
@@ -92,7 +102,7 @@ class ReplicaSettings(BaseModel):
 
 
 class SimulatorSettings(BaseModel):
-    """All replicas of one process."""
+    """Settings of all replicas of one process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

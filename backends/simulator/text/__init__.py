@@ -1,1 +1,1 @@
-"""What simulated replicas answer: tasks, text and tokens."""
+"""What simulated replicas write: tasks, text and tokens."""

@@ -1,7 +1,7 @@
-"""The text that the simulated model has learned from: what every Python brings along.
+"""The text that the simulated model imitates: documentation and source code that come with every Python.
 
-The reference pages of `pydoc_data.topics` stand for prose, modules of the standard library for code. Nothing is
-shipped with the project and nothing is downloaded.
+The reference pages of `pydoc_data.topics` serve as prose, modules of the standard library as code. The project ships
+and downloads no text of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prose() -> str:
 def code() -> str:
     """Return the source of some modules of the standard library, about 600,000 characters.
 
-    A module that an installation lacks is left out; one that ships no sources at all gives an empty text.
+    Modules that the installation lacks are left out; without any sources the text is empty.
     """
     library = Path(sysconfig.get_path("stdlib"))
     sources = (library / name for name in _CODE_MODULES)

@@ -1,8 +1,8 @@
-"""An n-gram language model that walks through a corpus and jumps between places that look alike.
+"""An n-gram language model that follows a corpus and jumps between positions with similar context.
 
-Following the corpus from one place is an n-gram model of unbounded order; jumping to another place where the last
-tokens are the same is a back-off to that order. How often it jumps, and how little must look alike, is how random
-the text is.
+Following the corpus from one position is an n-gram model of unbounded order. Jumping to another position preceded by
+the same tokens backs off to that order. How often it jumps, and how short the shared context may be, determines how
+random the text is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ class CorpusModel:
     ids
         The corpus as token ids.
     vocabulary
-        Number of token ids there are.
+        Size of the vocabulary.
+
+    Examples
+    --------
+    >>> model = CorpusModel([1, 2, 3, 1, 2, 4], vocabulary=5)
+    >>> model.continuations([1, 2], limit=2)
+    [(3, 0.5), (4, 0.5)]
     """
 
     def __init__(self, ids: Sequence[int], vocabulary: int) -> None:
@@ -35,15 +41,15 @@ class CorpusModel:
         keys = tokens * vocabulary**2
         keys[1:] += tokens[:-1] * vocabulary
         keys[2:] += tokens[:-2]
-        order = np.argsort(keys[:-1], kind="stable")  # the last place has nothing after it
+        order = np.argsort(keys[:-1], kind="stable")  # the last position has no continuation
         self._places: list[int] = order.tolist()
         self._keys: list[int] = keys[order].tolist()
-        self._following: list[int] = tokens[order + 1].tolist()  # what comes after each place
+        self._following: list[int] = tokens[order + 1].tolist()  # the token after each position
         firsts = np.arange(vocabulary + 1, dtype=np.int64) * vocabulary**2
-        self._firsts: list[int] = np.searchsorted(keys[order], firsts).tolist()  # where the places of a token begin
+        self._firsts: list[int] = np.searchsorted(keys[order], firsts).tolist()  # start of each token's positions
 
     def span(self, context: Sequence[int], order: int) -> tuple[int, int]:
-        """Return the half-open range of `place` arguments whose last `order` tokens (1 to 3) are `context`'s."""
+        """Return the half-open range of `place` indexes whose last `order` tokens (1 to 3) are those of `context`."""
         first, end = self._firsts[context[-1]], self._firsts[context[-1] + 1]
         if order == 1:
             return first, end
@@ -55,17 +61,17 @@ class CorpusModel:
         return begin, bisect_left(self._keys, low + width, begin, end)
 
     def place(self, index: int) -> int:
-        """Return the position in `ids` of the `index`-th place in context order."""
+        """Return the position in `ids` at an index of the context order."""
         return self._places[index]
 
     def jump(self, context: Sequence[int], order: int, random: Random) -> tuple[int, float]:
-        """Choose a place that looks like the end of `context`, backing off from `order` tokens to one to none.
+        """Choose a position whose context ends like `context`, backing off from `order` tokens to one to none.
 
         Returns
         -------
         tuple
-            The position in `ids` (what follows it is the next token), and the share of places of this context that go
-            on alike, estimated from up to 16 of them.
+            The position in `ids`, which is followed by the next token, and the share of positions with this context
+            that continue alike, estimated from up to 16 of them.
         """
         for length in range(min(order, len(context)), 0, -1):
             low, high = self.span(context, length)
@@ -76,7 +82,7 @@ class CorpusModel:
         return int(random.random() * (len(self.ids) - 1)), 1 / self._base
 
     def continuations(self, context: Sequence[int], limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` of the most frequent next tokens after `context` with their shares, best first."""
+        """Return at most `limit` of the most frequent tokens after `context` with their shares, most frequent first."""
         for length in range(min(_ORDERS, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high - low >= limit or (length == 1 and high > low):
@@ -86,12 +92,12 @@ class CorpusModel:
         return []
 
     def sentence_about(self, topic: Sequence[int], starts: frozenset[int], random: Random) -> int:
-        """Return a position just before a sentence that has a rare token of `topic` in it.
+        """Return a position just before a sentence that contains a rare token of `topic`.
 
         Parameters
         ----------
         topic
-            Tokens of what is asked.
+            Tokens of the request.
         starts
             Tokens after which a sentence or a paragraph begins.
         """

@@ -1,9 +1,9 @@
-"""What the simulated target model writes.
+"""The simulated target model, which decides the text of an answer.
 
-The text depends on the model, the prompt, the seed and the temperature, and on nothing else: not on how a replica
-speculates. Replicas of one model therefore answer greedy requests alike, and what n-gram and suffix drafting find in
-the text is really there: asked to repeat or to edit something, the model copies it; asked for code or for an
-extraction, it often takes up what the prompt or it itself said before; in chat it seldom does.
+The text depends only on the model, the prompt, the seed and the temperature, not on how a replica speculates. So
+replicas of one model answer greedy requests alike, and n-gram and suffix drafting find matches that are really in the
+text: asked to repeat or edit something, the model copies it; asked for code or an extraction, it often reuses phrases
+of the prompt or of its own answer; in chat it seldom does.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from backends.simulator.text import corpus, task, tokenizer
 from backends.simulator.text.language import CorpusModel
 from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
 
-# Per kind: median length in tokens, chance per token to take up something said before, mean length of what is taken up.
-_HABITS: dict[Kind, tuple[int, float, float]] = {
+# By kind: median length in tokens, probability per token of reusing an earlier phrase, mean length of that phrase.
+_STYLES: dict[Kind, tuple[int, float, float]] = {
     Kind.CHAT: (220, 0.02, 4.0),
     Kind.CODE: (300, 0.07, 9.0),
     Kind.MATH: (180, 0.06, 5.0),
@@ -41,14 +41,21 @@ _FOLLOWED_CONFIDENCE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample.
+    """Sampling parameters of one choice.
 
     Parameters
     ----------
     seed
-        None draws a fresh one; a greedy request (temperature 0) has no use for it.
+        Seed of the choice; a random one if None. Ignored by greedy requests (temperature 0).
     index
-        Which of the `n` choices of a request this is.
+        Index of the choice, where a request asks for `n`.
+
+    Examples
+    --------
+    >>> Sampling(temperature=0.0).spread
+    0.0
+    >>> Sampling(temperature=0.8, top_p=0.5).spread
+    0.4
     """
 
     temperature: float = 1.0
@@ -58,7 +65,7 @@ class Sampling:
 
     @property
     def spread(self) -> float:
-        """Effective randomness, 0 for greedy: the temperature, narrowed by nucleus sampling."""
+        """Effective randomness: the temperature narrowed by nucleus sampling; 0 for greedy."""
         return 0.0 if self.temperature < 1e-5 else min(self.temperature, 2.0) * min(1.0, max(self.top_p, 0.05))
 
 
@@ -71,9 +78,9 @@ class Writing:
     ids
         Output tokens; the last one is the end of the turn if the model stopped by itself.
     confidence
-        For each token, the probability the model gave it, in (0, 1).
+        Probability of each token under the model, in (0, 1).
     stopped
-        Whether the model stopped by itself; else the limit cut it.
+        Whether the model stopped by itself, rather than at the limit.
     """
 
     ids: list[int]
@@ -83,7 +90,16 @@ class Writing:
 
 
 class TargetModel:
-    """The simulated target model of one name."""
+    """A simulated target model.
+
+    Examples
+    --------
+    >>> model = load("example")
+    >>> prompt = model.tokenizer.chat_prompt([{"role": "user", "content": "Repeat: to be or not to be"}])
+    >>> writing = model.write(prompt, Sampling(temperature=0.0), limit=100)
+    >>> writing.kind, writing.stopped, writing == model.write(prompt, Sampling(temperature=0.0), limit=100)
+    (<Kind.EXTRACTION: 'extraction'>, True, True)
+    """
 
     def __init__(self, name: str, tokens: Tokenizer, prose: CorpusModel, code: CorpusModel) -> None:
         self.name = name
@@ -103,38 +119,38 @@ class TargetModel:
         Parameters
         ----------
         minimum
-            Tokens before which the model does not stop.
+            Number of tokens before which the model does not stop.
         endless
-            Never stop before `limit` (`ignore_eos`).
+            Whether to write up to `limit` tokens without stopping (`ignore_eos`).
         """
         asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
         random = self.random(prompt_ids, sampling)
-        median, _, _ = _HABITS[asked.kind]
+        median, _, _ = _STYLES[asked.kind]
         length = max(6, min(4096, int(median * math.exp(random.gauss(0.0, _LENGTH_SPREAD)))))
         opening, closing = self.tokenizer.encode(asked.opening), self.tokenizer.encode(asked.closing)
         draft = _Draft(self, prompt_ids, asked.kind, sampling.spread, random, limit)
-        draft.say(opening)
+        draft.append(opening)
         if asked.passage:
             draft.copy(self.tokenizer.encode(asked.passage), asked.edit_rate + _slips(asked.edit_rate, sampling.spread))
         else:
-            draft.ramble(min(limit, length), continuing=asked.continues)
-        draft.say(closing)
-        draft.ramble(limit if endless else min(limit, minimum))
+            draft.write_freely(min(limit, length), continuing=asked.continues)
+        draft.append(closing)
+        draft.write_freely(limit if endless else min(limit, minimum))
         stopped = not endless and len(draft) < limit
         if stopped:
-            draft.say([END_OF_TURN])
+            draft.append([END_OF_TURN])
         return Writing(draft.ids, draft.confidence, asked.kind, stopped)
 
     def corpus_for(self, kind: Kind) -> CorpusModel:
-        """Return the corpus that answers of this kind resemble."""
+        """Return the corpus that answers of a kind resemble."""
         return self._code if kind is Kind.CODE else self._prose
 
     def alternatives(self, context: Sequence[int], kind: Kind, limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` tokens that might have followed `context`, with their shares of such places."""
+        """Return at most `limit` tokens that could follow `context` with their shares in the corpus."""
         return self.corpus_for(kind).continuations(context, limit)
 
     def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
-        """Return the source of chance for one choice: the same for the same request, greedy or seeded."""
+        """Return the random generator of a choice; equal requests get equal ones, if greedy or seeded."""
         digest = blake2b(self.name.encode(), digest_size=8)
         digest.update(array("I", prompt_ids).tobytes())
         if sampling.spread:
@@ -144,7 +160,7 @@ class TargetModel:
 
 
 class _Draft:
-    """A text being written: the history it may take up again, and the walk through the corpus."""
+    """A text being written: the tokens so far, which it may reuse, and the current position in the corpus."""
 
     def __init__(
         self, model: TargetModel, prompt_ids: Sequence[int], kind: Kind, spread: float, random: Random, limit: int
@@ -155,18 +171,18 @@ class _Draft:
         self._corpus = model.corpus_for(kind)
         self._random = random
         self._history = list(prompt_ids)
-        # Where a pair of tokens ends: in the prompt the last one of its kind, in the answer the first.
+        # Where each pair of tokens ends: its last occurrence in the prompt, or its first in the answer.
         self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
         self._entered = self._prompt_length = len(prompt_ids)
-        _, take_up, self._mean_run = _HABITS[kind]
-        # Hotter text jumps more often, to places that look less alike, and takes up less of what was said.
+        _, take_up, self._mean_run = _STYLES[kind]
+        # A higher temperature jumps more often, to less similar contexts, and reuses fewer earlier phrases.
         self._jump_rate = 0.06 + 0.22 * spread
         self._jump_order = 3 if spread < 0.5 else 2 if spread < 1.2 else 1
         self._take_up_rate = take_up / (1.0 + 1.5 * spread)
 
     @property
     def ids(self) -> list[int]:
-        """What has been written."""
+        """The tokens written so far."""
         return self._history[self._prompt_length :]
 
     def __len__(self) -> int:
@@ -177,21 +193,21 @@ class _Draft:
         self.confidence.append(confidence)
 
     def _last_seen(self) -> int | None:
-        """Return where the last two tokens were before."""
+        """Return where the last two tokens occurred before."""
         history, enter = self._history, self._seen.setdefault
         since = max(1, self._entered)
-        for place, pair in enumerate(pairwise(history[since - 1 :]), since):
-            enter(pair, place)
+        for position, pair in enumerate(pairwise(history[since - 1 :]), since):
+            enter(pair, position)
         self._entered = len(history)
         return self._seen.get((history[-2], history[-1]))
 
-    def say(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Write `tokens` as they are."""
         for token in tokens[: max(0, self.limit - len(self))]:
             self._add(token, _FOLLOWED_CONFIDENCE)
 
     def copy(self, source: Sequence[int], edit_rate: float) -> None:
-        """Write `source`, each token being the start of a small edit with probability `edit_rate`."""
+        """Write `source`; at each token a small edit starts with probability `edit_rate`."""
         random, position = self._random, 0
         while position < len(source) and len(self) < self.limit:
             if edit_rate and random.random() < edit_rate:
@@ -199,13 +215,13 @@ class _Draft:
                 for offset in range(1 + int(random.random() * 3)):
                     if len(self) < self.limit and place + 1 + offset < len(self._corpus.ids):
                         self._add(self._corpus.ids[place + 1 + offset], min(0.9, 0.1 + share * 0.5))
-                position += int(random.random() * 4)  # what the edit replaces; none for an insertion
+                position += int(random.random() * 4)  # tokens that the edit replaces; none for an insertion
             else:
                 self._add(source[position], _COPIED_CONFIDENCE)
                 position += 1
 
-    def ramble(self, until: int, *, continuing: bool = False) -> None:
-        """Write freely until there are `until` tokens, on a topic of the prompt or `continuing` where it ends."""
+    def write_freely(self, until: int, *, continuing: bool = False) -> None:
+        """Write up to `until` tokens, about a topic of the prompt or `continuing` from its end."""
         random, corpus_ids, last = self._random, self._corpus.ids, len(self._corpus.ids) - 1
         if len(self) >= until:
             return
@@ -215,7 +231,7 @@ class _Draft:
             place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
         while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
             place += 1
-        quiet = 0  # tokens for which nothing is taken up, so that a text does not go round in circles
+        quiet = 0  # tokens before the next phrase may be reused, so that the text does not loop
         history, confidence = self._history, self.confidence
         draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
         while len(confidence) < until:
@@ -234,16 +250,16 @@ class _Draft:
             quiet -= 1
 
     def _take_up(self, place: int) -> tuple[int, int]:
-        """Copy a run from the prompt or from the text so far; return where the walk goes on, and a quiet time."""
-        at = self._last_seen()
-        if at is None or at + 1 >= len(self._history) - 1:
+        """Copy a phrase from the prompt or the answer; return the new position in the corpus and a quiet time."""
+        start = self._last_seen()
+        if start is None or start + 1 >= len(self._history) - 1:
             if self._random.random() < 0.5 or self._prompt_length < 16:
                 return place, 2
-            at = int(self._random.random() * (self._prompt_length - 8))  # quotes something from the prompt
-            if self._history[at] == START_OF_TURN:
-                at += 2  # not the name of the role
+            start = int(self._random.random() * (self._prompt_length - 8))  # quotes something from the prompt
+            if self._history[start] == START_OF_TURN:
+                start += 2  # skips the name of the role
         run = 2 + int(self._random.expovariate(1.0 / self._mean_run))
-        for token in self._history[at + 1 : at + 1 + run]:
+        for token in self._history[start + 1 : start + 1 + run]:
             if len(self) >= self.limit or token <= END_OF_TURN:
                 break
             self._add(token, _COPIED_CONFIDENCE)
@@ -252,7 +268,7 @@ class _Draft:
 
 
 def _slips(edit_rate: float, spread: float) -> float:
-    """Return the probability per copied token of leaving the original unasked, which grows with the temperature."""
+    """Return the probability per copied token of an edit that was not asked for; it grows with the temperature."""
     return (0.025 if edit_rate else 0.01) * spread**2
 
 
@@ -263,6 +279,6 @@ def _corpora() -> tuple[CorpusModel, CorpusModel]:
 
 
 def load(name: str) -> TargetModel:
-    """Return the target model called `name`. The first call reads the corpus: about half a second."""
+    """Return the target model called `name`. The first call reads the corpus, which takes about half a second."""
     prose, code = _corpora()
     return TargetModel(name, tokenizer.load(), prose, code)

@@ -1,4 +1,4 @@
-"""JSON that fits a schema, and calls of tools, made up from what the prompt says."""
+"""JSON values that conform to a schema, and tool calls, filled with words and numbers from the prompt."""
 
 from __future__ import annotations
 
@@ -27,28 +27,34 @@ _PLAIN: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "s
 
 
 class SchemaValues:
-    """Values for JSON schemas, with words and numbers taken from a text.
+    """Generator of values for JSON schemas, with words and numbers taken from a text.
 
     Parameters
     ----------
     schema
-        Where `$ref`s are looked up.
-    said
-        What the values are taken from, in turn.
+        Schema against which `$ref`s are resolved.
+    text
+        Source of the values, which are taken in turn.
+
+    Examples
+    --------
+    >>> schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    >>> SchemaValues(schema, 'The weather in "Oslo" for 3 days', Random(0)).value(schema)
+    {'city': 'Oslo', 'days': 3}
     """
 
-    def __init__(self, schema: Mapping[str, Any], said: str, random: Random) -> None:
+    def __init__(self, schema: Mapping[str, Any], text: str, random: Random) -> None:
         self._root = schema
-        self._said = said
+        self._text = text
         self._random = random
-        first = _WORD.search(said)
-        names = [word for word in _WORD.findall(said) if word[0].isupper() and (not first or word != first[0])]
-        self._strings = _QUOTED.findall(said) + names + _WORD.findall(said)[-8:] or ["value"]
-        self._numbers = [float(number) for number in _NUMBER.findall(said)]
+        first = _WORD.search(text)
+        names = [word for word in _WORD.findall(text) if word[0].isupper() and (not first or word != first[0])]
+        self._strings = _QUOTED.findall(text) + names + _WORD.findall(text)[-8:] or ["value"]
+        self._numbers = [float(number) for number in _NUMBER.findall(text)]
         self._taken = 0
 
     def value(self, schema: Any, depth: int = 0) -> Any:
-        """Return a value that `schema` allows, for the keywords that are commonly used."""
+        """Return a value that `schema` allows; supports the common keywords."""
         if not isinstance(schema, Mapping):
             return self._string({})
         if "$ref" in schema:
@@ -134,8 +140,8 @@ class SchemaValues:
         return text if most is None else text[: int(most)]
 
     def _one_of(self, values: Sequence[Any]) -> Any:
-        said = self._said.lower()
-        named = [value for value in values if isinstance(value, str) and value.lower() in said]
+        text = self._text.lower()
+        named = [value for value in values if isinstance(value, str) and value.lower() in text]
         return named[0] if named else values[int(self._random.random() * len(values))]
 
     def _simplest(self, choices: Sequence[Any], depth: int) -> Any:
@@ -145,21 +151,21 @@ class SchemaValues:
         return useful[0]
 
     def _resolve(self, reference: str) -> Any:
-        found: Any = self._root
+        schema: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name, {}) if isinstance(found, Mapping) else {}
-        return found
+            schema = schema.get(name, {}) if isinstance(schema, Mapping) else {}
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool within a text that the model writes.
+    """A tool call within the text of an answer.
 
     Parameters
     ----------
     start, end
-        Where in `text` the arguments stand.
+        Range of the arguments in `text`.
     """
 
     name: str
@@ -169,16 +175,23 @@ class ToolCall:
 
 
 def json_text(
-    response_format: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, said: str, random: Random
+    response_format: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, prompt: str, random: Random
 ) -> str | None:
-    """Return the text that a structured output asks for; None if none is asked for.
+    """Return the text of a structured output; None if the request asks for none.
 
     Parameters
     ----------
     response_format
-        OpenAI's: `json_object` or `json_schema`.
+        OpenAI's `response_format`: `json_object` or `json_schema`.
     outputs
-        vLLM's `structured_outputs`: `json`, `json_object` or `choice` (a regex or a grammar is not simulated).
+        vLLM's `structured_outputs`: `json`, `json_object` or `choice` (regexes and grammars are not simulated).
+    prompt
+        Source of the values.
+
+    Examples
+    --------
+    >>> json_text(None, {"choice": ["yes", "no"]}, "Answer yes or no.", Random(0))
+    'yes'
     """
     schema: Any = None
     if response_format:
@@ -188,40 +201,39 @@ def json_text(
             schema = _PLAIN
     elif outputs:
         if outputs.get("choice"):
-            return str(SchemaValues({}, said, random).value({"enum": outputs["choice"]}))
+            return str(SchemaValues({}, prompt, random).value({"enum": outputs["choice"]}))
         schema = outputs.get("json") or (_PLAIN if outputs.get("json_object") else None)
         if isinstance(schema, str):
             schema = orjson.loads(schema)
     if schema is None:
         return None
-    return orjson.dumps(SchemaValues(schema, said, random).value(schema)).decode()
+    return orjson.dumps(SchemaValues(schema, prompt, random).value(schema)).decode()
 
 
 def tool_call(
-    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], said: str, random: Random
+    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], prompt: str, random: Random
 ) -> ToolCall | None:
-    """Return the call that the model makes; None if it answers in words.
+    """Return the model's tool call; None if it answers in words.
 
     Parameters
     ----------
     choice
-        `auto` (called if the request has a word in common with a tool), `required`, or the tool's name in OpenAI's
-        shape. It decides how the call is written, as vLLM's parsers expect it: between tags, as a list, or the
-        arguments alone.
+        `auto` (a tool is called if the prompt shares a word with it), `required`, or a tool in OpenAI's shape. As
+        vLLM's parsers expect, it determines how the call is written: between tags, as a list, or as arguments alone.
     """
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
     if isinstance(choice, Mapping):
-        wanted = (choice.get("function") or {}).get("name")
-        functions = [function for function in functions if function.get("name") == wanted]
+        chosen = (choice.get("function") or {}).get("name")
+        functions = [function for function in functions if function.get("name") == chosen]
     if not functions:
         return None
-    words = {word.lower() for word in _WORD.findall(said)}
+    words = {word.lower() for word in _WORD.findall(prompt)}
     shared = [len(words & _words_of(function)) for function in functions]
     if choice == "auto" and not max(shared):
         return None
     function = functions[shared.index(max(shared))]
     schema = function.get("parameters") or {"type": "object", "properties": {}}
-    arguments = orjson.dumps(SchemaValues(schema, said, random).value(schema)).decode()
+    arguments = orjson.dumps(SchemaValues(schema, prompt, random).value(schema)).decode()
     name = str(function.get("name"))
     if isinstance(choice, Mapping):
         before, after = "", ""
@@ -233,5 +245,5 @@ def tool_call(
 
 
 def _words_of(function: Mapping[str, Any]) -> set[str]:
-    told = f"{function.get('name', '')} {function.get('description', '')}".replace("_", " ")
-    return {word.lower() for word in _WORD.findall(told) if len(word) > 3}
+    description = f"{function.get('name', '')} {function.get('description', '')}".replace("_", " ")
+    return {word.lower() for word in _WORD.findall(description) if len(word) > 3}

@@ -1,4 +1,4 @@
-"""What a prompt asks for, told from its words: the kind of text to come, and what of the prompt to copy."""
+"""Recognition of what a prompt asks for, from its words: the kind of the answer, and any text to copy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from backends.calibration.calibration import Kind
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked.
+    """The recognised task of a prompt.
 
     Parameters
     ----------
     continues
-        Whether the answer goes on where the prompt ends, instead of answering it.
+        Whether the answer continues the prompt instead of answering it.
     passage
-        Text of the prompt that the answer is a copy of; empty where the answer is written freely.
+        Text of the prompt that the answer copies; empty if the answer is written freely.
     edit_rate
         Probability per token of the passage that an edit starts there.
     opening, closing
-        What stands around the answer: a code fence.
+        Text around the answer: a code fence.
     """
 
     kind: Kind
@@ -44,8 +44,8 @@ def _words(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
 
 
-# The first of these to match within the instruction decides. Rates of edits are by how much such answers keep of
-# their source: a repetition all, a correction most, a rewriting half.
+# The first pattern that matches the instruction decides. The edit rates reflect how much of the source such answers
+# keep: repetitions all, corrections most, rewrites half.
 _COPYING = (
     (_words(r"repeat|copy|echo|reproduce|verbatim|print (it|this) back|exactly as"), 0.0),
     (_words(r"fix|correct|proofread|lint|(re)?format|rename|add (type|docstring|comment|error)\w*|debug"), 0.02),
@@ -67,18 +67,26 @@ _INSTRUCTION_CHARACTERS = 400
 
 
 def understand(prompt: str) -> Task:
-    """Tell what `prompt` asks for.
+    r"""Return the task that `prompt` asks for.
 
     Parameters
     ----------
     prompt
-        A ChatML conversation, of which the last user turn counts, or a bare text to go on from.
+        A ChatML conversation, of which the last user turn counts, or a plain text to continue.
+
+    Examples
+    --------
+    >>> understand("def add(a, b):").kind
+    <Kind.CODE: 'code'>
+    >>> task = understand('<|im_start|>user\nFix the spelling: "Ther is a mistake in this lnoger sentence."<|im_end|>')
+    >>> task.passage, task.edit_rate
+    ('Ther is a mistake in this lnoger sentence.', 0.02)
     """
-    asked = last_request(prompt)
-    if asked is prompt:
+    request = last_request(prompt)
+    if request is prompt:
         return Task(Kind.CODE if _looks_like_code(prompt[-2000:], 1) else _written_kind(prompt), continues=True)
-    passage, language = _passage(asked)
-    instruction = _instruction(asked, passage)
+    passage, language = _passage(request)
+    instruction = _instruction(request, passage)
     for pattern, edit_rate in _COPYING:
         if passage and pattern.search(instruction):
             fenced = language is not None
@@ -89,14 +97,14 @@ def understand(prompt: str) -> Task:
     if passage and _TRANSLATING.search(instruction):
         return Task(Kind.TRANSLATION)
     kind = _written_kind(instruction)
-    if kind is Kind.CHAT and _looks_like_code(asked):
+    if kind is Kind.CHAT and _looks_like_code(request):
         kind = Kind.CODE
     fence = ("```python\n", "\n```") if kind is Kind.CODE else ("", "")
     return Task(kind, opening=fence[0], closing=fence[1])
 
 
 def last_request(prompt: str) -> str:
-    """Return the last user turn of a ChatML conversation; `prompt` itself if it is none."""
+    """Return the last user turn of a ChatML conversation; `prompt` itself if it is not one."""
     turns = _TURN.findall(prompt)
     return turns[-1] if turns else prompt
 
@@ -105,37 +113,37 @@ def _written_kind(instruction: str) -> Kind:
     return next((kind for pattern, kind in _WRITING if pattern.search(instruction)), Kind.CHAT)
 
 
-def _instruction(asked: str, passage: str) -> str:
-    """Return what is said around the passage."""
+def _instruction(request: str, passage: str) -> str:
+    """Return the text around the passage."""
     if not passage:
-        return asked[:_INSTRUCTION_CHARACTERS] + "\n" + asked[-_INSTRUCTION_CHARACTERS:]
-    before, _, after = asked.partition(passage)
+        return request[:_INSTRUCTION_CHARACTERS] + "\n" + request[-_INSTRUCTION_CHARACTERS:]
+    before, _, after = request.partition(passage)
     return before[-_INSTRUCTION_CHARACTERS:] + "\n" + after[:_INSTRUCTION_CHARACTERS]
 
 
-def _passage(asked: str) -> tuple[str, str | None]:
-    """Return the text that the request is about, and the language of its fence (None where it has none).
+def _passage(request: str) -> tuple[str, str | None]:
+    """Return the text that the request is about, and the language of its code fence (None if it has no fence).
 
-    The longest fenced block; else the longest quotation; else what follows the first line or the first colon, if
-    that is the greater part of it.
+    The text is the longest fenced block; else the longest quotation; else whatever follows the first line or the first
+    colon, if that is the greater part of the request.
     """
-    fences = _FENCE.findall(asked)
+    fences = _FENCE.findall(request)
     if fences:
         language, block = max(fences, key=lambda fence: len(fence[1]))
         return block, language
     quotations = [
-        next(part for part in (three, one, tagged) if part) for three, one, _, tagged in _QUOTED.findall(asked)
+        next(part for part in (three, single, tagged) if part) for three, single, _, tagged in _QUOTED.findall(request)
     ]
     rest = ""
     for mark in ("\n", ":"):
-        before, found, after = asked.partition(mark)
-        if found and len(after.strip()) > len(before):
+        before, separator, after = request.partition(mark)
+        if separator and len(after.strip()) > len(before):
             rest = after.strip("\n ")
             break
     longest = max(quotations, key=len, default="")
     return (longest if len(longest) > 0.6 * len(rest) else rest), None
 
 
-def _looks_like_code(text: str, least: int = 3) -> bool:
+def _looks_like_code(text: str, min_lines: int = 3) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
-    return len(lines) >= least and sum(bool(_CODE_LINE.match(line)) for line in lines) > 0.2 * len(lines)
+    return len(lines) >= min_lines and sum(bool(_CODE_LINE.match(line)) for line in lines) > 0.2 * len(lines)

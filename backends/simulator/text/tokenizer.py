@@ -1,7 +1,7 @@
 """The simulated model's tokenizer: byte-level BPE with 4,096 entries, and a ChatML template.
 
-The vocabulary is an asset of the package, so that token ids are the same everywhere. To train it anew (this changes
-every id): `python -m backends.simulator.text.tokenizer`.
+The vocabulary is a packaged asset, so that token ids are the same everywhere. To train it again (which changes every
+id): `python -m backends.simulator.text.tokenizer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ _ASSET = Path(__file__).parent / "assets" / "tokenizer.json"
 
 
 class Tokenizer:
-    """Text to token ids and back. Every text round-trips: the alphabet is the 256 bytes."""
+    """Conversion between text and token ids. Every text round-trips: the alphabet is the 256 bytes.
+
+    Examples
+    --------
+    >>> tokenizer = load()
+    >>> ids = tokenizer.encode("naïve prose")
+    >>> tokenizer.decode(ids)
+    'naïve prose'
+    """
 
     def __init__(self, bpe: BpeTokenizer) -> None:
         self._bpe = bpe
@@ -46,22 +54,22 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of `ids`, with `special` tokens by name or without them."""
+        """Return the text of `ids`, with special tokens by name if `special`, else without them."""
         table = self._named if special else self._bytes
         return b"".join([table[token] for token in ids]).decode("utf-8", "replace")
 
     def string(self, token: int) -> str:
-        """Return the text of one token alone; bytes that are no character by themselves show as U+FFFD."""
+        """Return the text of a single token; incomplete characters become U+FFFD."""
         return self._strings[token]
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one token; none for a special one."""
+        """Return the bytes of a token; empty for a special token."""
         return self._bytes[token]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """Return the text of `ids`, and by how many characters it can be shown after each token.
+        """Return the text of `ids`, and the number of its characters that can be shown after each token.
 
-        A character split over several tokens shows with the last of them, as a streaming server must do it.
+        A character split over several tokens can be shown after the last of them, as in a streaming server.
         """
         joined = [self._bytes[token] for token in ids]
         text = b"".join(joined)
@@ -69,14 +77,14 @@ class Tokenizer:
             return text.decode("ascii"), list(accumulate(map(len, joined)))
         decoder = getincrementaldecoder("utf-8")("replace")
         parts = []
-        whole = True  # whether no character has been begun
+        complete = True  # whether the text ends with a complete character
         last = len(joined) - 1
         for index, piece in enumerate(joined):
-            if whole and piece.isascii():
+            if complete and piece.isascii():
                 parts.append(self._strings[ids[index]] if piece else "")
             else:
                 parts.append(decoder.decode(piece, index == last))
-                whole = not decoder.getstate()[0]
+                complete = not decoder.getstate()[0]
         return "".join(parts), list(accumulate(map(len, parts)))
 
     def chat_prompt(
@@ -93,7 +101,7 @@ class Tokenizer:
         messages
             As in the chat API: `role` and `content`, a string or a list of parts (parts without text are left out).
         tools
-            As in the chat API; they are told to the model in a system turn of their own.
+            As in the chat API; listed for the model in a system turn of their own.
         """
         turns = []
         if tools:
@@ -117,8 +125,8 @@ def _content_text(message: Mapping[str, Any]) -> str:
 def _byte_of_character() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 @cache

@@ -1,9 +1,9 @@
--- Adds one writer's sums to a page, once. A cell is a field of the page's hash, "[...]" = its sums, separated by blanks;
--- what begins with a dot is about the page.
+-- Adds one batch of a writer's sums to a page. A bucket is a field "[...]" of the page's hash; its value is the sums,
+-- separated by spaces. Fields that begin with a dot describe the page.
 --
 -- KEYS: the page; the index of the model's pages, page name = "generation version end".
--- ARGV: name of the page; its end, in seconds since 1970; now; writer; the generation that the writer knows, or "";
---       number of the batch; a generation for a page that is begun; then cells and what to add to them, in turn.
+-- ARGV: name of the page; its end, in seconds since 1970; now; writer; the generation known to the writer, or "";
+--       number of the batch; the generation of a new page; then pairs of bucket and sums to add.
 -- Returns the generation of the page ("" if there is none), and the number of the writer's last batch in it.
 local page, index = KEYS[1], KEYS[2]
 local name, page_end, now, writer, known, batch = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
@@ -12,9 +12,9 @@ local generation = redis.call('HGET', page, '.generation')
 if generation and generation == known then
   local last = tonumber(redis.call('HGET', page, '.batch ' .. writer) or '0')
   if last >= batch then
-    return {generation, last} -- it came before, and the answer was lost
+    return {generation, last} -- a repeated push, whose reply was lost
   end
-  if last < batch - 1 then -- the store was set back: no writer knows any more what of this page is its own
+  if last < batch - 1 then -- the store was reset to an older state, so no writer knows its share of this page
     redis.call('DEL', page)
     redis.call('HDEL', index, name)
     return {'', 0}
@@ -29,7 +29,7 @@ elseif known ~= '' then
 else
   generation = ARGV[7]
   redis.call('HSET', page, '.generation', generation)
-  local pages = redis.call('HGETALL', index) -- a new page is the time to forget old ones
+  local pages = redis.call('HGETALL', index) -- remove expired pages from the index
   for at = 1, #pages, 2 do
     local ends = tonumber(string.match(pages[at + 1], '%S+$'))
     if not ends or ends <= now then

@@ -1,7 +1,7 @@
--- Puts back versions of a document that are above the present one.
+-- Restores versions of a document that are newer than the current one.
 --
 -- KEYS: the versions of all documents; the history of this one.
--- ARGV: name; how many entries to keep; then versions, ascending, and their entries, in turn.
+-- ARGV: name; how many entries to keep; then pairs of version and entry, in ascending order.
 local version = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0')
 for at = 3, #ARGV, 2 do
   if tonumber(ARGV[at]) > version then

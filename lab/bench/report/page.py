@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: its plots are SVG within it."""
+"""The report as one self-contained HTML page with SVG plots."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from lab.bench.report.results import Distribution, Interval, Report, Run
 from lab.bench.report.table import cell_title, cells, interval, milliseconds, remarks
 from lab.report.charts import Axis, Bar, Line, bar_chart, dash_sample, line_chart
 
-# Distinct for most kinds of colour vision (Okabe and Ito's set, darkened for a white ground); grey is the baseline's.
+# Distinguishable with most kinds of color vision: Okabe and Ito's palette, darkened for a white background.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#b3589a", "#c28f00", "#3f9bd1", "#7a5230", "#6a51a3")
-_SHOWN_FROM, _SHOWN_TO = 2, 99  # percentiles; the outermost would stretch the axis for a handful of requests
+_SHOWN_FROM, _SHOWN_TO = 2, 99  # percentiles; the outermost would stretch the axis for a few requests
 _BASELINE_COLOR = "#7d858f"
 _TIMES = (
     ("ttft", "Time to first token"),
     ("tpot", "Time per output token after the first (TPOT)"),
-    ("itl", "Between chunks, one a step (ITL)"),
+    ("itl", "Time between chunks, one per step (ITL)"),
     ("e2e", "End to end"),
 )
 Value = Callable[[Run], float | None]
 
 
 def page(report: Report) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     colors = _colors(report.runs)
     answered = [run for run in report.runs if run.completed]
     several = len({run.model for run in report.runs}) > 1
     body = [_head(report), _legend(report.runs, colors), *_sweeps(answered, colors)]
     all_cells = cells(report.runs)
-    for place, cell in enumerate(all_cells):
+    for index, cell in enumerate(all_cells):
         runs = [run for run in report.runs if run.cell == cell]
         title = escape(cell_title(runs[0], with_model=several))
-        is_open = " open" if place == 0 or len(all_cells) <= 2 else ""
+        is_open = " open" if index == 0 or len(all_cells) <= 2 else ""
         body.append(f"<details{is_open}><summary><h2>{title}</h2></summary>{_cell(runs, colors)}</details>")
-    said = "".join(f"<li>{escape(line)}</li>" for line in remarks(report))
-    if said:
-        body.append(f"<section><h2>Notes</h2><ul>{said}</ul></section>")
+    notes = "".join(f"<li>{escape(line)}</li>" for line in remarks(report))
+    if notes:
+        body.append(f"<section><h2>Notes</h2><ul>{notes}</ul></section>")
     style = (resources.files("lab.report") / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -51,7 +51,7 @@ def page(report: Report) -> str:
 def _head(report: Report) -> str:
     command = escape(shlex.join(report.command))
     models = ", ".join(dict.fromkeys(run.model for run in report.runs)) or "nothing measured"
-    stopped = '<p class="warning">Stopped before its end.</p>' if report.interrupted else ""
+    stopped = '<p class="warning">Stopped early.</p>' if report.interrupted else ""
     return (
         f"<header><h1>{escape(models)}</h1><p>gateway bench {escape(report.version)}, {escape(report.created)}</p>"
         f"<pre>{command}</pre>{stopped}</header>"
@@ -65,10 +65,10 @@ def _legend(runs: Sequence[Run], colors: dict[str, str]) -> str:
         words = [run.method if run.method not in {None, target} else "", "simulated" if run.simulated else ""]
         if run.k and f"k={run.k}" not in target:
             words.insert(1, f"k={run.k}")
-        what = ", ".join(word for word in words if word)
+        details = ", ".join(word for word in words if word)
         entries.append(
             f'<li><i style="background:{color}"></i>{escape(target)}'
-            + (f" <small>{escape(what)}</small>" if what else "")
+            + (f" <small>{escape(details)}</small>" if details else "")
             + "</li>"
         )
     return f'<ul class="legend">{"".join(entries)}</ul>'
@@ -92,18 +92,18 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
     return f'<div class="figures">{"".join(figures)}</div>{_tables(runs)}'
 
 
-def _bar(run: Run, colors: dict[str, str], one: Interval | None) -> Bar:
-    assert one is not None
-    return Bar(run.target, colors[run.target], one.ratio, one.low, one.high)
+def _bar(run: Run, colors: dict[str, str], ratio: Interval | None) -> Bar:
+    assert ratio is not None
+    return Bar(run.target, colors[run.target], ratio.ratio, ratio.low, ratio.high)
 
 
 def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
     for field, title in _TIMES:
         lines = []
         for run in runs:
-            told: Distribution | None = getattr(run, field)
-            if told is not None:
-                points = [(max(told.quantiles[share], 1e-3), share) for share in range(_SHOWN_FROM, _SHOWN_TO + 1)]
+            times: Distribution | None = getattr(run, field)
+            if times is not None:
+                points = [(max(times.quantiles[share], 1e-3), share) for share in range(_SHOWN_FROM, _SHOWN_TO + 1)]
                 lines.append(Line(run.target, colors[run.target], points))
         if lines:
             chart = line_chart(
@@ -129,7 +129,7 @@ def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
 
 
 def _sweeps(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
-    """Yield a section for each thing that was varied, with a line for each target."""
+    """Yield a section for each parameter that was varied, with a line for each target."""
     speed: tuple[str, Value] = ("Output tokens/s", lambda run: run.output_tokens_per_s)
     tpot: tuple[str, Value] = ("Median TPOT, ms", lambda run: run.tpot.p50 if run.tpot else None)
     ttft: tuple[str, Value] = ("TTFT, 95th percentile, ms", lambda run: run.ttft.p95 if run.ttft else None)
@@ -142,8 +142,8 @@ def _sweeps(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
         "Output tokens per step",
         lambda run: run.acceptance.tokens_per_step if run.acceptance else None,
     )
-    what = "Requests at once" if runs and runs[0].load.kind == "concurrency" else "Requests/s offered"
-    yield from _sweep(runs, colors, ("Load", what), lambda run: run.load.value, [speed, tpot, gain, ttft])
+    label = "Concurrent requests" if runs and runs[0].load.kind == "concurrency" else "Offered requests/s"
+    yield from _sweep(runs, colors, ("Load", label), lambda run: run.load.value, [speed, tpot, gain, ttft])
     yield from _sweep(
         runs, colors, ("Temperature", "Temperature"), lambda run: run.temperature, [rate, length, gain, tpot]
     )
@@ -174,8 +174,8 @@ def _sweep(
         for (name, condition), own in by_line.items():
             points = [(x, y) for run in own if (x := varied(run)) is not None and (y := of(run)) is not None]
             if points:
-                called = ", ".join(word for word in (name, condition) if word)
-                lines.append(Line(called, colors[own[0].target], sorted(points), conditions.index(condition)))
+                legend = ", ".join(word for word in (name, condition) if word)
+                lines.append(Line(legend, colors[own[0].target], sorted(points), conditions.index(condition)))
         if lines:
             reference = 1.0 if "speedup" in measure else None
             ticks = values if len(values) <= 8 else None
@@ -187,7 +187,7 @@ def _sweep(
 
 
 def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
-    """Name the line that a run is a point of: its target, and what else differs among the runs."""
+    """Return target and condition of the line that a run belongs to; the condition names what else varies."""
     name = run.target.removesuffix(f" k={run.k}") if varied == "Drafted tokens" else run.target
     words = []
     if varied != "Load" and len({other.load for other in runs}) > 1:
@@ -198,14 +198,14 @@ def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
 
 
 def _key(by_line: Mapping[tuple[str, str], Sequence[Run]], colors: dict[str, str], conditions: Sequence[str]) -> str:
-    """Say what the colours and the dashes of a section stand for, where the legend of the page does not."""
+    """Return a key for colors and dashes of a section that are not in the legend of the page."""
     entries = []
     for name in dict.fromkeys(name for name, _ in by_line):
         if name not in colors:
             color = next(colors[own[0].target] for (other, _), own in by_line.items() if other == name)
             entries.append(f'<li><i style="background:{color}"></i>{escape(name)}</li>')
     if len(conditions) > 1:
-        entries += [f"<li>{dash_sample(place)}{escape(condition)}</li>" for place, condition in enumerate(conditions)]
+        entries += [f"<li>{dash_sample(dash)}{escape(condition)}</li>" for dash, condition in enumerate(conditions)]
     return f'<ul class="key">{"".join(entries)}</ul>' if entries else ""
 
 
@@ -214,7 +214,7 @@ def _tables(runs: Sequence[Run]) -> str:
     speeds = _table([*headings, "acceptance rate", "acceptance length", "tokens per step"], runs, _speeds)
     headings = [f"{name} {at}" for name in ("TTFT", "ITL", "TPOT", "E2E") for at in ("mean", "p50", "p95", "p99")]
     times = _table(["", *headings], runs, _times)
-    return f"{speeds}<p>Speedups with their 95 % intervals.</p>{times}<p>Times in milliseconds.</p>"
+    return f"{speeds}<p>Speedups with 95 % intervals.</p>{times}<p>Times in milliseconds.</p>"
 
 
 def _table(headings: Sequence[str], runs: Sequence[Run], row: Callable[[Run], Sequence[str]]) -> str:
@@ -230,19 +230,21 @@ def _table(headings: Sequence[str], runs: Sequence[Run], row: Callable[[Run], Se
 def _speeds(run: Run) -> list[str]:
     cells = [str(run.completed), str(run.failed or ""), f"{run.requests_per_s:.2f}", f"{run.output_tokens_per_s:.1f}"]
     cells.append(f"{run.total_tokens_per_s:.1f}")
-    speedup, one = run.speedup, run.acceptance
+    speedup, acceptance = run.speedup, run.acceptance
     cells += [interval(speedup.output_tokens_per_s), interval(speedup.tpot_p50)] if speedup is not None else ["", ""]
-    if one is None:
+    if acceptance is None:
         return [*cells, "", "", ""]
-    return [*cells, "" if one.rate is None else f"{one.rate:.3f}", f"{one.length:.2f}", f"{one.tokens_per_step:.2f}"]
+    rate = "" if acceptance.rate is None else f"{acceptance.rate:.3f}"
+    return [*cells, rate, f"{acceptance.length:.2f}", f"{acceptance.tokens_per_step:.2f}"]
 
 
 def _times(run: Run) -> list[str]:
     cells = []
-    for told in (run.ttft, run.itl, run.tpot, run.e2e):
-        cells += (
-            [""] * 4 if told is None else [milliseconds(value) for value in (told.mean, told.p50, told.p95, told.p99)]
-        )
+    for times in (run.ttft, run.itl, run.tpot, run.e2e):
+        if times is None:
+            cells += [""] * 4
+        else:
+            cells += [milliseconds(value) for value in (times.mean, times.p50, times.p95, times.p99)]
     return cells
 
 
@@ -251,7 +253,7 @@ def _figure(title: str, chart: str) -> str:
 
 
 def _colors(runs: Sequence[Run]) -> dict[str, str]:
-    """Give every target a colour of its own, baselines grey."""
+    """Assign every target its own color; baselines are gray."""
     colors: dict[str, str] = {}
     for run in runs:
         if run.target not in colors:

@@ -1,4 +1,4 @@
-"""How far the benchmark is, on the terminal."""
+"""Progress of a benchmark on the terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lab.bench.report.results import Run
 from lab.bench.targets import Target
 from lab.bench.workload import Load
 
-_EVERY_S = 0.5
+_DRAW_EVERY_S = 0.5
 
 
 class RequestBar:
-    """A bar for requests that end, with the time left; nothing where there is no terminal.
+    """A progress bar of requests with the remaining time; shows nothing without a terminal.
 
-    It is drawn twice a second by the event loop itself: a thread that draws would take the interpreter from the loop at
-    any moment, and with it the times of the chunks.
+    The event loop draws it twice a second: a drawing thread could take the interpreter at any moment and disturb the
+    times of the chunks.
     """
 
     def __init__(self, console: Console) -> None:
@@ -46,7 +46,7 @@ class RequestBar:
         )
 
     def start(self, label: str, size: int | None, share: Callable[[int], float]) -> None:
-        """Show it; `share` tells from the number of requests that ended how much is done, 0 to 1."""
+        """Show the bar; `share` returns the share done, 0 to 1, from the number of requests that have ended."""
         self._failed = self._ended = 0
         self._size, self._share = size, share
         self._bar.start()
@@ -59,7 +59,7 @@ class RequestBar:
         self._failed += record.error is not None
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -75,16 +75,18 @@ class RequestBar:
             requests += f", {self._failed} failed"
         self._bar.update(self._task, completed=min(1.0, self._share(self._ended)), requests=requests)
         self._bar.refresh()
-        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._draw)
+        self._timer = asyncio.get_running_loop().call_later(_DRAW_EVERY_S, self._draw)
 
 
 class TerminalWatcher:
-    """A bar for the run with the time left, where there is a terminal; a line for each finished run everywhere.
+    """Shows a progress bar for each run on a terminal, and prints a line for each finished run.
 
     Parameters
     ----------
     runs
-        How many there will be.
+        Total number of runs.
+    duration_s
+        Maximum seconds of a run; None if only the number of requests limits it.
     """
 
     def __init__(self, console: Console, runs: int, duration_s: float | None) -> None:
@@ -119,7 +121,7 @@ class TerminalWatcher:
         self._bar.advance(record)
 
     def end(self, run: Run) -> None:
-        """Take the bar away and print what came of the run."""
+        """Remove the bar and print the result of the run."""
         self._bar.stop()
         temperature = "" if run.temperature is None else f", T={run.temperature:g}"
         failed = f", {run.failed} failed" if run.failed else ""
@@ -129,5 +131,5 @@ class TerminalWatcher:
         )
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self._bar.stop()

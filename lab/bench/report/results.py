@@ -1,6 +1,6 @@
-"""What comes of a benchmark: the figures of every run, and the document that holds them all.
+"""Results of a benchmark: the figures of every run, and the report.
 
-These classes are the document: `--json` writes them as they stand. `docs/bench.md` tells what each field means.
+`--json` writes these classes as they are; `docs/bench.md` describes each field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Distribution:
     Parameters
     ----------
     quantiles
-        Shape (101,): the 0th to the 100th percentile, between order statistics by linear interpolation.
+        The 0th to the 100th percentile by linear interpolation, shape (101,).
     """
 
     mean: float
@@ -31,7 +31,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How many requests failed in one way, and what the first of them said."""
+    """Number of requests with one kind of failure, and the message of the first."""
 
     kind: str
     count: int
@@ -40,22 +40,21 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How speculation went.
+    """Acceptance of drafts in a run.
 
     Parameters
     ----------
     source
-        `answers`: the engine's own account in each answer. `counters`: the difference of the engine's `/metrics`
-        before and after the run, other clients' requests included. `chunks`: output tokens per chunk, which tells
-        no rate.
+        `answers`: the engine's report in each answer. `counters`: the difference of the engine's `/metrics` before and
+        after the run, which includes requests of other clients. `chunks`: output tokens per chunk, without a rate.
     rate
         Accepted over drafted tokens.
     length
-        Accepted + 1, over the steps that drafted: vLLM's acceptance length. From `chunks`, tokens per chunk.
+        Mean accepted tokens + 1 over the steps with a draft: vLLM's acceptance length. From `chunks`, tokens per chunk.
     tokens_per_step
-        Output tokens over engine steps, those that drafted nothing included.
+        Output tokens over engine steps, including those without a draft.
     by_position
-        Share of the drafting steps that accepted the draft at each position, shape (k,).
+        Share of the steps with a draft that accepted it at each position, shape (k,).
     """
 
     source: str
@@ -70,7 +69,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFigures:
-    """How the load generator fared: its share of one core, lateness of its requests, stalls of its event loop."""
+    """Health of the load generator: its share of one core, lateness of its requests, stalls of its event loop."""
 
     cpu_share: float
     late_p50_ms: float | None
@@ -80,7 +79,7 @@ class GeneratorFigures:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio and its 95 % interval, from resampling the requests."""
+    """A ratio with its 95 % bootstrap interval over requests."""
 
     ratio: float
     low: float
@@ -89,16 +88,16 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times better than the baseline under the same load and temperature; above 1 is better.
+    """Speedup over the baseline under the same load and temperature; above 1 is better.
 
     Parameters
     ----------
     baseline
-        Name of the target compared with.
+        Name of the baseline target.
     output_tokens_per_s
-        This run's over the baseline's.
+        Throughput of this run over that of the baseline.
     tpot_p50
-        The baseline's median TPOT over this run's.
+        Median TPOT of the baseline over that of this run.
     """
 
     baseline: str
@@ -113,14 +112,14 @@ class Run:
     Parameters
     ----------
     completed, failed
-        Requests; all figures are over the completed ones.
+        Numbers of requests; all figures are over the completed ones.
     duration_s
-        From the start of the run to the end of the last answer.
+        Seconds from the start of the run to the end of the last answer.
     ttft, itl, tpot, e2e
-        Time to first token, between chunks (one a step), per output token after the first, to the last token; None
-        where no request had one.
+        Time to the first token, between chunks (one per step), per output token after the first, to the last token;
+        None if no request has one.
     tokens_counted_by
-        `usage`, or `chunks` where an answer brought no usage.
+        `usage`, or `chunks` if an answer had no usage.
     """
 
     target: str
@@ -154,28 +153,28 @@ class Run:
 
     @property
     def cell(self) -> tuple[str, float | None, str, float]:
-        """What runs must have in common to be compared."""
+        """Model, temperature and load; runs with the same cell are compared."""
         return self.model, self.temperature, self.load.kind, self.load.value
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole benchmark.
+    """Report of a benchmark.
 
     Parameters
     ----------
     schema
-        Name and version of this form.
+        Name and version of this format.
     created
-        When it began, ISO 8601.
+        Start time, ISO 8601.
     command
-        The arguments that it was started with, keys left out.
+        Arguments of the command, without secrets.
     settings
-        What they came to.
+        Settings after validation.
     interrupted
-        Whether it was stopped before its end.
+        Whether the benchmark was stopped early.
     not_measured
-        Targets that could not be measured, and why.
+        Reason for each target that could not be measured.
     """
 
     schema: str

@@ -1,6 +1,6 @@
-"""Figures from records: percentiles, acceptance, and speedups with their intervals.
+"""Figures from records: percentiles, acceptance, and speedups with intervals.
 
-TTFT, TPOT, ITL and end-to-end are defined as in `vllm bench serve` (`calculate_metrics` in its `serve.py`).
+TTFT, TPOT, ITL and end-to-end time are defined as in `vllm bench serve` (`calculate_metrics` in its `serve.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ _LEVELS = (2.5, 97.5)
 
 
 def distribution(seconds: Sequence[float] | Floats) -> Distribution | None:
-    """Return the distribution of times given in seconds; None of no times."""
+    """Return the distribution of times given in seconds; None if there are none.
+
+    Examples
+    --------
+    >>> times = distribution([0.010, 0.020, 0.030])
+    >>> times.mean, times.p50
+    (20.0, 20.0)
+    """
     if len(seconds) == 0:
         return None
     milliseconds = np.asarray(seconds, dtype=np.float64) * 1000.0
@@ -38,7 +45,7 @@ def distribution(seconds: Sequence[float] | Floats) -> Distribution | None:
 
 
 def inter_token_s(records: Sequence[Record]) -> Floats:
-    """Return the time between one chunk and the next, over all answers."""
+    """Return the times between consecutive chunks, over all answers."""
     return np.concatenate([np.diff(np.frombuffer(record.chunks_s)) for record in records] or [np.empty(0)])
 
 
@@ -55,11 +62,11 @@ def failures(records: Sequence[Record]) -> tuple[Failures, ...]:
 def acceptance(
     completed: Sequence[Record], before: EngineMetrics | None, after: EngineMetrics | None
 ) -> Acceptance | None:
-    """Tell how speculation went, by the best source that there is; None if nothing was drafted."""
-    told = [record for record in completed if record.drafting is not None]
-    if told:
-        total = _sum([record.drafting for record in told if record.drafting is not None])
-        return _accepted("answers", total, sum(record.output_tokens for record in told))
+    """Return the acceptance of drafts from the best available source; None if nothing was drafted."""
+    reported = [record for record in completed if record.drafting is not None]
+    if reported:
+        total = _sum([record.drafting for record in reported if record.drafting is not None])
+        return _accepted("answers", total, sum(record.output_tokens for record in reported))
     if before is not None and after is not None:
         return _accepted("counters", _difference(before, after), after.generation_tokens - before.generation_tokens)
     per_chunk = tokens_per_chunk(completed)
@@ -67,7 +74,7 @@ def acceptance(
 
 
 def tokens_per_chunk(completed: Sequence[Record]) -> float | None:
-    """Return output tokens over chunks; None where an answer brought no usage to count the tokens by."""
+    """Return output tokens per chunk; None if an answer had no usage."""
     chunks = sum(len(record.chunks_s) for record in completed)
     if not chunks or not has_usage(completed):
         return None
@@ -75,7 +82,7 @@ def tokens_per_chunk(completed: Sequence[Record]) -> float | None:
 
 
 def has_usage(records: Sequence[Record]) -> bool:
-    """Tell whether every answer brought its usage."""
+    """Return whether every answer had its usage."""
     return all(record.usage is not None and record.usage.output_tokens is not None for record in records)
 
 
@@ -95,14 +102,14 @@ def _accepted(source: str, drafting: Drafting, output_tokens: int) -> Acceptance
     )
 
 
-def _sum(each: Sequence[Drafting]) -> Drafting:
-    accepted_at = np.zeros(max(len(one.accepted_at) for one in each), dtype=np.int64)
-    for one in each:
-        accepted_at[: len(one.accepted_at)] += one.accepted_at
+def _sum(counts: Sequence[Drafting]) -> Drafting:
+    accepted_at = np.zeros(max(len(count.accepted_at) for count in counts), dtype=np.int64)
+    for count in counts:
+        accepted_at[: len(count.accepted_at)] += count.accepted_at
     return Drafting(
-        sum(one.steps for one in each),
-        sum(one.drafted_tokens for one in each),
-        sum(one.accepted_tokens for one in each),
+        sum(count.steps for count in counts),
+        sum(count.drafted_tokens for count in counts),
+        sum(count.accepted_tokens for count in counts),
         tuple(int(count) for count in accepted_at),
     )
 
@@ -119,18 +126,20 @@ def _difference(before: EngineMetrics, after: EngineMetrics) -> Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests of one run, as far as speedups need them; each array has shape (requests,).
+    """The requests of one run, as needed for speedups; each array has shape (requests,).
 
     Parameters
     ----------
     index
-        Which prompt, ascending.
+        Index of the prompt, ascending.
+    tokens
+        Output tokens.
     tpot_s
-        NaN for an answer of one token.
+        Seconds per output token after the first; NaN for an answer of one token.
     output_tokens_per_s
-        Of the whole run.
+        Throughput of the whole run.
     closed
-        Whether requests followed each other, so that faster answers make more of them.
+        Whether the loop was closed, so that faster answers lead to more requests.
     """
 
     index: npt.NDArray[np.int64]
@@ -142,7 +151,7 @@ class Sample:
 
     @classmethod
     def of(cls, completed: Sequence[Record], output_tokens_per_s: float, *, closed: bool) -> Sample:
-        """Take what is needed from the records."""
+        """Return the sample of completed records."""
         ordered = sorted(completed, key=lambda record: record.index)
         return cls(
             np.array([record.index for record in ordered], dtype=np.int64),
@@ -158,8 +167,8 @@ class Sample:
 
         Notes
         -----
-        In a closed loop, by Little's law, tokens per second are proportional to tokens over request time; in an open
-        one the arrivals set the time, and they are proportional to the tokens.
+        In a closed loop, tokens per second are proportional to tokens over total request time, by Little's law. In an
+        open loop the arrivals determine the duration, so they are proportional to the tokens.
         """
         if not self.closed:
             return float(self.output_tokens_per_s * self.tokens[rows].mean() / self.tokens.mean())
@@ -172,20 +181,20 @@ def compare(run: Sample, baseline: Sample, seed: int) -> tuple[Interval, Interva
 
     Notes
     -----
-    The intervals are bootstrap percentile intervals over requests (Efron and Tibshirani, 1993, chapter 13), 2,000
-    resamples. Where both runs answered the same prompts the resampling is paired: what is easy for both is no
-    difference between them.
+    The intervals are bootstrap percentile intervals over requests (Efron and Tibshirani, 1993, chapter 13) with 2,000
+    resamples. If both runs answered the same prompts, they are resampled in pairs, which removes the variation between
+    prompts.
     """
     random = np.random.default_rng(seed)
     paired = np.array_equal(run.index, baseline.index)
     throughput, tpot = np.empty(_RESAMPLES), np.empty(_RESAMPLES)
     has_tpot = not (np.isnan(run.tpot_s).all() or np.isnan(baseline.tpot_s).all())
-    for turn in range(_RESAMPLES):
+    for resample in range(_RESAMPLES):
         rows = random.integers(0, len(run.index), len(run.index))
-        others = rows if paired else random.integers(0, len(baseline.index), len(baseline.index))
-        throughput[turn] = run.throughput(rows) / baseline.throughput(others)
+        baseline_rows = rows if paired else random.integers(0, len(baseline.index), len(baseline.index))
+        throughput[resample] = run.throughput(rows) / baseline.throughput(baseline_rows)
         if has_tpot:
-            tpot[turn] = _median(baseline.tpot_s[others]) / _median(run.tpot_s[rows])
+            tpot[resample] = _median(baseline.tpot_s[baseline_rows]) / _median(run.tpot_s[rows])
     ratio = run.output_tokens_per_s / baseline.output_tokens_per_s
     of_tpot = _interval(_median(baseline.tpot_s) / _median(run.tpot_s), tpot) if has_tpot else None
     return _interval(ratio, throughput), of_tpot

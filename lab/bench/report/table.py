@@ -1,4 +1,4 @@
-"""The figures on the terminal."""
+"""Printing the figures on the terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.text import Text
 
 from lab.bench.report.results import Acceptance, Distribution, Interval, Report, Run
 
-_AT = ("mean", "p50", "p95", "p99")
+_STATISTICS = ("mean", "p50", "p95", "p99")
 _SOURCES = {
-    "answers": "the engine's account in each answer (metrics.speculative_decoding)",
+    "answers": "the engine's report in each answer (metrics.speculative_decoding)",
     "counters": "the difference of the engine's /metrics counters",
-    "chunks": "output tokens per chunk, since neither answers nor /metrics tell",
+    "chunks": "output tokens per chunk, since neither answers nor /metrics report it",
 }
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print the tables, and below them what one must know to read them."""
+    """Print the tables, followed by remarks."""
     several = len({run.model for run in report.runs}) > 1
     for cell in cells(report.runs):
         runs = [run for run in report.runs if run.cell == cell]
@@ -35,32 +35,39 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def cells(runs: Sequence[Run]) -> list[tuple[str, float | None, str, float]]:
-    """Return what runs have in common that can be compared, in order of appearance."""
+    """Return the distinct cells of runs, in order of appearance."""
     return list(dict.fromkeys(run.cell for run in runs))
 
 
 def cell_title(run: Run, *, with_model: bool = False) -> str:
-    """Name what the runs of a cell have in common."""
+    """Return a title with load and temperature of a cell."""
     temperature = "temperature left to the engine" if run.temperature is None else f"temperature {run.temperature:g}"
     return (f"{run.model}, " if with_model else "") + f"{run.load}, {temperature}"
 
 
 def remarks(report: Report) -> list[str]:
-    """Return what has to be said beside the figures: failures, notes, sources, what was not measured."""
+    """Return remarks on the figures: failures, notes, sources, targets not measured."""
     lines = []
     simulated = [run.target for run in report.runs if run.simulated]
     if simulated:
-        lines.append("Simulated: " + ", ".join(dict.fromkeys(simulated)) + ". Their times follow tables, not hardware.")
+        lines.append(
+            "Simulated: "
+            + ", ".join(dict.fromkeys(simulated))
+            + ". Their step times come from tables, not from hardware."
+        )
     sources = dict.fromkeys(run.acceptance.source for run in report.runs if run.acceptance is not None)
     lines += [f"Acceptance from {_SOURCES[source]}." for source in sources]
     if any(run.completed for run in report.runs):
         lines.append(_generator(report.runs))
     for run in report.runs:
-        where = f"{run.target}, {run.load}" + ("" if run.temperature is None else f", T={run.temperature:g}")
-        lines += [f"{where}: {one.count} failed, {one.kind}: {one.example}".rstrip(": ") for one in run.failures]
-        lines += [f"{where}: {note}" for note in run.notes]
+        name = f"{run.target}, {run.load}" + ("" if run.temperature is None else f", T={run.temperature:g}")
+        lines += [
+            f"{name}: {failure.count} failed, {failure.kind}: {failure.example}".rstrip(": ")
+            for failure in run.failures
+        ]
+        lines += [f"{name}: {note}" for note in run.notes]
         if run.interrupted:
-            lines.append(f"{where}: stopped; requests that had not ended are not in it.")
+            lines.append(f"{name}: stopped; unfinished requests are not included.")
     lines += [f"{target}: not measured: {why}" for target, why in report.not_measured.items()]
     return lines
 
@@ -70,7 +77,7 @@ def _generator(runs: Sequence[Run]) -> str:
     late = max((run.generator.late_p99_ms for run in runs if run.generator.late_p99_ms is not None), default=None)
     stall = max((run.generator.stall_p99_ms or 0.0 for run in runs), default=0.0)
     sent = "" if late is None else f"requests sent at most {late:.1f} ms late, "
-    return f"Load generator: {share:.0%} of a core at most, {sent}chunks noted at most {stall:.1f} ms late (p99)."
+    return f"Load generator: {share:.0%} of a core at most, {sent}chunks recorded at most {stall:.1f} ms late (p99)."
 
 
 def _speeds(runs: Sequence[Run]) -> Table:
@@ -90,12 +97,12 @@ def _speeds(runs: Sequence[Run]) -> Table:
 
 
 def _times(runs: Sequence[Run]) -> Table:
-    table = _table(["milliseconds", "target", *_AT], left=2)
+    table = _table(["milliseconds", "target", *_STATISTICS], left=2)
     for name in ("TTFT", "ITL", "TPOT", "E2E"):
-        for place, run in enumerate(runs):
-            told: Distribution | None = getattr(run, name.lower())
-            times = ["" if told is None else milliseconds(getattr(told, at)) for at in _AT]
-            table.add_row("" if place else name, run.target, *times, end_section=place == len(runs) - 1)
+        for index, run in enumerate(runs):
+            figures: Distribution | None = getattr(run, name.lower())
+            times = ["" if figures is None else milliseconds(getattr(figures, which)) for which in _STATISTICS]
+            table.add_row("" if index else name, run.target, *times, end_section=index == len(runs) - 1)
     return table
 
 
@@ -109,24 +116,36 @@ def _acceptances(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _acceptance(one: Acceptance, positions: int) -> list[str]:
-    rate = "" if one.rate is None else f"{one.rate:.3f}"
-    by_position = [f"{share:.3f}" for share in one.by_position[:positions]]
-    return [rate, f"{one.length:.2f}", f"{one.tokens_per_step:.2f}", *by_position]
+def _acceptance(figures: Acceptance, positions: int) -> list[str]:
+    rate = "" if figures.rate is None else f"{figures.rate:.3f}"
+    by_position = [f"{share:.3f}" for share in figures.by_position[:positions]]
+    return [rate, f"{figures.length:.2f}", f"{figures.tokens_per_step:.2f}", *by_position]
 
 
 def _table(headings: Sequence[str], left: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place < left else "right", no_wrap=place == 0)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < left else "right", no_wrap=index == 0)
     return table
 
 
 def milliseconds(value: float) -> str:
-    """Write a time with three significant digits or more."""
+    """Return a time with three significant digits or more.
+
+    Examples
+    --------
+    >>> milliseconds(3.14159), milliseconds(1234.5)
+    ('3.14', '1234')
+    """
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def interval(one: Interval | None) -> str:
-    """Write a ratio with its interval."""
-    return "" if one is None else f"{one.ratio:.2f} ({one.low:.2f}-{one.high:.2f})"
+def interval(ratio: Interval | None) -> str:
+    """Return a ratio with its interval.
+
+    Examples
+    --------
+    >>> interval(Interval(1.5, 1.4, 1.6))
+    '1.50 (1.40-1.60)'
+    """
+    return "" if ratio is None else f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -1,1 +1,1 @@
-"""The fitted parts of a prediction: acceptance, length, step time, backlog and prefixes."""
+"""The models behind a prediction: acceptance, length, step time, backlog and prefix cache."""

@@ -1,4 +1,4 @@
-"""How many tokens a step gives, by request and method: from what requests that were alike got."""
+"""The expected tokens per step by request and arm, from similar requests."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from policies.learned.models.buckets import (
     without_template,
 )
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_tokens_per_step, known_k
+from policies.learned.models.prior import DEFAULT_CALIBRATION, effective_k, expected_tokens_per_step
 from policies.statistics import Sums, Table
 
 ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
-"""Observations, sum and sum of squares of the logarithm of tokens per step, by (arm, backend, *key of the request)."""
+"""Count, sum and sum of squares of log(tokens per step), by (arm, backend, *request key)."""
 
 ARM, BACKEND = 0, 1
 _REQUEST: Final = 2
-"""Where the request's own key begins."""
+"""Index at which the request key starts."""
 
 NOISE: Final = 0.25
-"""Standard deviation of log tokens per step between requests that are alike, for recorded acceptance."""
+"""Standard deviation of log(tokens per step) between similar requests, in recorded acceptance."""
 
 FACTORS: Final = (
-    # From the general to the particular: what little is known of a template is explained by its workload first.
+    # A template with few observations is predicted mainly by its workload.
     Factor(lambda key: key[BACKEND], 0.1),
     Factor(lambda key: key[_REQUEST + WORKLOAD], 0.3),
     Factor(lambda key: key[_REQUEST + TEMPERATURE], 0.2),
@@ -48,48 +48,64 @@ FACTORS: Final = (
 
 
 def arm_of(candidate: Candidate) -> str:
-    """Return what backends share whose acceptance is the same: method and number of drafted tokens, `eagle3:3`."""
-    return f"{candidate.method.value}:{known_k(candidate.method, candidate.num_speculative_tokens)}"
+    """Return the arm of a backend, method:k; backends of one arm have the same acceptance.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> arm_of(Backend("a", "llama", Method.EAGLE3, "http://127.0.0.1:8001", num_speculative_tokens=3))
+    'eagle3:3'
+    """
+    return f"{candidate.method.value}:{effective_k(candidate.method, candidate.num_speculative_tokens)}"
 
 
 @dataclass(slots=True)
 class AcceptanceModel:
-    """Predicts tokens per step.
+    """A model of the tokens per step.
 
     Parameters
     ----------
     arms
-        What was fitted for each arm that was seen.
+        Fitted effects of each observed arm.
     calibration
-        What is expected of an arm before it was seen.
+        Name of the calibration that describes arms without observations.
+
+    Examples
+    --------
+    >>> from policies.features.request import Endpoint, RequestFeatures
+    >>> from policies.learned.models.buckets import key_of
+    >>> key = key_of(RequestFeatures("llama", Endpoint.CHAT, temperature=0.0))
+    >>> model = AcceptanceModel()
+    >>> model.tokens_per_step("baseline:0", "a", key), round(model.tokens_per_step("eagle3:3", "b", key), 1)
+    (1.0, 2.4)
     """
 
     arms: Mapping[str, Effects] = field(default_factory=dict)
     calibration: str = DEFAULT_CALIBRATION
     _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _seen: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     @classmethod
     def fit(
         cls, buckets: Mapping[Key, Sums], calibration: str, pause: Callable[[], object] = lambda: None
     ) -> AcceptanceModel:
-        """Fit every arm to what was observed of it, one after the other, with a pause before each."""
+        """Return a model with every arm fitted to its observations; `pause` is called before each arm."""
         by_arm: dict[str, dict[Key, Sums]] = {}
         for key, sums in buckets.items():
             by_arm.setdefault(key[ARM], {})[key] = sums
         model = cls({}, calibration)
         for key, sums in buckets.items():
-            alike = _alike(key[ARM], key[_REQUEST:])
-            model._seen[alike] = model._seen.get(alike, 0.0) + sums[0]
+            group = _group(key[ARM], key[_REQUEST:])
+            model._counts[group] = model._counts.get(group, 0.0) + sums[0]
         arms: dict[str, Effects] = {}
-        for arm, mine in by_arm.items():
+        for arm, arm_buckets in by_arm.items():
             pause()
-            arms[arm] = fit_effects(mine, FACTORS, expected=model.expected, mean_spread=0.4, noise=NOISE)
+            arms[arm] = fit_effects(arm_buckets, FACTORS, expected=model.expected, mean_spread=0.4, noise=NOISE)
         model.arms = arms
         return model
 
     def tokens_per_step(self, arm: str, backend: str, request: Key) -> float:
-        """Return the tokens of a step to be expected of a backend for a request, at least 1."""
+        """Return the expected tokens per step of a backend for a request key, at least 1."""
         if arm == _BASELINE:
             return 1.0
         key = (arm, backend, *request)
@@ -97,31 +113,32 @@ class AcceptanceModel:
         log = self.expected(key) + (effects.predict(key) if effects is not None else 0.0)
         return math.exp(log) if log > 0 else 1.0
 
-    def seen(self, arm: str, request: Key) -> float:
-        """Return how often requests of the same template and workload were seen on an arm."""
-        return math.inf if arm == _BASELINE else self._seen.get(_alike(arm, request), 0.0)
+    def observations(self, arm: str, request: Key) -> float:
+        """Return the number of observations of the request's template and workload on an arm; infinite for baseline."""
+        return math.inf if arm == _BASELINE else self._counts.get(_group(arm, request), 0.0)
 
     def spread(self, arm: str) -> float:
-        """Return the standard deviation of log tokens per step around what is expected of a request on an arm."""
+        """Return the standard deviation of log(tokens per step) around its prediction, on an arm."""
         effects = self.arms.get(arm)
         return NOISE if effects is None else effects.noise
 
     def expected(self, key: Key) -> float:
-        """Return the logarithm of tokens per step that the calibration has for a key."""
-        known = (key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE])
-        value = self._expected.get(known)
+        """Return the calibration's log(tokens per step) for a key."""
+        arm, workload, temperature_bin = key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE]
+        cached = (arm, workload, temperature_bin)
+        value = self._expected.get(cached)
         if value is None:
-            method, _, k = known[0].partition(":")
-            temperature = _MIDDLE[int(known[2])]
-            tokens = expected_tokens_per_step(self.calibration, Method(method), int(k), known[1], temperature)
-            value = self._expected[known] = math.log(tokens)
+            method, _, k = arm.partition(":")
+            temperature = _BIN_CENTRES[int(temperature_bin)]
+            tokens = expected_tokens_per_step(self.calibration, Method(method), int(k), workload, temperature)
+            value = self._expected[cached] = math.log(tokens)
         return value
 
 
-def _alike(arm: str, request: Key) -> tuple[str, str, str]:
+def _group(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPLATE]
 
 
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
-_MIDDLE: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
-"""Of the bins of `buckets.TEMPERATURES`."""
+_BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
+"""Temperature that represents each bin of `buckets.TEMPERATURES`."""

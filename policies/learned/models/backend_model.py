@@ -1,4 +1,4 @@
-"""What is known of each backend: what was fitted to it, and what it is at work on."""
+"""The model of each backend: its fitted costs, and its present work."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from policies.learned.models.prior import StepCost
 
 @dataclass(slots=True)
 class FittedModels:
-    """Everything that was fitted; replaced whole by the next fit.
+    """The result of a fit; the next fit replaces it as a whole.
 
     Parameters
     ----------
     steps
-        By backend; one that is not there is expected to be as its method on the calibration's machine.
+        Step costs by backend; a backend that is missing has the calibration's.
     observed
-        By backend, how many requests `steps` were fitted to.
+        Number of requests that each entry of `steps` was fitted to.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
@@ -35,25 +35,25 @@ class FittedModels:
 
 
 class BackendModel:
-    """What is known of one backend.
+    """The model of one backend.
 
-    What each request reads of its costs and of its engine's report is held number by number: compiled, those are read
-    in no time, where an attribute of an interpreted object takes as long as five multiplications.
+    The costs and load figures that every prediction reads are kept as separate attributes: mypyc compiles them to
+    native fields, while an attribute of an interpreted object costs as much as five multiplications.
 
     Attributes
     ----------
     prior
-        Its step costs on the calibration's machine.
+        Step cost from the calibration.
     cost
-        Its step costs, as far as they were learned.
+        Fitted step cost, or the prior.
     observed
-        How many requests they were fitted to.
+        Number of requests that `cost` was fitted to.
     spread
-        Standard deviation of log tokens per step around what is expected of a request on its arm.
+        Standard deviation of log(tokens per step) around its prediction, on the backend's arm.
     slowness
-        By how much its latest steps were slower than its fit has it; 1 where nothing is noted.
+        Observed over fitted step time of late, at least 1.
     load
-        What its engine reported when a prediction was last made; `waiting`, `others` and `reported_s` are of it.
+        Engine report at the last prediction; `waiting`, `others` and `reported_s` are copied from it.
     """
 
     def __init__(self, name: str, arm: str, prior: StepCost, fitted: FittedModels, prefixes: BackendPrefixes) -> None:
@@ -67,7 +67,7 @@ class BackendModel:
         self.read(_NO_REPORT)
 
     def learn(self, fitted: FittedModels) -> None:
-        """Take over what was fitted."""
+        """Replace the fitted models."""
         self.fitted = fitted
         self.cost = fitted.steps.get(self.name, self.prior)
         self.observed = fitted.observed.get(self.name, 0.0)
@@ -75,17 +75,17 @@ class BackendModel:
         self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
 
     def read(self, load: EngineLoad) -> None:
-        """Take over what the engine reports."""
+        """Replace the engine report."""
         self.load = load
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
 
     def acceptance(self, key: Key) -> tuple[float, float]:
-        """Return the tokens per step to be expected, and how often requests like this one were seen on its arm."""
+        """Return the expected tokens per step for a request key, and the number of similar requests observed."""
         model = self.fitted.acceptance
-        return model.tokens_per_step(self.arm, self.name, key), model.seen(self.arm, key)
+        return model.tokens_per_step(self.arm, self.name, key), model.observations(self.arm, key)
 
     def dry_run_copy(self) -> BackendModel:
-        """Return a copy; what is sent there changes nothing here."""
+        """Return a copy whose backlog and prefix memory are independent of this model's."""
         other = BackendModel(self.name, self.arm, self.prior, self.fitted, self.prefixes.dry_run_copy())
         other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
         return other

@@ -1,14 +1,14 @@
-"""What a backend is at work on, as far as this gateway knows: the batch that a request would join."""
+"""The backlog of a backend: the batch that a new request would join, as far as this gateway knows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 
-# Made for each request, as what `policies.decision` has.
+# Created per request, like the records in `policies.decision`.
 @dataclass(slots=True, init=False)
 class Mark:
-    """How far a backend's sums had come when a request was sent there; see `Backlog.since`."""
+    """The state of a backlog's time integrals when a request was sent; see `Backlog.since`."""
 
     at_s: float
     requests: float
@@ -24,16 +24,16 @@ class Mark:
 
 @dataclass(slots=True, init=False)
 class Share:
-    """What one request was expected to add to its backend's work.
+    """The work that one request is expected to add to a backend.
 
     Parameters
     ----------
     steps
-        Engine steps for its answer.
+        Engine steps of its answer.
     context_tokens
-        Of its prompt and half its answer: what its steps read on average.
+        Mean context of a step: the prompt and half of the answer, in tokens.
     prompt_tokens
-        To be computed, less what is cached.
+        Prompt tokens to compute, without cached ones.
     """
 
     steps: float
@@ -48,19 +48,26 @@ class Share:
 
 @dataclass(slots=True)
 class Backlog:
-    """Keeps count of the work on one backend, and of its mean over time.
+    """The work on one backend, and its mean over time.
 
-    The number of requests is not kept here: the gateway knows it exactly, and other gateways' requests come with the
-    engine's report. Only what a request means on average is taken from those sent and not yet ended; so a request of
-    which the end was never heard does no lasting harm.
+    The number of requests comes from the caller, who also knows those of other gateways. Only the mean work per request
+    is taken from the requests sent here, so a request whose end is never reported does no lasting harm.
 
     Attributes
     ----------
     sent
-        Requests sent and not yet ended.
+        Number of requests sent and not yet ended.
     steps, context_tokens
-        What those were expected to take, all together. The mean number of steps stands for what is left of them, too:
-        whoever looks in at any time finds long answers more often than short ones.
+        Total steps and mean context expected of those. The mean number of steps also serves as the mean number of steps
+        left: at a random time, a running answer is more likely to be a long one (the inspection paradox).
+
+    Examples
+    --------
+    >>> backlog = Backlog()
+    >>> mark = backlog.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=0.0)
+    >>> backlog.update(now_s=2.0, requests=3)
+    >>> backlog.since(mark, now_s=2.0)
+    (1.0, 400.0, 300.0)
     """
 
     sent: int = 0
@@ -74,11 +81,11 @@ class Backlog:
 
     @property
     def requests(self) -> int:
-        """Requests there, when last noted."""
+        """Number of requests on the backend at the last update."""
         return self._requests
 
-    def look(self, now_s: float, requests: int) -> None:
-        """Note how many requests are there now."""
+    def update(self, now_s: float, requests: int) -> None:
+        """Integrate the load up to now, and set the present number of requests."""
         elapsed_s = now_s - self._at_s
         if elapsed_s > 0:
             self._request_s += elapsed_s * self._requests
@@ -90,7 +97,7 @@ class Backlog:
             self.sent, self.steps, self.context_tokens = 0, 0.0, 0.0
 
     def send(self, share: Share, now_s: float) -> Mark:
-        """Note that a request is sent there."""
+        """Add a request."""
         self.sent += 1
         self.steps += share.steps
         self.context_tokens += share.context_tokens
@@ -99,7 +106,7 @@ class Backlog:
         return Mark(now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens)
 
     def end(self, share: Share) -> None:
-        """Note that a request has ended there."""
+        """Remove a request that has ended."""
         self._requests = max(0, self._requests - 1)
         if self.sent:
             self.sent -= 1
@@ -107,7 +114,7 @@ class Backlog:
             self.context_tokens = max(0.0, self.context_tokens - share.context_tokens)
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
-        """Return mean requests and mean context tokens since a mark, and the prompt tokens sent there from it on."""
+        """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""
         elapsed_s = max(1e-6, now_s - mark.at_s)
         return (
             max(1.0, (self._request_s - mark.requests) / elapsed_s),

@@ -1,4 +1,4 @@
-"""Which requests are alike: the key under which what was observed of one is added to what was observed of others."""
+"""The bucket of a request: observations of similar requests are added up under one key."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ TEMPERATURES: Final = (0.05, 0.35, 0.65, 0.85, 1.05)
 OVERLAPS: Final = (0.02, 0.06, 0.12, 0.25, 0.5)
 PROMPT_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 LIMITS: Final = (32, 128, 512, 2048)
-"""Bounds between bins; a value that equals one belongs above it."""
+"""Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
 WORKLOAD, TEMPLATE, TEMPERATURE, OVERLAP, PROMPT, TURNS, SHAPE, LIMIT = range(8)
-"""Places in a key."""
+"""Indices into a key."""
 
 Key = tuple[str, ...]
 
 
 def key_of(request: RequestFeatures) -> Key:
-    """Return the key of a request."""
+    """Return the bucket key of a request.
+
+    Examples
+    --------
+    >>> from policies.features.request import Endpoint
+    >>> key_of(RequestFeatures("llama", Endpoint.CHAT, temperature=0.5, workload="code", prompt_tokens=100))
+    ('code', '', '2', '0', '2', 'first', 'text', '')
+    """
     limit = request.max_tokens
     return (
         request.workload,
@@ -35,7 +42,7 @@ def key_of(request: RequestFeatures) -> Key:
 
 
 def without_template(key: Key) -> Key:
-    """Return the key with its template left out: what becomes of a cell when there are too many."""
+    """Return the key without its template, which merges buckets when there are too many."""
     return (*key[:-7], "", *key[-6:])
 
 

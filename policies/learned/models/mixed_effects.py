@@ -1,10 +1,13 @@
-"""A number that depends on several things at once, each of which was seen often or seldom.
+"""A mixed-effects model: a number that depends on several factors, some of whose levels are rarely observed.
 
-The model is a sum of effects, one for each level of each factor: `y = mean + workload + template + prompt length ...`.
-Each effect is drawn towards zero, the more the less it was seen, so that a template of which little is known is taken
-for an ordinary one of its workload, and a workload of which nothing is known for an ordinary request. That is a mixed
-model with known variances, whose best prediction is a ridge regression on scaled dummies: Robinson, "That BLUP is a
-good thing: the estimation of random effects", Statistical Science 6(1), 1991.
+The model is a sum of effects, one per factor: `y = mean + workload + template + prompt length ...`. Effects are shrunk
+towards zero, the more so the fewer observations they have. A template with few observations is thus predicted by its
+workload, and a new workload by the mean of all requests. With known variances, the best linear unbiased prediction of
+this model is a ridge regression on scaled indicator variables [1]_.
+
+References
+----------
+.. [1] Robinson, "That BLUP is a Good Thing: The Estimation of Random Effects", Statistical Science 6(1), 1991.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One thing that the number depends on.
+    """A factor of the model.
 
     Parameters
     ----------
     level
-        Which level of it a cell's key has; an empty string means that there is nothing to tell it by.
+        Function from a key to its level; an empty string means that the level is unknown.
     spread
-        Standard deviation of the effects of its levels.
+        Prior standard deviation of the effects of its levels.
     """
 
     level: Callable[[Key], str]
@@ -36,12 +39,22 @@ class Factor:
 
 @dataclass(slots=True)
 class Effects:
-    """What a fit found: everything that a prediction needs.
+    """The fitted effects.
 
     Attributes
     ----------
+    by_level
+        Effect of each level, by factor.
     noise
         Standard deviation of single observations around their prediction.
+    observations
+        Number of observations in the fit.
+
+    Examples
+    --------
+    >>> effects = Effects([Factor(lambda key: key[0], 0.5)], mean=1.0, by_level=[{"code": 0.25}], noise=0.1)
+    >>> effects.predict(("code",)), effects.predict(("chat",))
+    (1.25, 1.0)
     """
 
     factors: Sequence[Factor]
@@ -49,22 +62,22 @@ class Effects:
     by_level: Sequence[Mapping[str, float]]
     noise: float
     observations: float = 0.0
-    _known: dict[Key, float] = field(default_factory=dict)
+    _cache: dict[Key, float] = field(default_factory=dict)
 
     def predict(self, key: Key) -> float:
-        """Return the number to be expected for a key; remembered, for most requests are like others."""
-        value = self._known.get(key)
+        """Return the prediction for a key."""
+        value = self._cache.get(key)
         if value is None:
             value = self.mean
             for factor, effects in zip(self.factors, self.by_level, strict=True):
                 value += effects.get(factor.level(key), 0.0)
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = value
+            if len(self._cache) >= _MAX_CACHED_KEYS:
+                self._cache.clear()
+            self._cache[key] = value
         return value
 
 
-_REMEMBERED: Final = 10_000
+_MAX_CACHED_KEYS: Final = 10_000
 
 
 def fit_effects(
@@ -75,22 +88,30 @@ def fit_effects(
     mean_spread: float,
     noise: float,
 ) -> Effects:
-    """Fit the effects to sums of observations.
+    """Return effects fitted to sums of observations.
 
     Parameters
     ----------
-    cells
-        For each key: number of observations, their sum, and the sum of their squares.
+    buckets
+        Count, sum and sum of squares of the observations of each key.
     factors
-        What they depend on.
+        Factors of the model.
     expected
-        What would be expected of a key before anything was seen; the model is of the differences to it.
+        Function from a key to its prior expectation; the model describes the differences from it.
     mean_spread
-        Standard deviation of the common mean of those differences.
+        Prior standard deviation of the mean difference.
     noise
-        Standard deviation of single observations around their prediction, before it can be estimated.
+        Prior standard deviation of single observations around their prediction.
+
+    Examples
+    --------
+    >>> buckets = {("code",): (100.0, 150.0, 226.0), ("chat",): (100.0, 50.0, 26.0)}
+    >>> factors = [Factor(lambda key: key[0], 1.0)]
+    >>> effects = fit_effects(buckets, factors, expected=lambda key: 0.0, mean_spread=1.0, noise=0.1)
+    >>> round(effects.predict(("code",)), 2), round(effects.predict(("new",)), 2)
+    (1.5, 0.67)
     """
-    from scipy.sparse import csr_array  # here, for they take a second to import and only a learning gateway needs them
+    from scipy.sparse import csr_array  # slow to import, and only a learning gateway needs it
     from sklearn.linear_model import Ridge
 
     used = [(key, sums) for key, sums in buckets.items() if sums[0] > 0]
@@ -100,10 +121,10 @@ def fit_effects(
     residuals = np.array([sums[1] / sums[0] - expected(key) for key, sums in used])
     columns: dict[tuple[int, str], int] = {}
     scales = [mean_spread]
-    places: list[int] = []
+    indices: list[int] = []  # of the non-zero columns of each row, as CSR has them
     ends = [0]
     for key, _ in used:
-        places.append(0)
+        indices.append(0)
         for number, factor in enumerate(factors):
             level = factor.level(key)
             if not level:
@@ -111,30 +132,31 @@ def fit_effects(
             column = columns.setdefault((number, level), len(columns) + 1)
             if column == len(scales):
                 scales.append(factor.spread)
-            places.append(column)
-        ends.append(len(places))
+            indices.append(column)
+        ends.append(len(indices))
     scale = np.array(scales)
-    # Few of the levels are a cell's: written out whole, it would take twenty times as long.
-    design = csr_array((scale[places], places, ends), shape=(len(used), len(scale)))
-    # Conjugate gradients never fill the matrix: with 4,000 templates they take 0.04 s, a factorisation 2.5 s, during
-    # most of which no other thread runs, that of the event loop neither.
+    # Sparse, because a key has few of the levels: a dense matrix takes twenty times as long.
+    design = csr_array((scale[indices], indices, ends), shape=(len(used), len(scale)))
+    # Conjugate gradients keep the matrix sparse: with 4,000 templates they take 0.04 s, a factorisation 2.5 s, most of
+    # which blocks all other threads, including the event loop.
     ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="sparse_cg", tol=_PRECISION)
     ridge.fit(design, residuals, sample_weight=counts)
     effects = scale * ridge.coef_
     by_level: list[dict[str, float]] = [{} for _ in factors]
     for (number, level), column in columns.items():
         by_level[number][level] = float(effects[column])
-    # Within cells the squares tell it, between cells the distance to the fit.
-    squares = np.array([sums[2] - sums[1] ** 2 / sums[0] for _, sums in used])
+    # Squared deviations within the buckets, and between the buckets and the fit.
+    within = np.array([sums[2] - sums[1] ** 2 / sums[0] for _, sums in used])
     between = counts * (residuals - design @ ridge.coef_) ** 2
     total = float(counts.sum())
-    seen = float(
-        np.sqrt((max(0.0, float(squares.sum() + between.sum())) + _NOISE_WEIGHT * noise**2) / (total + _NOISE_WEIGHT))
+    fitted_noise = float(
+        np.sqrt((max(0.0, float(within.sum() + between.sum())) + _NOISE_WEIGHT * noise**2) / (total + _NOISE_WEIGHT))
     )
-    return Effects(factors, float(effects[0]), by_level, seen, total)
+    return Effects(factors, float(effects[0]), by_level, fitted_noise, total)
 
 
 _PRECISION = 1e-8
-"""Of the solution, relative: more than the observations have."""
+"""Relative precision of the solution, finer than that of the observations."""
 
 _NOISE_WEIGHT = 20.0
+"""Number of observations that the prior noise counts for."""

@@ -1,4 +1,4 @@
-"""What each backend's prefix cache should still hold of the prompts that were sent there."""
+"""A model of each backend's prefix cache: the prompt prefixes that were sent there and should still be cached."""
 
 from __future__ import annotations
 
@@ -7,78 +7,88 @@ from typing import Final
 
 from policies.features.request import RequestFeatures
 
-MOST_REMEMBERED: Final = 20_000
-"""Beginnings of prompts remembered of a backend; the one that was used longest ago is forgotten first, as in vLLM."""
+MAX_PREFIXES: Final = 20_000
+"""Maximum prefixes per backend; the least recently used is forgotten first, as in vLLM's prefix cache."""
 
 
 class PrefixMemory:
-    """Remembers the beginnings of prompts, and which backends were sent them.
+    """The prompt prefixes that were sent to the backends of a pool.
 
-    In one table for all: a pool's memories are larger than a processor's caches, and to look into each of them takes
-    longer than all else that a prediction does.
+    All backends share one table from prefix to holders. A table per backend would exceed the processor's caches, and
+    looking into each would take longer than the rest of a prediction.
 
     Parameters
     ----------
-    most
-        Beginnings remembered of each backend.
+    max_prefixes
+        Maximum prefixes per backend.
+
+    Examples
+    --------
+    >>> from policies.features.request import Endpoint
+    >>> memory = PrefixMemory()
+    >>> backend = memory.add_backend()
+    >>> backend.remember(RequestFeatures("llama", Endpoint.CHAT, prefix=(11, 12), prefix_tokens=(100, 250)))
+    >>> request = RequestFeatures("llama", Endpoint.CHAT, prefix=(11, 13), prefix_tokens=(100, 300))
+    >>> backend.cached_tokens(request, memory.holders(request))
+    100.0
     """
 
-    def __init__(self, most: int = MOST_REMEMBERED) -> None:
-        self._most = most
-        self._holders: dict[int, int] = {}  # by beginning; a bit for each backend
+    def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
+        self._max_prefixes = max_prefixes
+        self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
-        self._is_rehearsal = False
+        self._is_dry_run = False
 
     def holders(self, request: RequestFeatures) -> list[int]:
-        """Return who holds each of a prompt's beginnings, the shortest first, as far as anybody does."""
-        held = []
-        for beginning in request.prefix:
-            holders = self._holders.get(beginning, 0)
+        """Return the bit mask of holders of each prefix of a prompt, shortest first, up to the first without any."""
+        masks = []
+        for prefix in request.prefix:
+            holders = self._holders.get(prefix, 0)
             if not holders:
-                break  # a beginning is remembered only with all shorter ones
-            held.append(holders)
-        return held
+                break  # a backend that holds a prefix also holds all shorter ones
+            masks.append(holders)
+        return masks
 
-    def of_another_backend(self) -> BackendPrefixes:
-        """Return the memory of one backend more."""
+    def add_backend(self) -> BackendPrefixes:
+        """Return the prefixes of a new backend, without any yet."""
         bit = 1 << self._backends
         self._backends += 1
-        return BackendPrefixes(self._holders, bit, self._most, remembers=not self._is_rehearsal)
+        return BackendPrefixes(self._holders, bit, self._max_prefixes, remembers=not self._is_dry_run)
 
     def dry_run_copy(self) -> PrefixMemory:
-        """Return one that knows what this one knows, and remembers nothing more."""
-        other = PrefixMemory(self._most)
-        other._holders, other._backends, other._is_rehearsal = self._holders, self._backends, True
+        """Return a copy that shares the table and does not change it."""
+        other = PrefixMemory(self._max_prefixes)
+        other._holders, other._backends, other._is_dry_run = self._holders, self._backends, True
         return other
 
 
 class BackendPrefixes:
-    """What one backend was sent.
+    """The prompt prefixes that were sent to one backend.
 
-    How long an engine keeps it depends on its memory and on everybody else who uses it. So what is remembered counts
-    only as much as its engine's own reports of cached tokens bear out.
+    How long an engine caches a prefix depends on its memory and its other clients. So the estimate is scaled by a trust
+    factor, learned from the engine's reports of cached tokens.
 
     Parameters
     ----------
     holders
-        Of the memory, which the backends share.
+        The table shared with the other backends.
     bit
-        The backend's own.
+        Bit of this backend in the table.
     """
 
-    def __init__(self, holders: dict[int, int], bit: int, most: int, *, remembers: bool) -> None:
+    def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int, *, remembers: bool) -> None:
         self._holders = holders
         self._bit = bit
-        self._most = most
+        self._max_prefixes = max_prefixes
         self._remembers = remembers
-        self._used: OrderedDict[int, None] = OrderedDict()  # the latest last
+        self._used: OrderedDict[int, None] = OrderedDict()  # most recently used last
         self._trust = 1.0
 
     def cached_tokens(self, request: RequestFeatures, holders: list[int]) -> float:
-        """Return how many tokens of the prompt the backend should find in its cache; `holders` are the request's."""
+        """Return the prompt tokens expected in the backend's cache, given the request's `PrefixMemory.holders`."""
         bit = self._bit
         low, high = 0, len(holders)
-        while low < high:  # all that are shorter than one that it holds it holds too
+        while low < high:  # bisection: a backend that holds a prefix also holds all shorter ones
             middle = (low + high) // 2
             if holders[middle] & bit:
                 low = middle + 1
@@ -87,40 +97,40 @@ class BackendPrefixes:
         return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
     def remember(self, request: RequestFeatures) -> None:
-        """Note that a prompt was sent to the backend."""
+        """Add the prefixes of a prompt that is sent to the backend."""
         if not self._remembers:
             return
         used, holders = self._used, self._holders
-        for beginning in reversed(request.prefix):  # the shortest last: it is of use to most, and goes last
-            if beginning in used:
-                used.move_to_end(beginning)
+        for prefix in reversed(request.prefix):  # the shortest last: it is the most useful, so it is evicted last
+            if prefix in used:
+                used.move_to_end(prefix)
             else:
-                used[beginning] = None
-                holders[beginning] = holders.get(beginning, 0) | self._bit
-        while len(used) > self._most:
+                used[prefix] = None
+                holders[prefix] = holders.get(prefix, 0) | self._bit
+        while len(used) > self._max_prefixes:
             self._forget(used.popitem(last=False)[0])
 
     def learn(self, expected_tokens: float, cached_tokens: int) -> None:
-        """Compare what was expected to be cached with what the engine says was."""
+        """Update the trust factor from the expected and the reported number of cached tokens."""
         trust = self._trust
-        if expected_tokens >= _LEAST_TOKENS * trust:  # before trust took from it, or little trust would be for good
+        if expected_tokens >= _MIN_TOKENS * trust:  # scaled by trust, or low trust could never recover
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
-            self._trust = max(_LEAST_TRUST, trust + _STEP * (ratio - trust))
+            self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
 
     def dry_run_copy(self) -> BackendPrefixes:
-        """Return one that knows what this one knows, and remembers nothing more."""
-        other = BackendPrefixes(self._holders, self._bit, self._most, remembers=False)
+        """Return a copy that shares the prefixes and adds none."""
+        other = BackendPrefixes(self._holders, self._bit, self._max_prefixes, remembers=False)
         other._used, other._trust = self._used, self._trust
         return other
 
-    def _forget(self, beginning: int) -> None:
-        holders = self._holders[beginning] & ~self._bit
+    def _forget(self, prefix: int) -> None:
+        holders = self._holders[prefix] & ~self._bit
         if holders:
-            self._holders[beginning] = holders
+            self._holders[prefix] = holders
         else:
-            del self._holders[beginning]
+            del self._holders[prefix]
 
 
-_LEAST_TOKENS: Final = 32.0
+_MIN_TOKENS: Final = 32.0
 _STEP: Final = 0.05
-_LEAST_TRUST: Final = 0.02
+_MIN_TRUST: Final = 0.02

@@ -1,4 +1,4 @@
-"""What is expected of a backend before it has been seen: the figures that the simulator is calibrated with."""
+"""Prior expectations of a backend without observations, from the simulator's calibrations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from backends.speculation import Method
 DEFAULT_CALIBRATION = "llama-3.1-8b-h100"
 
 _CONTEXT_TOKENS = 600
-"""At which a share of the verification is turned into a time."""
+"""Context at which a relative verification cost is converted to seconds."""
 
-_LIKE = {
+_SIMILAR = {
     Method.MLP_SPECULATOR: Method.MEDUSA,
     Method.MEDUSA: Method.EAGLE,
     Method.DFLASH: Method.EAGLE3,
@@ -28,22 +28,27 @@ _LIKE = {
     Method.EAGLE: Method.EAGLE3,
     Method.EAGLE3: Method.EAGLE,
 }
-"""Where a calibration has no figures for a method, it is taken for its nearest kin."""
+"""The method whose figures are used for a method that a calibration lacks."""
 
 
 class StepCost(NamedTuple):
-    """Time of one engine step, linear in its load.
+    """Seconds of one engine step, as a linear function of its load.
 
     Parameters
     ----------
     base_s
-        With an empty batch.
+        Seconds with an empty batch.
     per_request_s
-        For each request in the batch: the tokens verified and drafted for it.
+        Seconds per request in the batch, for verifying and drafting its tokens.
     per_context_token_s
-        For each token of context that those requests have.
+        Seconds per context token of those requests.
     per_prompt_token_s
-        For each prompt token that the step computes.
+        Seconds per prompt token that the step computes.
+
+    Examples
+    --------
+    >>> StepCost(0.008, 1e-4, 2e-7, 3e-5).scaled(2.0).base_s
+    0.016
     """
 
     base_s: float
@@ -52,7 +57,7 @@ class StepCost(NamedTuple):
     per_prompt_token_s: float
 
     def scaled(self, factor: float) -> StepCost:
-        """Return the costs of an engine that takes `factor` times as long."""
+        """Return the cost of an engine that takes `factor` times as long."""
         return StepCost(
             factor * self.base_s,
             factor * self.per_request_s,
@@ -61,18 +66,23 @@ class StepCost(NamedTuple):
         )
 
 
-USUAL_K = {Method.SUFFIX: 24}
-"""Drafted tokens of a backend that does not say; 3 for any other method that speculates."""
+_DEFAULT_K = {Method.SUFFIX: 24}
 
 
-def known_k(method: Method, k: int) -> int:
-    """Return the drafted tokens of a backend, the usual ones where it does not say."""
-    return 0 if method is Method.BASELINE else k or USUAL_K.get(method, 3)
+def effective_k(method: Method, k: int) -> int:
+    """Return the maximum tokens drafted per step; if `k` is 0 (not set), the method's default.
+
+    Examples
+    --------
+    >>> effective_k(Method.EAGLE3, 5), effective_k(Method.SUFFIX, 0), effective_k(Method.BASELINE, 0)
+    (5, 24, 0)
+    """
+    return 0 if method is Method.BASELINE else k or _DEFAULT_K.get(method, 3)
 
 
 @cache
 def expected_step(calibration: str, method: Method, k: int) -> StepCost:
-    """Return the step time of a method on the calibration's machine."""
+    """Return the step cost of a method on the calibration's machine."""
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
     parameters = EngineParameters.of(known, method, {"num_speculative_tokens": max(1, k)} if k else {})
@@ -92,7 +102,7 @@ def expected_step(calibration: str, method: Method, k: int) -> StepCost:
 
 @cache
 def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
-    """Return the mean tokens of a step, for a workload that is one of `Kind` (any other counts as chat)."""
+    """Return the mean tokens per step of a method, for a workload in `Kind` (any other counts as chat)."""
     if k == 0 or method is Method.BASELINE:
         return 1.0
     known = load_calibration(calibration)
@@ -113,7 +123,7 @@ def _config(k: int) -> dict[str, int]:
 
 
 def _calibrated(calibration: str, method: Method) -> Method:
-    """Return the method itself or its nearest kin with figures of its own."""
+    """Return the method itself, or the most similar one for which the calibration has figures."""
     known = load_calibration(calibration)
     tried = set()
     while method not in tried:
@@ -123,5 +133,5 @@ def _calibrated(calibration: str, method: Method) -> Method:
         entry = known.methods.get(method)
         if entry is not None and (entry.acceptance or entry.acceptance_like):
             return method
-        method = _LIKE[method]
-    raise ValueError(f"calibration {calibration!r} has no model-based method to take the place of {method!s}")
+        method = _SIMILAR[method]
+    raise ValueError(f"calibration {calibration!r} has no figures for {method!s} or a similar method")

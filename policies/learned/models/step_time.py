@@ -1,4 +1,4 @@
-"""How long an engine step takes, by backend and load: linear in the requests, context and prompts in its batch."""
+"""The time of an engine step by backend: a linear function of the requests, context and prompts in its batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TERMS: Final = 4
 _PAIRS: Final = [(row, column) for row in range(TERMS) for column in range(row, TERMS)]
 
 STEPS: Final = Table("steps", 2 + len(_PAIRS) + TERMS, half_life_s=900.0, overflow=lambda key: key)
-"""Normal equations of the fit by backend: weight, sum of log(observed / expected), x x' (upper half), x y.
+"""Normal equations of the fit by backend: count, sum of log(observed / prior), x x' (upper triangle), x y.
 
-A quarter of an hour: an engine that was restarted with other settings should be known again soon.
+The half-life is short, so that an engine restarted with other settings is soon learned again.
 """
 
 PRIOR_SPREAD: Final = 0.5
@@ -29,67 +29,85 @@ NOISE: Final = 0.15
 """Relative standard deviation of a request's mean step time around the fit."""
 
 _OUTLIER: Final = 3.0
-"""Ratio from which an observation counts for less: a stall says little about the load."""
+"""Ratio of observed and expected step time above which an observation weighs less: a stall says little about load."""
 
 
 Load = tuple[float, float, float, float]
-"""What a step's time is linear in: 1, requests, thousands of context tokens, hundreds of prompt tokens."""
+"""Regressors of step time: 1, requests, thousands of context tokens, hundreds of prompt tokens per step."""
 
 
 def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> Load:
-    """Return what a step's time is linear in."""
+    """Return the regressors of step time.
+
+    Examples
+    --------
+    >>> terms(8.0, 4000.0, 100.0)
+    (1.0, 8.0, 4.0, 1.0)
+    """
     return 1.0, requests, context_tokens * 1e-3, prompt_tokens_per_step * 1e-2
 
 
 def seconds(cost: StepCost, load: Load) -> float:
-    """Return the seconds of a step under a load given as `terms`."""
+    """Return the seconds of a step under a load.
+
+    Examples
+    --------
+    >>> round(seconds(StepCost(0.008, 1e-4, 2e-7, 3e-5), terms(8.0, 4000.0, 100.0)), 4)
+    0.0126
+    """
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
     _, requests, context, prompts = load
     return base_s + per_request_s * requests + per_context_token_s * 1e3 * context + per_prompt_token_s * 1e2 * prompts
 
 
 def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums:
-    """Return what a request adds to its backend's cell.
+    """Return the sums that a request adds to its backend's bucket.
 
     Parameters
     ----------
     step_s
-        Mean seconds between its steps.
+        Mean seconds per step of the request.
     load
-        Mean `terms` over its life.
+        Mean load over its lifetime.
     prior
-        The calibration's costs, whose scale is learned with the whole pool.
+        Cost from the calibration, whose scale is fitted to the whole pool.
     expected_s
-        What was expected; errors are relative to it, and the farther off, the less an observation weighs (Huber's
-        weights: "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35(1), 1964).
+        Predicted seconds per step. Errors count relative to it, and large ones have Huber's weights [1]_.
+
+    References
+    ----------
+    .. [1] Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35(1), 1964.
     """
-    off = max(step_s, expected_s) / min(step_s, expected_s)
-    weight = min(1.0, _OUTLIER / off) / expected_s**2
+    ratio = max(step_s, expected_s) / min(step_s, expected_s)
+    weight = min(1.0, _OUTLIER / ratio) / expected_s**2
     _, requests, context, prompts = load
-    of_requests, of_context, of_prompts = weight * requests, weight * context, weight * prompts
-    by_time = weight * step_s
+    weighted_requests, weighted_context, weighted_prompts = weight * requests, weight * context, weight * prompts
+    weighted_s = weight * step_s
     return (  # in the order of `_PAIRS`
         1.0,
         math.log(step_s / seconds(prior, load)),
         weight,
-        of_requests,
-        of_context,
-        of_prompts,
-        of_requests * requests,
-        of_requests * context,
-        of_requests * prompts,
-        of_context * context,
-        of_context * prompts,
-        of_prompts * prompts,
-        by_time,
-        by_time * requests,
-        by_time * context,
-        by_time * prompts,
+        weighted_requests,
+        weighted_context,
+        weighted_prompts,
+        weighted_requests * requests,
+        weighted_requests * context,
+        weighted_requests * prompts,
+        weighted_context * context,
+        weighted_context * prompts,
+        weighted_prompts * prompts,
+        weighted_s,
+        weighted_s * requests,
+        weighted_s * context,
+        weighted_s * prompts,
     )
 
 
 def fit_scale(buckets: Mapping[Key, Sums]) -> float:
-    """Return how many times as long as the calibration's steps those of this pool take; 1 before anything was seen."""
+    """Return the mean ratio of this pool's step times to the calibration's, 1 without observations.
+
+    The mean is geometric and includes one imaginary observation of 1.
+    """
     count = sum(sums[0] for sums in buckets.values())
     log = sum(sums[1] for sums in buckets.values())
     return math.exp(log / (count + 1.0)) if count else 1.0
@@ -98,16 +116,22 @@ def fit_scale(buckets: Mapping[Key, Sums]) -> float:
 def fit_steps(
     buckets: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
 ) -> dict[str, StepCost]:
-    """Fit each backend's costs: least squares, none below zero, drawn towards the scaled prior.
+    """Return each backend's step cost: a non-negative ridge regression towards the scaled prior.
 
     Parameters
     ----------
-    cells
-        By (backend,).
+    buckets
+        Sums by (backend,).
     priors
-        The calibration's costs, by backend; only these backends are fitted.
+        Cost from the calibration, by backend; only these backends are fitted.
     pause
-        Called before each.
+        Called before each backend.
+
+    Examples
+    --------
+    >>> prior = StepCost(0.008, 1e-4, 2e-7, 3e-5)
+    >>> fit_steps({}, {"a": prior})["a"] == prior
+    True
     """
     scale = fit_scale(buckets)
     costs = {}
@@ -118,7 +142,7 @@ def fit_steps(
 
 
 def _fit(sums: Sums | None, prior: StepCost) -> StepCost:
-    from scipy.optimize import nnls  # with scikit-learn: only a learning gateway needs it
+    from scipy.optimize import nnls  # slow to import, and only a learning gateway needs it
 
     if sums is None or sums[0] <= 0:
         return prior
@@ -128,7 +152,7 @@ def _fit(sums: Sums | None, prior: StepCost) -> StepCost:
     spread = PRIOR_SPREAD * np.maximum(centre, 1e-9)
     precision = np.diag((NOISE / spread) ** 2)
     matrix, right = _normal_equations(sums)
-    # In the scale of the prior, so that the factorisation is well conditioned.
+    # Scaled by the prior, so that the factorisation is well conditioned.
     matrix = (matrix + precision) * np.outer(spread, spread)
     right = (right + precision @ centre) * spread
     root = np.linalg.cholesky(matrix + 1e-12 * np.trace(matrix) * np.eye(TERMS))

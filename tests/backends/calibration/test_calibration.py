@@ -1,4 +1,4 @@
-"""The calibrations that come with the package, and what they make the engine do."""
+"""The calibrations of the package, and simulated engines with them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def document() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", calibration_names())
-def test_every_calibration_loads_and_knows_every_method(name: str) -> None:
+def test_all_calibrations_load_and_have_all_methods(name: str) -> None:
     calibration = load_calibration(name)
     assert calibration.name == name
     assert set(calibration.methods) == set(Method)
@@ -41,7 +41,7 @@ def test_every_calibration_loads_and_knows_every_method(name: str) -> None:
             assert calibration.acceptance(method, "chat").by_position
 
 
-def test_an_unknown_calibration_names_those_there_are() -> None:
+def test_an_unknown_calibration_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValueError, match=f"'nope'.*{H100}"):
         load_calibration("nope")
     with pytest.raises(ValueError, match="no calibration"):
@@ -55,7 +55,7 @@ def test_a_number_without_a_source_is_refused() -> None:
         Calibration.model_validate(wrong)
 
 
-def test_mistakes_are_refused() -> None:
+def test_inconsistent_acceptance_is_refused() -> None:
     wrong = document()
     wrong["methods"]["mtp"]["acceptance_like"] = "ngram"  # type: ignore[index]
     with pytest.raises(ValidationError, match="acceptance_like ngram"):
@@ -67,15 +67,15 @@ def test_mistakes_are_refused() -> None:
 
 
 def test_temperature_factors_are_interpolated() -> None:
-    curve = Temperature(temperatures=(0.0, 0.5, 1.0), factors=(1.0, 0.8, 0.4), source="made up")
+    curve = Temperature(temperatures=(0.0, 0.5, 1.0), factors=(1.0, 0.8, 0.4), source="a test")
     assert [curve.factor(t) for t in (0.0, 0.25, 0.5, 0.75, 1.0, 2.0)] == pytest.approx([1.0, 0.9, 0.8, 0.6, 0.4, 0.4])
     with pytest.raises(ValidationError, match="one factor"):
-        Temperature(temperatures=(0.0, 1.0), factors=(1.0,), source="made up")
-    with pytest.raises(ValidationError, match="rise"):
-        Temperature(temperatures=(1.0, 0.0), factors=(1.0, 1.0), source="made up")
+        Temperature(temperatures=(0.0, 1.0), factors=(1.0,), source="a test")
+    with pytest.raises(ValidationError, match="increase"):
+        Temperature(temperatures=(1.0, 0.0), factors=(1.0, 1.0), source="a test")
 
 
-def test_kinds_without_figures_borrow_from_the_nearest() -> None:
+def test_kinds_without_acceptance_use_the_nearest_kind() -> None:
     calibration = load_calibration(H100)
     summarization = calibration.acceptance(Method.EAGLE3, Kind.SUMMARIZATION)
     chat = calibration.acceptance(Method.EAGLE3, Kind.CHAT)
@@ -87,7 +87,7 @@ def test_kinds_without_figures_borrow_from_the_nearest() -> None:
         calibration.acceptance(Method.NGRAM, "chat")
 
 
-def test_weights_of_a_draft_come_out_of_the_cache() -> None:
+def test_the_weights_of_a_draft_reduce_the_kv_cache() -> None:
     calibration = load_calibration(H100)
     assert calibration.kv_tokens(Method.DRAFT_MODEL) < calibration.kv_tokens(Method.EAGLE)
     assert calibration.kv_tokens(Method.EAGLE) < calibration.kv_tokens(Method.BASELINE)
@@ -97,7 +97,7 @@ def test_weights_of_a_draft_come_out_of_the_cache() -> None:
 
 
 def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) -> float:
-    """Run 128-token prompts with 300-token answers in a closed loop."""
+    """Return the throughput of a closed loop of 128-token prompts with 300-token answers."""
     calibration = load_calibration(H100)
     proposer = Proposer(method, config, calibration, seed=1)
     rng = np.random.default_rng(5)
@@ -110,21 +110,21 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
 
 
 @pytest.mark.parametrize(("concurrency", "published"), [(1, 1.73), (128, 1.21)])
-def test_eagle_gains_what_was_published(concurrency: int, published: float) -> None:
+def test_the_speedup_of_eagle_is_the_published_one(concurrency: int, published: float) -> None:
     """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1 and 128."""
     eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, concurrency)
     plain = chat_tokens_per_s(Method.BASELINE, {}, concurrency)
     assert eagle / plain == pytest.approx(published, rel=0.12)
 
 
-def test_methods_may_come_from_another_calibration() -> None:
+def test_methods_can_come_from_another_calibration() -> None:
     own, other = load_calibration("llama-3.1-8b-gh200"), load_calibration(H100)
     assert own.methods_from == other.name
     assert own.method(Method.SUFFIX) == other.method(Method.SUFFIX)
     assert own.method(Method.DSPARK) != other.method(Method.DSPARK)
 
 
-def test_acceptance_follows_the_length_of_the_answer() -> None:
+def test_acceptance_grows_with_the_length_of_the_answer() -> None:
     calibration = load_calibration(H100)
     progress = calibration.acceptance(Method.EAGLE3, Kind.CHAT).progress
     assert progress is not None
@@ -134,6 +134,6 @@ def test_acceptance_follows_the_length_of_the_answer() -> None:
     assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
     assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None
     with pytest.raises(ValidationError, match="one shift"):
-        Progress(output_tokens=(1, 2), logit_shifts=(0.0,), source="made up")
-    with pytest.raises(ValidationError, match="rise"):
-        Progress(output_tokens=(2, 1), logit_shifts=(0.0, 0.1), source="made up")
+        Progress(output_tokens=(1, 2), logit_shifts=(0.0,), source="a test")
+    with pytest.raises(ValidationError, match="increase"):
+        Progress(output_tokens=(2, 1), logit_shifts=(0.0, 0.1), source="a test")

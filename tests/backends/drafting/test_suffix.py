@@ -1,4 +1,4 @@
-"""Suffix decoding: counts against counting by hand, drafts against arctic-inference."""
+"""Suffix decoding: counts against a simple reference, drafts against arctic-inference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=25), min_s
 
 
 def texts(seed: int, requests: int, vocabulary: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts and answers that repeat pieces of themselves, the same on every machine."""
+    """Yield prompts and answers that repeat parts of themselves, the same on every machine."""
     state = seed
 
     def draw(below: int) -> int:
@@ -53,7 +53,7 @@ def texts(seed: int, requests: int, vocabulary: int) -> Iterator[tuple[list[int]
         (4, 20, 8, 0, 5388, 9527, 2591912655),
     ],
 )
-def test_replay_equals_what_arctic_inference_drafted(
+def test_replay_equals_recorded_drafts_of_arctic_inference(
     seed: int, requests: int, vocabulary: int, cached: int, emitted: int, drafted: int, checksum: int
 ) -> None:
     cache = SuffixCache(max_cached_requests=cached)
@@ -64,7 +64,7 @@ def test_replay_equals_what_arctic_inference_drafted(
     assert zlib.crc32(both.astype("<i4").tobytes()) == checksum
 
 
-def test_replay_equals_arctic_inference_where_it_is_installed() -> None:
+def test_replay_equals_the_installed_arctic_inference() -> None:
     suffix_decoding = pytest.importorskip("arctic_inference.suffix_decoding", exc_type=ImportError)
     theirs = suffix_decoding.SuffixDecodingCache(24, 10)
     ours = SuffixCache(max_cached_requests=10)
@@ -111,8 +111,8 @@ def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
                 label = list(buffer[at : min(at + tree.depth - len(path), tree.arrays.state[kernel.TOKENS])])
                 label = label[: label.index(kernel.END)] if kernel.END in label else label
             else:
-                begins = slot + kernel.LABEL + slots[slot + kernel.BEGINS]
-                label = list(slots[begins : begins + at])
+                start = slot + kernel.LABEL + slots[slot + kernel.SKIPPED]
+                label = list(slots[start : start + at])
                 stack.append((child, (*path, *label)))
             assert label[0] == cells[child + kernel.TOKEN]
             assert cells[child + kernel.PREVIOUS] == before
@@ -125,7 +125,7 @@ def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
 
 @given(SEQUENCES, st.integers(1, 6))
 @settings(max_examples=200, deadline=None)
-def test_a_tree_counts_every_run(sequences: list[list[int]], depth: int) -> None:
+def test_a_tree_counts_all_runs(sequences: list[list[int]], depth: int) -> None:
     tree = SuffixTree(depth)
     for sequence in sequences:
         tree.begin()
@@ -136,9 +136,7 @@ def test_a_tree_counts_every_run(sequences: list[list[int]], depth: int) -> None
 
 @given(SEQUENCES, st.integers(1, 6), st.integers(0, 4), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_what_is_forgotten_is_no_longer_counted(
-    sequences: list[list[int]], depth: int, oldest: int, newest: bool
-) -> None:
+def test_removed_sequences_are_not_counted(sequences: list[list[int]], depth: int, oldest: int, newest: bool) -> None:
     tree = SuffixTree(depth)
     for sequence in sequences:
         tree.begin()
@@ -165,13 +163,13 @@ def replayed(cache: SuffixCache, prompt: list[int], answer: list[int], learn: bo
 def test_a_draft_is_no_longer_than_its_match() -> None:
     run = list(range(10, 40))
     emitted, drafted = replayed(SuffixCache(), run, run)
-    # After m tokens of the copy the match is m long. The 24 tokens of the tree's depth hold match and draft.
+    # After m tokens of the copy the match is m long. Match and draft share the depth of 24 tokens.
     assert drafted[1:12].tolist() == list(range(1, 12))
     assert drafted[1:].max() == 12
     assert emitted[1:12].tolist() == list(range(2, 13))
 
 
-def test_factor_depth_and_tokens_bound_the_draft() -> None:
+def test_factor_depth_and_tokens_limit_the_draft() -> None:
     run = list(range(10, 40))
     assert replayed(SuffixCache(max_spec_factor=2.0), run, run)[1][3] == 6
     assert replayed(SuffixCache(max_spec_factor=0.0), run, run)[1].max() == 0
@@ -195,22 +193,22 @@ def test_the_more_frequent_continuation_is_drafted() -> None:
     assert emitted[2] == 1
 
 
-def test_answers_are_remembered_and_prompts_are_not() -> None:
+def test_answers_are_cached_and_prompts_are_not() -> None:
     cache = SuffixCache()
-    said = list(range(100, 130))
-    replayed(cache, list(range(200, 230)), said)
-    assert replayed(cache, [1], said)[0].max() > 5
+    answer = list(range(100, 130))
+    replayed(cache, list(range(200, 230)), answer)
+    assert replayed(cache, [1], answer)[0].max() > 5
     assert replayed(cache, [1], list(range(200, 230)))[0].max() == 1
 
 
-def test_matches_reach_from_the_answer_back_into_the_prompt() -> None:
+def test_matches_of_cached_answers_reach_into_the_prompt() -> None:
     cache = SuffixCache()
     replayed(cache, [1], list(range(100, 130)))
     drafted = replayed(cache, list(range(100, 110)), [110, 111, 112])[1]
-    assert drafted[1] == 10, "of the 11 tokens known, the first is never part of a match"
+    assert drafted[1] == 10, "the first of the 11 known tokens is never part of a match"
 
 
-def test_replay_without_learning_leaves_no_trace() -> None:
+def test_replay_without_learning_leaves_the_cache_unchanged() -> None:
     cache = SuffixCache()
     known, other = list(range(100, 130)), list(range(300, 330))
     replayed(cache, [1], known)
@@ -220,7 +218,7 @@ def test_replay_without_learning_leaves_no_trace() -> None:
     assert replayed(cache, [1], other)[0].max() == 1
 
 
-def test_the_oldest_answer_is_forgotten_first() -> None:
+def test_the_oldest_answer_is_removed_first() -> None:
     cache = SuffixCache(max_cached_requests=2)
     answers = [list(range(start, start + 20)) for start in (100, 200, 300)]
     for answer in answers:
@@ -229,35 +227,37 @@ def test_the_oldest_answer_is_forgotten_first() -> None:
     assert replayed(cache, [1], answers[1], learn=False)[0].max() > 5
 
 
-def test_one_answer_can_be_remembered() -> None:
+def test_the_cache_can_hold_a_single_answer() -> None:
     cache = SuffixCache(max_cached_requests=1)
     answers = [list(range(start, start + 20)) for start in (100, 200)]
     for answer in [*answers, *answers]:
-        assert replayed(cache, [1], answer)[0].max() == 1, "the one before it was another"
-    assert replayed(cache, [1], answers[1])[0].max() == 1, "it is forgotten before the next is written"
+        assert replayed(cache, [1], answer)[0].max() == 1, "the cached answer is another one"
+    assert replayed(cache, [1], answers[1])[0].max() == 1, "the cached answer is removed before the next replay"
 
 
-def test_room_is_used_again() -> None:
+def test_memory_of_removed_answers_is_reused() -> None:
     cache = SuffixCache(max_cached_requests=5)
-    held = []
+    sizes = []
     for prompt, answer in texts(5, 300, 50):
         replayed(cache, prompt, answer)
-        held.append(sum(len(each) for each in cache._tree.arrays))
-    assert held[-1] == held[60]
+        sizes.append(sum(len(each) for each in cache._tree.arrays))
+    assert sizes[-1] == sizes[60]
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Return what changes between compiled and interpreted rules; the interpreted ones come back after the test."""
+    """Return a function that selects compiled or interpreted rules; interpreted ones are restored afterwards."""
     monkeypatch.setattr(suffix_jit, "_rules", interpreted := suffix_jit.rules())
     suffix_jit.load()
-    made = suffix_jit.rules()
-    assert (interpreted.compiled, made.compiled) == (False, True)
-    return lambda yes: monkeypatch.setattr(suffix_jit, "_rules", made if yes else interpreted)
+    compiled_rules = suffix_jit.rules()
+    assert (interpreted.compiled, compiled_rules.compiled) == (False, True)
+    return lambda use_compiled: monkeypatch.setattr(
+        suffix_jit, "_rules", compiled_rules if use_compiled else interpreted
+    )
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {},
         {"max_cached_requests": 3},
@@ -268,15 +268,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     ],
 )
 @pytest.mark.parametrize("vocabulary", [1, 4, 60])
-def test_compiled_and_interpreted_rules_are_the_same(
-    compiled: Callable[[bool], None], given: dict[str, int], vocabulary: int
+def test_compiled_and_interpreted_functions_give_the_same_results(
+    compiled: Callable[[bool], None], options: dict[str, int], vocabulary: int
 ) -> None:
-    caches = [SuffixCache(**given) for _ in range(3)]
+    caches = [SuffixCache(**options) for _ in range(3)]
     for number, (prompt, answer) in enumerate(texts(6, 25, vocabulary)):
         steps = []
-        # The last one changes from request to request, as a process does once when the compiled rules are there.
-        for cache, yes in zip(caches, (False, True, number % 2 == 0), strict=True):
-            compiled(yes)
+        # The last cache switches with every request; a process switches once.
+        for cache, use_compiled in zip(caches, (False, True, number % 2 == 0), strict=True):
+            compiled(use_compiled)
             steps.append(replayed(cache, prompt, answer, learn=number % 5 > 0))
         for other in steps[1:]:
             assert (steps[0][0] == other[0]).all()
@@ -284,13 +284,13 @@ def test_compiled_and_interpreted_rules_are_the_same(
     assert in_tree(caches[0]._tree) == in_tree(caches[1]._tree) == in_tree(caches[2]._tree)
 
 
-def test_senseless_settings_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for wrong in ({"max_tree_depth": 0}, {"min_token_prob": 1.5}, {"max_cached_requests": -1}, {"max_spec_factor": -1}):
         with pytest.raises(ValueError, match="suffix decoding needs"):
             SuffixCache(**wrong)
 
 
-def test_settings_come_from_vllms_names() -> None:
+def test_settings_are_read_from_the_speculative_config() -> None:
     cache = SuffixCache.of({"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": 3})
     assert (cache.max_tree_depth, cache.max_cached_requests, cache.num_speculative_tokens) == (12, 3, 12)
 
@@ -305,7 +305,7 @@ def test_steps_are_within_bounds(prompt: list[int], answer: list[int]) -> None:
     assert drafted[0] == 0
 
 
-def test_long_repetition_needs_no_deep_recursion() -> None:
+def test_long_repetitions_do_not_recurse_deeply() -> None:
     assert sys.getrecursionlimit() < 5000
     emitted, _ = replayed(SuffixCache(), [1] * 3000, [1] * 3000)
     assert emitted[1:-24].min() == 13

@@ -1,4 +1,4 @@
-"""The HTTP client of the relay, against real sockets."""
+"""The HTTP client of the relay, on real sockets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 from backends.http.client import Address, AnswerHead, HeaderList, UpstreamClient, UpstreamError, request_head
 from backends.http.head_pattern import pattern_of
+from tests.support.waiting import eventually, stays
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 REQUEST = request_head(b"GET", b"/x", [(b"host", b"h")])
 
 
 class Recorder:
-    """A receiver that keeps what it is told."""
+    """A receiver that stores an answer."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -76,7 +77,7 @@ async def ask(client: UpstreamClient, *, head_only: bool = False) -> Recorder:
 
 
 def answering(*answers: bytes, close: bool = False) -> Handler:
-    """Answer each request of a connection with the next of `answers`."""
+    """Return a handler that answers each request of a connection with the next of `answers`."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for answer in answers:
@@ -94,14 +95,14 @@ def answering(*answers: bytes, close: bool = False) -> Handler:
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: 1\r\n\r\nok"
 
 
-async def test_an_answer_of_known_length() -> None:
+async def test_an_answer_with_a_content_length_is_received() -> None:
     async with serving(answering(OK)) as client:
-        got = await ask(client)
-        assert (got.status, got.body, got.error) == (200, b"ok", None)
-        assert (b"x-a", b"1") in got.headers
+        received = await ask(client)
+        assert (received.status, received.body, received.error) == (200, b"ok", None)
+        assert (b"x-a", b"1") in received.headers
 
 
-async def test_a_chunked_answer_and_reuse_of_its_connection() -> None:
+async def test_a_connection_is_reused_after_a_chunked_answer() -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
     connections = 0
 
@@ -115,29 +116,29 @@ async def test_a_chunked_answer_and_reuse_of_its_connection() -> None:
         assert connections == 1
 
 
-async def test_an_answer_that_lasts_until_the_connection_closes() -> None:
+async def test_the_end_of_the_connection_ends_an_answer_without_length() -> None:
     async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it", close=True)) as client:
-        got = await ask(client)
-        assert (got.body, got.error) == (b"all of it", None)
+        received = await ask(client)
+        assert (received.body, received.error) == (b"all of it", None)
 
 
-async def test_interim_answers_are_not_told() -> None:
+async def test_interim_answers_are_skipped() -> None:
     async with serving(
         answering(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK)
     ) as c:
-        got = await ask(c)
-        assert (got.status, got.body) == (200, b"ok")
-        assert not [name for name, _ in got.headers if name == b"link"]
+        received = await ask(c)
+        assert (received.status, received.body) == (200, b"ok")
+        assert not [name for name, _ in received.headers if name == b"link"]
 
 
-async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
+async def test_an_answer_to_a_head_request_has_no_body() -> None:
     async with serving(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n")) as client:
-        got = await ask(client, head_only=True)
-        assert (got.status, got.body, got.error) == (200, b"", None)
+        received = await ask(client, head_only=True)
+        assert (received.status, received.body, received.error) == (200, b"", None)
 
 
 @pytest.mark.parametrize("status", [204, 304])
-async def test_statuses_without_a_body(status: int) -> None:
+async def test_answers_of_status_204_and_304_have_no_body(status: int) -> None:
     async with serving(answering(b"HTTP/1.1 %d X\r\n\r\n" % status, OK)) as client:
         assert (await ask(client)).status == status
         assert (await ask(client)).status == 200
@@ -155,48 +156,48 @@ async def test_statuses_without_a_body(status: int) -> None:
         (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "garbage"),
     ],
 )
-async def test_faults_are_told_apart(answer: bytes, kind: str) -> None:
+async def test_failures_have_the_right_kind(answer: bytes, kind: str) -> None:
     async with serving(answering(answer, close=True)) as client:
-        got = await ask(client)
-        assert got.error is not None
-        assert got.error.kind == kind
+        received = await ask(client)
+        assert received.error is not None
+        assert received.error.kind == kind
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_a_connect_failure() -> None:
     async with serving(answering(OK)) as client:
         address = client.address
-    got = await ask(UpstreamClient(address, connect_timeout_s=1.0))
-    assert got.error is not None
-    assert got.error.kind == "connect"
+    received = await ask(UpstreamClient(address, connect_timeout_s=1.0))
+    assert received.error is not None
+    assert received.error.kind == "connect"
 
 
-async def test_a_connection_that_does_not_come_about_in_time() -> None:
+async def test_connecting_times_out() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         port = full.getsockname()[1]
         fillers = []
-        for _ in range(4):  # a backlog that is full drops what comes more
+        for _ in range(4):  # a full backlog drops further connections
             filler = socket.socket()
             filler.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 filler.connect(("127.0.0.1", port))
             fillers.append(filler)
-        got = await ask(UpstreamClient(Address.parse(f"http://127.0.0.1:{port}"), connect_timeout_s=0.2))
+        received = await ask(UpstreamClient(Address.parse(f"http://127.0.0.1:{port}"), connect_timeout_s=0.2))
         for filler in fillers:
             filler.close()
-    assert got.error is not None
-    assert (got.error.kind, "0.2 s" in str(got.error)) == ("connect", True)
+    assert received.error is not None
+    assert (received.error.kind, "0.2 s" in str(received.error)) == ("connect", True)
 
 
-async def test_the_keep_alive_race_is_won_on_a_fresh_connection() -> None:
+async def test_a_request_lost_in_the_keep_alive_race_is_sent_again() -> None:
     async with serving(answering(OK, close=True)) as client:
         for _ in range(20):
-            got = await ask(client)
-            assert (got.status, got.error) == (200, None)
+            received = await ask(client)
+            assert (received.status, received.error) == (200, None)
 
 
-async def test_what_an_idle_connection_says_closes_it() -> None:
+async def test_data_on_an_idle_connection_closes_it() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(OK)
@@ -206,11 +207,11 @@ async def test_what_an_idle_connection_says_closes_it() -> None:
 
     async with serving(handler) as client:
         assert (await ask(client)).status == 200
-        await asyncio.sleep(0.1)
+        await eventually(lambda: not client._idle)
         assert (await ask(client)).status == 200
 
 
-async def test_cancel_closes_the_connection_and_tells_nothing_more() -> None:
+async def test_cancel_closes_the_connection_without_calling_the_receiver() -> None:
     closed = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -222,15 +223,14 @@ async def test_cancel_closes_the_connection_and_tells_nothing_more() -> None:
     async with serving(handler) as client:
         recorder = Recorder()
         call = client.send(REQUEST, b"", recorder)
+        await eventually(lambda: recorder.body)
+        call.cancel()
         async with asyncio.timeout(5):
-            while not recorder.body:
-                await asyncio.sleep(0.005)
-            call.cancel()
             await closed.wait()
         assert not recorder.done.is_set()
 
 
-async def test_a_paused_call_lets_the_backend_wait() -> None:
+async def test_a_paused_call_stops_reading_from_the_backend() -> None:
     size = 8_000_000
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,20 +243,19 @@ async def test_a_paused_call_lets_the_backend_wait() -> None:
         recorder = Recorder()
         call = client.send(REQUEST, b"", recorder)
         call.pause()
-        await asyncio.sleep(0.2)
-        assert len(recorder.body) < 1_000_000
+        await stays(lambda: len(recorder.body) < 1_000_000, 0.2)
         call.resume()
         async with asyncio.timeout(5):
             await recorder.done.wait()
         assert len(recorder.body) == size
 
 
-async def test_unix_sockets(tmp_path: Path) -> None:
+async def test_a_unix_socket_is_connected_to(tmp_path: Path) -> None:
     async with serving(answering(OK), tmp_path / "s") as client:
         assert (await ask(client)).body == b"ok"
 
 
-def test_addresses() -> None:
+def test_addresses_are_parsed() -> None:
     assert Address.parse("http://h").port == 80
     assert Address.parse("https://h").port == 443
     assert Address.parse("http://[::1]:8").host == "::1"
@@ -267,53 +266,61 @@ def test_addresses() -> None:
             Address.parse(wrong)
 
 
-class Whole(Recorder):
-    """One that takes answers in one piece."""
+class WholeRecorder(Recorder):
+    """A receiver that also takes complete answers."""
 
-    came_whole = 0
+    whole_answers = 0
 
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        self.came_whole += 1
+        self.whole_answers += 1
         self.on_head(head.status, head.headers)
         self.on_data(body)
         self.on_end()
 
 
-def of(body: bytes, extra: bytes = b"") -> bytes:
+def answer_of(body: bytes, extra: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\nX-A: 1\r\n\r\n%b" % (extra, len(body), body)
 
 
-async def ask_for_whole(client: UpstreamClient) -> Whole:
-    recorder = Whole()
+async def ask_for_whole(client: UpstreamClient) -> WholeRecorder:
+    recorder = WholeRecorder()
     client.send(REQUEST, b"", recorder, whole=recorder)
     async with asyncio.timeout(5):
         await recorder.done.wait()
     return recorder
 
 
-async def test_answers_like_the_one_before_come_whole() -> None:
+async def test_answers_with_a_known_head_arrive_in_one_call() -> None:
     bodies = [b"first", b"second", b"", b"x" * 50_000, b"fifth"]
-    async with serving(answering(*map(of, bodies))) as client:
-        got = [await ask_for_whole(client) for _ in bodies]
-        assert [one.body for one in got] == bodies
-        assert [one.came_whole for one in got] == [0, 1, 1, 1, 1]
-        assert {one.status for one in got} == {200}
+    async with serving(answering(*map(answer_of, bodies))) as client:
+        received = [await ask_for_whole(client) for _ in bodies]
+        assert [answer.body for answer in received] == bodies
+        assert [answer.whole_answers for answer in received] == [0, 1, 1, 1, 1]
+        assert {answer.status for answer in received} == {200}
 
 
-async def test_answers_unlike_the_one_before_are_parsed() -> None:
+async def test_answers_with_another_head_are_parsed() -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
     failed = b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\nx-a: 1\r\n\r\nno"
-    last = of(b"last", b"connection: close\r\n")
-    answers = [of(b"a"), chunked, of(b"b"), failed, of(b"c", b"date: now\r\n"), of(b"d"), last]
+    last = answer_of(b"last", b"connection: close\r\n")
+    answers = [
+        answer_of(b"a"),
+        chunked,
+        answer_of(b"b"),
+        failed,
+        answer_of(b"c", b"date: now\r\n"),
+        answer_of(b"d"),
+        last,
+    ]
     async with serving(answering(*answers, close=True)) as client:
-        got = [await ask_for_whole(client) for _ in answers]
-        assert [one.body for one in got] == [b"a", b"ab", b"b", b"no", b"c", b"d", b"last"]
-        assert [one.status for one in got] == [200, 200, 200, 500, 200, 200, 200]
-        assert [one.came_whole for one in got] == [0, 0, 1, 0, 0, 0, 0]
+        received = [await ask_for_whole(client) for _ in answers]
+        assert [answer.body for answer in received] == [b"a", b"ab", b"b", b"no", b"c", b"d", b"last"]
+        assert [answer.status for answer in received] == [200, 200, 200, 500, 200, 200, 200]
+        assert [answer.whole_answers for answer in received] == [0, 0, 1, 0, 0, 0, 0]
 
 
-async def test_a_known_answer_in_pieces_is_put_together() -> None:
-    whole = of(b"0123456789")
+async def test_an_answer_with_a_known_head_in_pieces_is_parsed() -> None:
+    whole = answer_of(b"0123456789")
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for cut in (None, 5, len(whole) - 12, len(whole) - 9, len(whole) - 1):
@@ -327,11 +334,11 @@ async def test_a_known_answer_in_pieces_is_put_together() -> None:
         writer.close()
 
     async with serving(handler) as client:
-        got = [await ask_for_whole(client) for _ in range(6)]
-        assert [one.body for one in got[:5]] == [b"0123456789"] * 5
-        assert not any(one.came_whole for one in got)
-        assert got[5].error is not None
-        assert got[5].error.kind == "broken"
+        received = [await ask_for_whole(client) for _ in range(6)]
+        assert [answer.body for answer in received[:5]] == [b"0123456789"] * 5
+        assert not any(answer.whole_answers for answer in received)
+        assert received[5].error is not None
+        assert received[5].error.kind == "broken"
 
 
 @pytest.mark.parametrize(
@@ -345,12 +352,12 @@ async def test_a_known_answer_in_pieces_is_put_together() -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"x" * 5000 + b"\r\ncontent-length: 2\r\n\r\n",
     ],
 )
-def test_heads_that_have_no_pattern(head: bytes) -> None:
+def test_a_head_without_exactly_one_length_has_no_pattern(head: bytes) -> None:
     assert pattern_of(head + b"ok") is None
 
 
 @pytest.mark.parametrize("length", [b"", b"x", b"1x", b"-1", b" 12", b"1234567890123"])
-def test_a_pattern_takes_digits_alone(length: bytes) -> None:
+def test_a_pattern_matches_only_a_length_of_digits(length: bytes) -> None:
     pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\nx: y\r\n\r\n")
     assert pattern is not None
     assert pattern.body_begins(b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\nx: y\r\n\r\n" % length) == -1

@@ -1,4 +1,4 @@
-"""Writes that wait for the end of a turn: their order, how long they wait, and what closing does to them."""
+"""Batched writes: their order, their delay, and the effect of closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[asyncio.Transport, socket.socket]
 
 @pytest_asyncio.fixture
 async def pair() -> AsyncIterator[Pair]:
-    """Return a transport, and the other end of its socket, which does not block."""
+    """Return a transport and the other end of its socket, which does not block."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
@@ -26,51 +26,51 @@ async def pair() -> AsyncIterator[Pair]:
     theirs.close()
 
 
-def come(end: socket.socket) -> bytes:
-    """Return what has come to an end of a socket; empty if nothing has."""
+def arrived(end: socket.socket) -> bytes:
+    """Return the bytes that have arrived at a socket; empty if there are none."""
     try:
         return end.recv(1 << 16)
     except BlockingIOError:
         return b""
 
 
-async def test_what_a_turn_writes_is_written_at_its_end_and_in_order(pair: Pair) -> None:
+async def test_writes_happen_in_order_at_the_end_of_the_iteration(pair: Pair) -> None:
     transport, end = pair
     batch = WriteBatch()
     batched = BatchedTransport(transport, batch)
     batched.write(b"one ")
     batched.writelines([b"two ", b"three"])
-    assert come(end) == b""
+    assert arrived(end) == b""
     await asyncio.sleep(0)
-    assert come(end) == b"one two three"
+    assert arrived(end) == b"one two three"
 
 
-async def test_a_long_turn_writes_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_iteration_writes_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, end = pair
     batch = WriteBatch()
-    monkeypatch.setattr(write_batch, "MOST_WAIT_S", 3600.0)
+    monkeypatch.setattr(write_batch, "MAX_WAIT_S", 3600.0)
     batch.add(transport, b"first ")
     batch.add(transport, b"soon after ")
-    assert come(end) == b""
-    monkeypatch.setattr(write_batch, "MOST_WAIT_S", 0.0)
+    assert arrived(end) == b""
+    monkeypatch.setattr(write_batch, "MAX_WAIT_S", 0.0)
     batch.add(transport, b"later")
-    assert come(end) == b"first soon after later"
+    assert arrived(end) == b"first soon after later"
     await asyncio.sleep(0)
-    assert come(end) == b""
+    assert arrived(end) == b""
 
 
-async def test_what_must_not_wait_takes_along_what_does(pair: Pair) -> None:
+async def test_an_immediate_write_flushes_the_batch_first(pair: Pair) -> None:
     transport, end = pair
     batched = BatchedTransport(transport, WriteBatch())
     batched.write(b"head ")
     batched.write_now(b"chunk")
-    assert come(end) == b"head chunk"
+    assert arrived(end) == b"head chunk"
     await asyncio.sleep(0)
-    assert come(end) == b""
+    assert arrived(end) == b""
 
 
 @pytest.mark.parametrize("close", [BatchedTransport.close, BatchedTransport.write_eof])
-async def test_closing_writes_what_waits_first(pair: Pair, close: Callable[[BatchedTransport], None]) -> None:
+async def test_closing_writes_the_batch_first(pair: Pair, close: Callable[[BatchedTransport], None]) -> None:
     transport, end = pair
     batched = BatchedTransport(transport, WriteBatch())
     batched.write(b"the last words")
@@ -81,7 +81,7 @@ async def test_closing_writes_what_waits_first(pair: Pair, close: Callable[[Batc
     assert await asyncio.to_thread(end.recv, 100) == b"", "closed"
 
 
-async def test_what_is_for_a_connection_that_broke_meanwhile_keeps_nothing_else(pair: Pair) -> None:
+async def test_writes_to_a_closed_connection_do_not_affect_others(pair: Pair) -> None:
     transport, end = pair
     ours, theirs = socket.socketpair()
     broken, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
@@ -90,5 +90,5 @@ async def test_what_is_for_a_connection_that_broke_meanwhile_keeps_nothing_else(
     batch.add(transport, b"kept")
     broken.abort()
     await asyncio.sleep(0)
-    assert come(end) == b"kept"
+    assert arrived(end) == b"kept"
     theirs.close()

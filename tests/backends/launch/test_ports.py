@@ -4,7 +4,7 @@ from pathlib import Path
 from backends.launch.ports import free_port, port_is_free
 
 
-def test_a_free_port_is_free_and_not_one_of_those_for_outgoing_connections() -> None:
+def test_a_free_port_is_free_and_below_the_ephemeral_ports() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(50):
         port = free_port()
@@ -20,5 +20,5 @@ def test_a_port_bound_on_all_addresses_is_not_free() -> None:
         assert not port_is_free("127.0.0.1", taken.getsockname()[1])
 
 
-def test_an_address_of_another_machine_is_not_ours_to_judge() -> None:
+def test_a_port_of_another_machine_counts_as_free() -> None:
     assert port_is_free("192.0.2.1", 8000)

@@ -18,11 +18,11 @@ def argv(method: Method = Method.NGRAM, flags: tuple[str, ...] = ()) -> tuple[st
 
 
 def following(arguments: tuple[str, ...], flag: str, count: int = 1) -> tuple[str, ...]:
-    at = arguments.index(flag)
-    return arguments[at + 1 : at + 1 + count]
+    start = arguments.index(flag) + 1
+    return arguments[start : start + count]
 
 
-def test_a_speculating_server_is_told_its_method_and_to_report_acceptance() -> None:
+def test_a_speculating_engine_gets_its_method_and_reports_acceptance() -> None:
     arguments = argv()
     assert arguments[:3] == ("vllm", "serve", "org/model")
     assert json.loads(*following(arguments, "--speculative-config")) == {
@@ -36,11 +36,11 @@ def test_a_speculating_server_is_told_its_method_and_to_report_acceptance() -> N
     assert {"--enable-request-id-headers", "--enable-per-request-metrics"} <= set(arguments)
 
 
-def test_a_baseline_is_given_nothing_of_speculation() -> None:
+def test_a_baseline_gets_no_flags_about_speculation() -> None:
     assert not [part for part in argv(Method.BASELINE) if "spec" in part]
 
 
-def test_the_operators_flags_replace_those_added() -> None:
+def test_the_flags_of_the_operator_replace_the_defaults() -> None:
     arguments = argv(flags=("--shutdown_timeout=5", "--served-model-name", "mine", "-sc", "{}", "--dtype", "bfloat16"))
     assert "--shutdown-timeout" not in arguments
     assert arguments.count("--served-model-name") == 1

@@ -1,4 +1,4 @@
-"""The memory arithmetic against what was published, and against the simulator's own."""
+"""Memory estimates against published figures and against the calibrations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 FACTS = ROOT.parent / "shared" / "facts"
 
-# "Speculative Decoding: Performance or Illusion?", arXiv 2601.11580: static memory in GiB (fp16) and KV in KiB a token.
+# "Speculative Decoding: Performance or Illusion?", arXiv 2601.11580: static memory in GiB (fp16), KV in KiB per token.
 PUBLISHED = [
     ("llama-3.1-8b", "baseline", "", "14.96", "128"),
     ("llama-3.1-8b", "ngram", "", "14.96", "128"),
@@ -44,7 +44,7 @@ def _digits(value: float, as_published: str) -> str:
 
 
 @pytest.mark.parametrize(("of", "method", "with_draft", "gib", "kib"), PUBLISHED)
-def test_published_memory_to_the_digit(of: str, method: str, with_draft: str, gib: str, kib: str) -> None:
+def test_memory_equals_the_published_figures(of: str, method: str, with_draft: str, gib: str, kib: str) -> None:
     own_target = target(of)
     assert own_target is not None
     own_draft = draft(own_target, Method(method))
@@ -55,18 +55,18 @@ def test_published_memory_to_the_digit(of: str, method: str, with_draft: str, gi
 
 
 @pytest.mark.skipif(not (FACTS / "memory.csv").exists(), reason="the published tables are not part of the project")
-def test_every_row_of_the_published_table_is_tested() -> None:
+def test_all_rows_of_the_published_table_are_tested() -> None:
     assert {row for row in _rows_of_the_facts() if row in PUBLISHED} == set(_rows_of_the_facts()) - {
         ("llama-3-70b", "ngram", "", "131.4", "320"),
         ("llama-3-70b", "suffix", "", "131.4", "320"),
         ("qwen3-8b", "ngram", "", "15.25", "144"),
         ("qwen3-8b", "suffix", "", "15.25", "144"),
-    }  # what keeps nothing on the GPU is one test
+    }  # methods without a draft on the GPU are tested once
 
 
 @pytest.mark.skipif(not (FACTS / "model_specs.csv").exists(), reason="the published tables are not part of the project")
-def test_shapes_are_the_published_ones() -> None:
-    names = {one.rpartition("/")[2].lower(): entry for entry in catalogue().targets.values() for one in entry.names}
+def test_shapes_equal_the_published_ones() -> None:
+    names = {name.rpartition("/")[2].lower(): entry for entry in catalogue().targets.values() for name in entry.names}
     names |= {"llama-3-70b-instruct": catalogue().targets["llama-3-70b"]}
     drafts = dict(catalogue().drafts) | {"llama-3.2-1b-instruct": catalogue().drafts["llama-3.2-1b"]}
     for row in csv.DictReader((FACTS / "model_specs.csv").read_text().splitlines()):
@@ -75,22 +75,22 @@ def test_shapes_are_the_published_ones() -> None:
             int(row[key]) for key in ("layers", "kv_heads", "head_dim")
         )
         printed = row["params_billion"]
-        # 1.2358 is printed as 1.23: the source cuts off where others round.
+        # The source truncates: 1.2358 is printed as 1.23.
         assert abs(shape.parameters / 1e9 - float(printed)) <= 10.0 ** -len(printed.partition(".")[2])
 
 
-def test_heads_counted_from_layers_are_the_published_ones() -> None:
+def test_parameters_counted_from_layers_equal_the_published_ones() -> None:
     for short, entry in catalogue().drafts.items():
         if entry.method not in (Method.EAGLE, Method.EAGLE3):
             continue
-        of = catalogue().targets[entry.of[0]]
+        of = catalogue().targets[entry.targets[0]]
         unknown = of.model_copy(update={"names": ("some/other",)})
         counted = draft(unknown, entry.method)
         assert counted is not None
         assert (counted.parameters, counted.layers) == (entry.parameters, entry.layers), short
 
 
-def test_medusa_has_heads_for_each_position_and_no_kv_cache() -> None:
+def test_medusa_has_a_head_per_position_and_no_kv_cache() -> None:
     of = target("meta-llama/llama-3.1-8b-instruct")
     assert of is not None
     three, five = draft(of, Method.MEDUSA, 3), draft(of, Method.MEDUSA, 5)
@@ -100,7 +100,7 @@ def test_medusa_has_heads_for_each_position_and_no_kv_cache() -> None:
     assert kv_kib_per_token(three) == 0
 
 
-def test_a_draft_whose_size_does_not_follow_is_not_made_up() -> None:
+def test_a_draft_of_unknown_size_is_none() -> None:
     of = target("qwen3-30b-a3b")
     assert of is not None
     assert draft(of, Method.DSPARK) is None
@@ -110,7 +110,7 @@ def test_a_draft_whose_size_does_not_follow_is_not_made_up() -> None:
         gpu("h10")
 
 
-def test_smaller_dtypes() -> None:
+def test_smaller_dtypes_take_less_memory() -> None:
     of = target("llama-3.1-8b")
     head = catalogue().drafts["eagle3-llama3.1-instruct-8b"]
     assert of is not None
@@ -123,7 +123,7 @@ def test_smaller_dtypes() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.DRAFT_MODEL])
-def test_room_is_what_the_simulator_reckons_with(method: Method) -> None:
+def test_the_kv_cache_equals_that_of_the_calibration(method: Method) -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     of = target(calibration.target)
     assert of is not None
@@ -131,10 +131,10 @@ def test_room_is_what_the_simulator_reckons_with(method: Method) -> None:
     memory = calibration.memory
     machine = Machine(gpu("h100"), utilization=memory.utilization, reserved_gib=memory.reserved_gib)
     _, tokens = kv_room(held, machine)
-    assert tokens == pytest.approx(calibration.kv_tokens(method), rel=2e-3)  # 79.65 GiB is 79.6 there
+    assert tokens == pytest.approx(calibration.kv_tokens(method), rel=2e-3)  # the calibration rounds 79.65 GiB to 79.6
 
 
-def test_room_over_several_gpus() -> None:
+def test_the_kv_cache_over_several_gpus_equals_that_of_the_calibration() -> None:
     calibration = load_calibration("llama-3.1-70b-4xh100")
     of = target(calibration.target)
     assert of is not None
@@ -142,7 +142,7 @@ def test_room_over_several_gpus() -> None:
     assert tokens == pytest.approx(calibration.kv_tokens(Method.BASELINE), rel=2e-3)
 
 
-def test_kv_heads_are_kept_twice_over_more_gpus_than_there_are() -> None:
+def test_kv_heads_are_replicated_if_there_are_more_gpus() -> None:
     held = Footprint(target_gib=16.0, target_kv_kib=96.0, target_kv_heads=4)
     four = kv_room(held, Machine(gpu("h100"), tensor_parallel=4))
     eight = kv_room(held, Machine(gpu("h100"), tensor_parallel=8))
@@ -150,26 +150,29 @@ def test_kv_heads_are_kept_twice_over_more_gpus_than_there_are() -> None:
     assert eight[1] < 1.1 * four[1]
 
 
-def test_what_does_not_fit_says_why() -> None:
+def test_a_replica_that_does_not_fit_has_a_reason() -> None:
     seventy = target("llama-3-70b")
     eight = target("llama-3.1-8b")
     assert seventy is not None
     assert eight is not None
-    one = fit(footprint(seventy), Machine(gpu("h100")))
-    assert not one.fits
-    assert one.tokens == 0
-    assert one.kv_gib == pytest.approx(79.65 * 0.9 - 3 - 131.42, abs=0.01)
-    assert one.reason == "131.42 GiB of weights do not fit on 1x H100 80GB HBM3: 62.7 GiB short; 2 of them would do"
+    single = fit(footprint(seventy), Machine(gpu("h100")))
+    assert not single.fits
+    assert single.tokens == 0
+    assert single.kv_gib == pytest.approx(79.65 * 0.9 - 3 - 131.42, abs=0.01)
+    assert (
+        single.reason
+        == "131.42 GiB of weights do not fit on 1x H100 80GB HBM3: 62.7 GiB short; 2 of them would be enough"
+    )
     assert fit(footprint(seventy), Machine(gpu("h100"), 2)).kv_gib > 0
 
     short = fit(footprint(eight), Machine(gpu("l4")), max_model_len=131_072)
     assert not short.fits
     assert 0 < short.tokens < 131_072
-    assert f"--max-model-len {short.tokens} would start" in short.reason
+    assert f"it would start with --max-model-len {short.tokens}" in short.reason
     assert fit(footprint(eight), Machine(gpu("l4")), max_model_len=short.tokens).fits
 
 
-def test_a_draft_over_its_share_is_refused_and_told_with_its_cost() -> None:
+def test_a_draft_above_its_share_does_not_fit() -> None:
     machine = Machine(gpu("l40s"))
     memory = machine.gpu.memory_gib
     plain = Footprint(15.0, 128.0)
@@ -183,13 +186,13 @@ def test_a_draft_over_its_share_is_refused_and_told_with_its_cost() -> None:
     assert "fewer than without the draft" in within.reason
 
 
-def test_a_draft_that_alone_makes_it_too_large() -> None:
+def test_a_target_that_would_fit_without_its_draft_is_reported() -> None:
     reason = fit(Footprint(30.0, 128.0, draft_gib=10.0), Machine(gpu("l40s"))).reason
-    assert reason.endswith("though the target alone would fit")
+    assert reason.endswith("; the target alone would fit")
 
 
-def test_machines_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="at least one GPU"):
+def test_invalid_machines_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs at least one GPU"):
         Machine(gpu("h100"), tensor_parallel=0)
     with pytest.raises(ValueError, match="utilization"):
         Machine(gpu("h100"), utilization=1.2)

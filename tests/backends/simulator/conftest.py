@@ -1,4 +1,4 @@
-"""A simulator process with replicas for the tests of its HTTP, one for all of them."""
+"""A simulator process shared by the tests of its HTTP server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EAGLE3 = {"method": "eagle3", "speculative_config": {"num_speculative_tokens": 3
 
 @dataclass
 class Simulator:
-    """A running process.
+    """A running simulator process.
 
     Parameters
     ----------
     urls
-        By name of the replica.
+        URLs by replica name.
     ready_s
         Seconds from the start of the process until every replica listened.
     """
@@ -39,7 +39,7 @@ class Simulator:
 
 
 def start(*replicas: dict[str, Any]) -> Simulator:
-    """Start a process for replicas, each with what is given beside the defaults of the tests."""
+    """Start a process with these replicas; settings left out have the defaults of the tests."""
     filled = [{"model": MODEL, "time_scale": 0.1, "max_model_len": 2048, **replica} for replica in replicas]
     began_s = time.monotonic()
     process = subprocess.Popen(
@@ -59,7 +59,7 @@ def start(*replicas: dict[str, Any]) -> Simulator:
 
 @pytest.fixture(scope="session")
 def simulator() -> Iterator[Simulator]:
-    """Replicas of one model: plain and lookup, eagle3, one that is slow, one with a key, one that takes few."""
+    """Replicas of one model: three methods, a slow one, one with an API key, and one with a short queue."""
     running = start(
         {"name": "plain"},
         {"name": "lookup", **NGRAM},

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: processes, what they print, and their exit statuses."""
+"""The command line: output and exit statuses of its processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def wrong(tmp_path: Path) -> Path:
-    """Return a pool file with two errors, whose replica would leave a mark if it were started."""
+    """Return a pool file with two errors, whose replica would create a file if it were started."""
     path = tmp_path / "wrong.yaml"
     path.write_text(
         f"""\
@@ -55,13 +55,13 @@ keys: [{{name: a}}]
 
 
 @pytest.mark.parametrize("command", [(), ("check",)], ids=["serve", "check"])
-def test_a_wrong_file_is_told_in_full_and_nothing_is_started(wrong: Path, command: tuple[str, ...]) -> None:
+def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, command: tuple[str, ...]) -> None:
     run = gateway(*command, "--config", wrong)
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.splitlines() == [
         f"{wrong}:8:15: models.llama.backends.plain.metod: unknown key; did you mean 'method'?",
-        f"{wrong}:9:8: keys[0]: has neither key nor sha256; give one of the two",
+        f"{wrong}:9:8: keys[0]: has neither key nor sha256; set one of the two",
     ]
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
@@ -75,23 +75,23 @@ def test_check_prints_the_pool(small: Path) -> None:
         ["llama", "plain", "baseline", "http://127.0.0.1:9", "1"],
         ["lookup", "ngram", "5", "http://127.0.0.1:10", "1"],
     ]
-    assert [row[:6] for row in rows[4:]] == [["What", "is", "learned", "is", "kept", "in"]]
+    assert [row[:4] for row in rows[4:]] == [["State", "is", "kept", "in"]]
 
 
-def test_the_file_may_stand_before_the_command(small: Path) -> None:
+def test_the_config_option_may_precede_the_command(small: Path) -> None:
     assert gateway("--config", small, "check").stdout == gateway("check", "--config", small).stdout
 
 
-def test_the_default_file(tmp_path: Path) -> None:
+def test_the_default_pool_file(tmp_path: Path) -> None:
     assert gateway("check").stdout.count("simulated") == 5
     run = gateway("check", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr == (
-        "config/pool.yaml:1:1: cannot read it: No such file or directory; give the file with --config\n"
+        "config/pool.yaml:1:1: cannot read it: No such file or directory; set the file with --config\n"
     )
 
 
-def test_schema_is_the_one_in_config() -> None:
+def test_schema_prints_the_committed_schema() -> None:
     run = gateway("schema")
     assert run.returncode == 0
     assert run.stdout == (ROOT / "config" / "pool.schema.json").read_text()
@@ -111,7 +111,7 @@ def test_wrong_options(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in run.stderr
 
 
-def test_options_win_over_the_file(small: Path, tmp_path: Path) -> None:
+def test_options_override_the_file(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL + "server: {host: 127.0.0.1, port: 1}\n")
     with gateway_command(small, tmp_path, "--host", "127.0.0.2") as command:
         assert command.url.startswith("http://127.0.0.2:")
@@ -122,8 +122,8 @@ def test_options_win_over_the_file(small: Path, tmp_path: Path) -> None:
         assert command.end() == 0
 
 
-def test_looking_at_a_pool_loads_no_server() -> None:
-    """Checking is to answer at once: the serving half is imported only to serve."""
+def test_checking_a_pool_imports_no_server() -> None:
+    """`gateway check` must answer at once."""
     heavy = {"fastapi", "uvicorn", "httpx", "rich"}
     code = f"import sys, gateway.cli.app, gateway.config.load; print(*({heavy} & {{*sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)

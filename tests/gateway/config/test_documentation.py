@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the settings say."""
+"""docs/configuration.md lists the keys and defaults of the settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SECTIONS: list[tuple[str, type[Settings]]] = [
 
 
 def section(key: str) -> str:
-    """Return the part of the page whose table has a row for `key`."""
+    """Return the section of the page whose table has a row for `key`."""
     parts = re.split(r"^#+ ", PAGE, flags=re.MULTILINE)
     return next(part for part in parts if f"\n| `{key}` |" in part)
 
@@ -56,11 +56,11 @@ def test_every_key_and_its_default(prefix: str, model: type[Settings]) -> None:
     rows = dict(re.findall(r"^\| `([a-z_0-9.]+)` \|(.*?)\|", section(first), re.MULTILINE))
     for name, field in model.model_fields.items():
         assert prefix + name in rows
-        assert rows[prefix + name].strip() in told(name, field), name
+        assert rows[prefix + name].strip() in documented_defaults(field), name
 
 
-def told(name: str, field: FieldInfo) -> set[str]:
-    """Return the ways in which the page may tell a default."""
+def documented_defaults(field: FieldInfo) -> set[str]:
+    """Return the forms in which the page may show the default of a field."""
     if field.is_required():
         return {""}
     default = field.get_default()
@@ -82,13 +82,13 @@ def test_every_method() -> None:
     assert all(f"`{method}`" in PAGE for method in Method)
 
 
-def test_keys_of_the_speculative_config_that_are_named_exist() -> None:
+def test_every_named_key_of_the_speculative_config_exists() -> None:
     named = set(re.findall(r"\b(?:num_speculative|prompt_lookup|suffix_decoding|parallel)_[a-z_]+", PAGE))
     assert named
     assert named <= set(SpeculativeConfig.model_fields)
 
 
-def test_the_pool_shown_can_be_used(tmp_path: Path) -> None:
+def test_the_pool_shown_is_valid(tmp_path: Path) -> None:
     shown, keys = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "pool.yaml"
     path.write_text(shown + keys)
@@ -112,7 +112,7 @@ models:
 """
 
 
-def test_the_errors_shown_are_what_is_told(tmp_path: Path) -> None:
+def test_the_errors_shown_are_those_reported(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```\n(config/pool.yaml:.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "pool.yaml"
     path.write_text(WRONG)

@@ -1,4 +1,4 @@
-"""The pool file: what it says is understood, and all that is wrong with it is told with its place."""
+"""Loading a pool file: values, defaults, and the position of every error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(tmp_path: Path, text: str, **environ: str) -> PoolSettings:
 
 
 def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
-    """Return the lines that are printed for a wrong file, without its name."""
+    """Return the lines printed for a file with errors, without its name."""
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text, **environ)
     lines = str(caught.value).splitlines()
@@ -53,8 +53,8 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
     return [line.removeprefix(prefix) for line in lines]
 
 
-class TestWhatItSays:
-    def test_the_small_one(self, tmp_path: Path) -> None:
+class TestValues:
+    def test_a_small_pool(self, tmp_path: Path) -> None:
         pool = load(tmp_path, SMALL)
         model = pool.models["llama"]
         assert list(model.backends) == ["plain", "lookup"]
@@ -66,7 +66,7 @@ class TestWhatItSays:
         assert pool.keys == []
         assert pool.admin.key is None
 
-    def test_everything(self, tmp_path: Path) -> None:
+    def test_every_section(self, tmp_path: Path) -> None:
         pool = load(
             tmp_path,
             """
@@ -114,7 +114,7 @@ class TestWhatItSays:
         assert pool.keys[2].sha256 == "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
     @pytest.mark.parametrize(
-        ("given", "kept"),
+        ("url", "canonical"),
         [
             ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
             ("HTTP://Host/", "http://host"),
@@ -126,17 +126,17 @@ class TestWhatItSays:
             ("unix:///run/a.sock", "unix:/run/a.sock"),
         ],
     )
-    def test_one_spelling_for_an_address(self, tmp_path: Path, given: str, kept: str) -> None:
-        pool = load(tmp_path, SMALL.replace('"http://10.0.0.1:8000"', json.dumps(given)))
-        assert pool.models["llama"].backends["plain"].url == kept
+    def test_addresses_are_canonical(self, tmp_path: Path, url: str, canonical: str) -> None:
+        pool = load(tmp_path, SMALL.replace('"http://10.0.0.1:8000"', json.dumps(url)))
+        assert pool.models["llama"].backends["plain"].url == canonical
 
-    def test_what_is_made_in_python_is_checked_the_same(self, tmp_path: Path) -> None:
+    def test_settings_built_in_python_pass_the_same_checks(self, tmp_path: Path) -> None:
         pool = load(tmp_path, SMALL + "keys: [one, two]\n")
         assert PoolSettings(models=pool.models, keys=pool.keys) == pool
 
 
 class TestVariables:
-    def test_they_are_put_in(self, tmp_path: Path) -> None:
+    def test_values_and_defaults_are_substituted(self, tmp_path: Path) -> None:
         pool = load(
             tmp_path,
             SMALL.replace("10.0.0.2:8000", "${HOST}:${PORT:-9000}")
@@ -147,13 +147,13 @@ class TestVariables:
         assert (pool.server.port, pool.server.host) == (9000, "0.0.0.0")
         assert pool.admin.key == SecretStr("a${b}$c")
 
-    def test_numbers_and_truth_values(self, tmp_path: Path) -> None:
+    def test_numbers_and_booleans(self, tmp_path: Path) -> None:
         text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}'}\n"
         text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\n"
         pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true")
         assert (pool.server.max_in_flight, pool.server.drain_s, pool.keys[0].may_override) == (7, 0.5, True)
 
-    def test_an_empty_one_takes_the_default_and_without_one_is_null(self, tmp_path: Path) -> None:
+    def test_an_empty_variable_takes_its_default_or_is_null(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  port: ${PORT:-9000}\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n"
         pool = load(tmp_path, text, PORT="", KEY="")
         assert (pool.server.port, pool.server.max_in_flight, pool.admin.key) == (9000, None, None)
@@ -161,15 +161,15 @@ class TestVariables:
     def test_a_key_that_looks_like_a_number_is_text(self, tmp_path: Path) -> None:
         assert load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="0123").admin.key == SecretStr("0123")
 
-    def test_unset_and_malformed(self, tmp_path: Path) -> None:
+    def test_unset_variables_and_malformed_references(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
         assert problems(tmp_path, text) == [
             "11:9: server.host: the variable NOWHERE is not set; set it, or write ${NOWHERE:-default}",
-            "12:9: server.port: `${` that no variable follows; write ${NAME}, ${NAME:-default}, or $${ for ${",
-            "14:8: admin.key: `${` that no variable follows; write ${NAME}, ${NAME:-default}, or $${ for ${",
+            "12:9: server.port: `${` without a variable name; write ${NAME}, ${NAME:-default}, or $${ for ${",
+            "14:8: admin.key: `${` without a variable name; write ${NAME}, ${NAME:-default}, or $${ for ${",
         ]
 
-    def test_what_they_hold_is_never_read_as_yaml(self, tmp_path: Path) -> None:
+    def test_values_are_never_parsed_as_yaml(self, tmp_path: Path) -> None:
         pool = load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="{a: [b]}\nserver: {port: 1} # ${HOME}")
         assert pool.admin.key == SecretStr("{a: [b]}\nserver: {port: 1} # ${HOME}")
         assert pool.server.port == 8080
@@ -221,7 +221,7 @@ admin:
   key: 12
 """
 
-TOLD = """\
+ERRORS = """\
 1:10: server.prot: unknown key; did you mean 'port'?
 1:25: server.port: expected a whole number
 1:37: server.workers: must be greater than or equal to 1
@@ -230,57 +230,57 @@ TOLD = """\
 5:19: health.eject_s: greater than eject_max_s, 3
 6:1: sever: unknown key; did you mean 'server'?
 9:20: models.llama.policy.name: no such policy; did you mean 'static'?
-10:15: models.llama.aliases[0]: 'other' is already a model's name; take another
+10:15: models.llama.aliases[0]: 'other' is already a model's name; choose another
 10:22: models.llama.aliases[1]: a name is made of letters, digits and . _ : / -
 13:9: models.llama.backends.plain.metod: unknown key; did you mean 'method'?
-14:14: models.llama.backends.plain.url: no path here, /v1 neither: the gateway adds it; expected http://host:port, \
-https://host:port or unix:/path/to.sock
+14:14: models.llama.backends.plain.url: must have no path, not even /v1: the gateway adds it; expected \
+http://host:port, https://host:port or unix:/path/to.sock
 15:24: models.llama.backends.lookup.method: unknown 'ngarm'; did you mean 'ngram'?
 15:81: models.llama.backends.lookup.speculative_config.num_speculative_token: unknown key; did you mean \
 'num_speculative_tokens'?
-16:32: models.llama.backends.ng.url: already the address of llama's lookup; a replica stands once in a pool; its \
-further names go under aliases
+16:32: models.llama.backends.ng.url: already the address of llama's lookup; list a replica once; use aliases for \
+further model names
 16:102: models.llama.backends.ng.speculative_config.num_speculative_tokens: expected a whole number
-19:35: models.llama.backends.head.serve.flags[0]: --port is not yours to give; the gateway chooses the port
-20:9: models.llama.backends.head.speculative_config.model: missing, and eagle needs it; give the draft's name or path
-21:7: models.llama.backends.head: given twice, first at line 17; keep one
-22:30: models.llama.backends.tree.simulate: given beside url; a backend has one of url, serve and simulate
+19:35: models.llama.backends.head.serve.flags[0]: --port is set by the gateway; the gateway chooses the port
+20:9: models.llama.backends.head.speculative_config.model: required by eagle; set it to the draft's name or path
+21:7: models.llama.backends.head: duplicate key, first set on line 17; keep one
+22:30: models.llama.backends.tree.simulate: set together with url; a backend has one of url, serve and simulate
 22:54: models.llama.backends.tree.simulate.calibration: no such calibration; did you mean 'llama-3.1-8b-h100'?
 22:74: models.llama.backends.tree.simulate.sed: unknown key; did you mean 'seed'?
 22:88: models.llama.backends.tree.url: a Unix socket needs an absolute path: unix:/path/to.sock
-23:7: models.llama.backends.none: has none of url, serve and simulate; give one, which says where the replica is
-24:32: models.llama.backends.base.speculative_config: a baseline does not speculate; leave it out, or give the method
+23:7: models.llama.backends.none: has none of url, serve and simulate; set one of them
+24:32: models.llama.backends.base.speculative_config: a baseline does not speculate; remove it, or set the method
 24:88: models.llama.backends.base.weight: must be greater than 0
 26:37: models.other.policy.backend: this model has no backend 'plan'; did you mean 'plain'?
 27:47: models.other.backends.plain.url: the variable UNSET_URL is not set; set it, or write ${UNSET_URL:-default}
 29:34: models.third.policy.seed: expected a whole number
 29:37: models.third.policy.bakend: unknown key; did you mean 'backend'?
-30:5: models.third.backends: needs 1 at least, has 0
+30:5: models.third.backends: needs at least 1, has 0
 31:3: models.no spaces: a name is made of letters, digits and . _ : / -
 32:13: models.no spaces.policy: expected a mapping of `key: value`
-36:5: keys[1]: the same key as keys[0]; give each its own
+36:5: keys[1]: the same key as keys[0]; each entry needs its own key
 37:32: keys[2].models[0]: no such model; did you mean 'llama'?
-38:5: keys[3]: has neither key nor sha256; give one of the two
-38:12: keys[3].name: already the name of keys[2]; take another
-39:24: keys[4].sha256: given beside key; give one of the two
+38:5: keys[3]: has neither key nor sha256; set one of the two
+38:12: keys[3].name: already the name of keys[2]; choose another
+39:24: keys[4].sha256: set together with key; keep one of the two
 39:32: keys[4].sha256: must match pattern '^[0-9a-fA-F]{64}$'
 40:5: keys[5].key: expected text; put it in quotes
-41:5: keys[6].key: the key is empty; set its variable, or take the entry out
+41:5: keys[6].key: the key is empty; set its variable, or remove the entry
 43:8: admin.key: expected text; put it in quotes
 """
 
 
-class TestWhatIsWrong:
-    def test_all_of_it_at_once_each_at_its_place(self, tmp_path: Path) -> None:
-        assert problems(tmp_path, WRONG) == TOLD.splitlines()
+class TestErrors:
+    def test_all_errors_are_reported_at_once_with_their_positions(self, tmp_path: Path) -> None:
+        assert problems(tmp_path, WRONG) == ERRORS.splitlines()
 
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("", "1:1: empty; config/pool.yaml is an example to begin with"),
-            ("# nothing\n", "1:1: empty; config/pool.yaml is an example to begin with"),
+            ("", "1:1: empty; see config/pool.yaml for an example"),
+            ("# nothing\n", "1:1: empty; see config/pool.yaml for an example"),
             ("- a\n- b\n", "1:1: expected a mapping of `key: value`"),
-            ("models: {}\n", "1:1: models: needs 1 at least, has 0"),
+            ("models: {}\n", "1:1: models: needs at least 1, has 0"),
             ("server: {}\n", "1:1: models: missing"),
             ("models:\n", "1:8: models: expected a mapping of `key: value`"),
             ("models: [\n", "2:1: not YAML: expected the node content, but found '<stream end>'"),
@@ -289,13 +289,13 @@ class TestWhatIsWrong:
                 "2:1: not YAML: found character '\\t' that cannot start any token; indent with spaces, not tabs",
             ),
             ("a: 1\n---\nb: 2\n", "2:1: not YAML: but found another document"),
-            ("a: *nowhere\n", "1:4: not YAML: an alias (*name) whose anchor (&name) is nowhere before it"),
-            ("a: &a [*a]\n", "1:4: not YAML: an alias within what it stands for"),
-            ("? {a: b}\n: c\n", "1:3: a key must be one word; quote `${...}` within braces"),
+            ("a: *nowhere\n", "1:4: not YAML: an alias (*name) without an earlier anchor (&name)"),
+            ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
+            ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
             ("a: \x07b\n", "1:4: a character that YAML does not allow; write the file in UTF-8"),
         ],
     )
-    def test_what_is_no_pool(self, tmp_path: Path, text: str, expected: str) -> None:
+    def test_files_that_are_not_a_pool(self, tmp_path: Path, text: str, expected: str) -> None:
         assert expected in problems(tmp_path, text)
 
     @pytest.mark.parametrize(
@@ -310,73 +310,73 @@ class TestWhatIsWrong:
             "!!float x",
         ],
     )
-    def test_tags_make_nothing(self, tmp_path: Path, value: str) -> None:
-        found = problems(tmp_path, SMALL + f"admin:\n  key: {value}\n")
-        assert len(found) == 1
-        assert re.match(r"11:8: admin.key: (a tag .* not known here|reads as a number)", found[0])
+    def test_unknown_and_malformed_tags_are_refused(self, tmp_path: Path, value: str) -> None:
+        lines = problems(tmp_path, SMALL + f"admin:\n  key: {value}\n")
+        assert len(lines) == 1
+        assert re.match(r"11:8: admin.key: (unknown tag \(!\.\.\.\); remove it|looks like a number)", lines[0])
         assert list(tmp_path.iterdir()) == [tmp_path / "pool.yaml"]
 
     def test_a_date_is_text(self, tmp_path: Path) -> None:
         assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.key == SecretStr("2024-13-45")
 
-    def test_a_variable_in_braces_wants_quotes(self, tmp_path: Path) -> None:
-        found = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
-        assert len(found) == 1
-        assert found[0].startswith("10:15: not YAML: ")
-        assert found[0].endswith("; quote `${...}` within braces or brackets")
+    def test_an_unquoted_variable_in_braces_gets_a_hint(self, tmp_path: Path) -> None:
+        lines = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
+        assert len(lines) == 1
+        assert lines[0].startswith("10:15: not YAML: ")
+        assert lines[0].endswith("; quote `${...}` inside braces or brackets")
 
-    def test_a_billion_laughs(self, tmp_path: Path) -> None:
+    def test_exponential_aliases_are_refused(self, tmp_path: Path) -> None:
         lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-        assert "more than can be a pool" in problems(tmp_path, "\n".join(lines))[0]
+        assert "too large for a pool file" in problems(tmp_path, "\n".join(lines))[0]
 
-    def test_nested_too_deep(self, tmp_path: Path) -> None:
+    def test_deep_nesting_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, "a: " + "[" * 5000) == ["1:1: nested too deep"]
 
-    def test_what_no_gpu_of_that_kind_can_hold(self, tmp_path: Path) -> None:
+    def test_a_context_that_exceeds_the_simulated_gpus_memory(self, tmp_path: Path) -> None:
         simulated = "{method: suffix, simulate: {calibration: llama-3.1-8b-h100, max_model_len: 10000000}}"
-        (found,) = problems(tmp_path, SMALL.replace("lookup:", f"tree: {simulated}\n      lookup:"))
+        (line,) = problems(tmp_path, SMALL.replace("lookup:", f"tree: {simulated}\n      lookup:"))
         place = "6:30: models.llama.backends.tree.simulate: "
-        assert found.startswith(place + "max_model_len 10000000 does not fit into the KV cache")
+        assert line.startswith(place + "max_model_len 10000000 does not fit into the KV cache")
 
-    def test_a_key_names_models_not_aliases(self, tmp_path: Path) -> None:
+    def test_the_models_of_a_key_must_not_be_aliases(self, tmp_path: Path) -> None:
         text = (
             SMALL.replace("    policy", "    aliases: [other]\n    policy", 1)
             + "keys: [{name: a, key: k, models: [other]}]"
         )
         assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
 
-    def test_the_slo_of_a_key_is_positive_and_promises_something(self, tmp_path: Path) -> None:
+    def test_the_slo_of_a_key_is_positive_and_not_empty(self, tmp_path: Path) -> None:
         text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
         text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"
         assert problems(tmp_path, text) == [
             "11:36: keys[0].slo: must be greater than 0",
             "11:48: keys[0].slo: expected a number",
-            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; give one of them, or take it out",
+            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; set one of them, or remove slo",
             "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
         ]
 
-    def test_merging_what_is_no_mapping(self, tmp_path: Path) -> None:
+    def test_merging_a_list_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
-            "10:15: server: `<<` merges mappings only; give an alias of a mapping"
+            "10:15: server: `<<` merges mappings only; use an alias of a mapping"
         ]
 
-    def test_no_file(self, tmp_path: Path) -> None:
+    def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_pool(tmp_path / "none.yaml", {})
         assert str(caught.value) == (
-            f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; give the file with --config"
+            f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; set the file with --config"
         )
         with pytest.raises(ConfigError, match="cannot read it: Is a directory"):
             load_pool(tmp_path, {})
 
-    def test_no_text(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_not_utf8(self, tmp_path: Path) -> None:
         (tmp_path / "pool.yaml").write_bytes(b"models: \xff\xfe")
-        with pytest.raises(ConfigError, match="not text in UTF-8"):
+        with pytest.raises(ConfigError, match="not UTF-8"):
             load_pool(tmp_path / "pool.yaml", {})
 
     @settings(max_examples=150, deadline=None)
     @given(data=st.data())
-    def test_never_anything_but_its_own_error(
+    def test_a_broken_file_raises_only_config_error(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
         lines = WRONG.splitlines() if data.draw(st.booleans()) else SMALL.splitlines()
@@ -388,12 +388,12 @@ class TestWhatIsWrong:
             lines[at] = data.draw(st.sampled_from([piece, lines[at] + piece, lines[at][: len(lines[at]) // 2]]))
         path = tmp_path_factory.mktemp("pool") / "pool.yaml"
         path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
-        found = None
+        reported = None
         try:
             load_pool(path, {})
         except ConfigError as error:
-            found = error.problems
-        assert found is None or (found and all(problem.line >= 1 and problem.message for problem in found))
+            reported = error.problems
+        assert reported is None or (reported and all(problem.line >= 1 and problem.message for problem in reported))
 
 
 SECRET = "sk-very-secret-0123"
@@ -425,7 +425,7 @@ class TestSecrets:
             "models: {m: {policy: {name: random}, backends: {a: {method: ngram, url: 'http://a', api_key: [SECRET]}}}}",
         ],
     )
-    def test_are_not_in_errors(self, tmp_path: Path, wrong: str) -> None:
+    def test_errors_do_not_contain_them(self, tmp_path: Path, wrong: str) -> None:
         text = (SMALL if not wrong.startswith("models") else "") + wrong.replace("SECRET", SECRET, 9).replace(
             f"{SECRET}_VARIABLE", "SECRET_VARIABLE"
         )
@@ -435,19 +435,19 @@ class TestSecrets:
         for shown in (str(caught.value), repr(caught.value), repr(caught.value.problems)):
             assert SECRET not in shown
 
-    def test_are_not_in_what_is_printed_of_the_settings(self, tmp_path: Path) -> None:
+    def test_printed_settings_do_not_contain_them(self, tmp_path: Path) -> None:
         text = SMALL.replace("method: ngram", f"method: ngram\n        api_key: {SECRET}")
         pool = load(tmp_path, text + f"keys: [{SECRET}, {{name: a, key: {SECRET}2}}]\nadmin: {{key: {SECRET}3}}\n")
         assert SECRET not in repr(pool) + str(pool) + json.dumps(pool.model_dump(mode="json"))
 
 
-class TestTheFilesInConfig:
+class TestFilesInConfig:
     @pytest.mark.parametrize("path", POOLS, ids=lambda path: path.name)
-    def test_are_right_as_they_stand(self, path: Path) -> None:
+    def test_they_are_valid(self, path: Path) -> None:
         assert load_pool(path, {}).models
 
     @pytest.mark.parametrize("path", POOLS, ids=lambda path: path.name)
-    def test_follow_the_schema_that_editors_are_told(self, path: Path) -> None:
+    def test_they_name_and_follow_the_schema(self, path: Path) -> None:
         assert path.read_text().startswith("# yaml-language-server: $schema=pool.schema.json\n")
         assert list(validator().iter_errors(yaml.safe_load(path.read_text()))) == []
 
@@ -463,7 +463,7 @@ class TestTheFilesInConfig:
             "draft": "draft_model",
         }
         assert all(backend.simulate is not None for backend in model.backends.values())
-        assert model.policy.name == "thresholds"
+        assert model.policy.name == "learned"
 
 
 def validator() -> Draft202012Validator:
@@ -473,7 +473,7 @@ def validator() -> Draft202012Validator:
 
 
 class TestSchema:
-    def test_the_one_in_config_is_up_to_date(self) -> None:
+    def test_the_committed_schema_is_up_to_date(self) -> None:
         assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
 
     @pytest.mark.parametrize(
@@ -489,17 +489,20 @@ class TestSchema:
             {"models": {"m": {"policy": {"name": "random"}, "backends": {"a": {"method": "suffix"}}}}},
         ],
     )
-    def test_refuses(self, change: dict[str, Any]) -> None:
+    def test_it_refuses(self, change: dict[str, Any]) -> None:
         small = yaml.safe_load(SMALL)
         assert validator().is_valid(small)
         assert not validator().is_valid({**small, **change})
 
-    def test_takes_variables_keys_and_own_keys(self) -> None:
+    def test_it_accepts_variables_plain_keys_and_extension_keys(self) -> None:
         pool = {**yaml.safe_load(SMALL), "server": {"port": "${PORT:-1}"}, "keys": ["a", {"name": "b"}], "x-own": [1]}
         assert list(validator().iter_errors(pool)) == []
 
-    def test_explains_the_keys(self) -> None:
+    def test_it_describes_the_keys(self) -> None:
         definitions = json.loads(schema_text())["$defs"]
         for name in ("ServerSettings", "SimulateSettings", "ServeSettings"):
             assert re.search(r"\w", definitions[name]["description"])
-        assert definitions["ServerSettings"]["properties"]["port"]["description"] == "0 takes a free one."
+        assert (
+            definitions["ServerSettings"]["properties"]["port"]["description"]
+            == "Port to listen on; 0 picks a free one."
+        )

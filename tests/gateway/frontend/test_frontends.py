@@ -1,4 +1,4 @@
-"""HTTP as it is spoken on the wire, by clients good and odd; the same through both doors."""
+"""HTTP on the wire, from correct and incorrect clients; both frontends must behave alike."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class Raw:
         self.writer.transport.abort()
 
 
-async def test_pipelined_requests_are_answered_in_turn(gateway_of: Start) -> None:
+async def test_pipelined_requests_are_answered_in_order(gateway_of: Start) -> None:
     async def echo(wire: Wire) -> None:
-        asked = wire.seen.json["messages"][0]["content"]
-        await asyncio.sleep(0.1 if asked == "0" else 0)  # the first takes longest
-        await wire.json(answer(asked))
+        text = wire.seen.json["messages"][0]["content"]
+        await asyncio.sleep(0.1 if text == "0" else 0)  # the first takes longest
+        await wire.json(answer(text))
 
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
-        asked = [
+        bodies = [
             json.dumps({"model": MODEL, "messages": [{"role": "user", "content": str(n)}]}).encode() for n in range(3)
         ]
         own = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
-        raw.writer.write(post(asked[0]) + own + post(asked[1]) + post(asked[2]) + own)
-        got = [await raw.answer() for _ in range(5)]
-        assert [status for status, _, _ in got] == [200] * 5
-        texts = [json.loads(body)["choices"][0]["message"]["content"] for _, _, body in got if body]
+        raw.writer.write(post(bodies[0]) + own + post(bodies[1]) + post(bodies[2]) + own)
+        answers = [await raw.answer() for _ in range(5)]
+        assert [status for status, _, _ in answers] == [200] * 5
+        texts = [json.loads(body)["choices"][0]["message"]["content"] for _, _, body in answers if body]
         assert texts == ["from 0", "from 1", "from 2"]
         raw.close()
 
@@ -82,7 +82,7 @@ async def test_expect_100_continue(gateway_of: Start) -> None:
         raw.close()
 
 
-async def test_without_a_key_no_body_is_asked_for(gateway_of: Start) -> None:
+async def test_a_request_without_a_key_gets_401_before_its_body(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
         raw = await Raw.to(running)
         raw.writer.write(post(extra=b"expect: 100-continue\r\n")[: -len(BODY)])
@@ -94,10 +94,10 @@ async def test_a_chunked_request_body(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
         raw.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
-        for at in range(0, len(BODY), 10):
-            piece = BODY[at : at + 10]
+        for start in range(0, len(BODY), 10):
+            piece = BODY[start : start + 10]
             raw.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            await asyncio.sleep(0.005)
+            await running.until_read()
         raw.writer.write(b"0\r\n\r\n")
         assert (await raw.answer())[0] == 200
         seen = running.upstreams["a"].seen[0]
@@ -107,7 +107,7 @@ async def test_a_chunked_request_body(gateway_of: Start) -> None:
         raw.close()
 
 
-async def test_a_body_in_single_bytes(gateway_of: Start) -> None:
+async def test_a_request_sent_byte_by_byte(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
         for byte in post():
@@ -161,7 +161,7 @@ async def test_an_absolute_url(gateway_of: Start) -> None:
         raw.close()
 
 
-async def test_what_is_no_http_is_refused(gateway_of: Start) -> None:
+async def test_data_that_is_not_http_gets_400(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
         raw.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
@@ -170,7 +170,7 @@ async def test_what_is_no_http_is_refused(gateway_of: Start) -> None:
         assert (await running.chat()).status_code == 200
 
 
-async def test_slow_headers_hold_nobody_up(gateway_of: Start) -> None:
+async def test_clients_with_slow_headers_do_not_block_others(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         slow = [await Raw.to(running) for _ in range(50)]
         for raw in slow:
@@ -180,7 +180,7 @@ async def test_slow_headers_hold_nobody_up(gateway_of: Start) -> None:
             raw.close()
 
 
-async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(gateway_of: Start) -> None:
+async def test_a_client_that_leaves_before_the_end_of_its_body_reaches_no_backend(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
         raw.writer.write(post()[:-10])
@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(gateway_of:
         assert len(running.upstreams["a"].seen) == 1
 
 
-async def test_a_pipelined_client_that_leaves_cancels_what_runs(gateway_of: Start) -> None:
+async def test_a_client_that_leaves_cancels_the_running_request(gateway_of: Start) -> None:
     async def slow(wire: Wire) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
@@ -206,7 +206,7 @@ async def test_a_pipelined_client_that_leaves_cancels_what_runs(gateway_of: Star
         await running.until(lambda: running.upstreams["a"].aborted == 1)
 
 
-async def test_a_client_that_leaves_is_not_waited_for_by_those_behind(gateway_of: Start) -> None:
+async def test_a_pipelining_client_that_leaves_cancels_all_its_requests(gateway_of: Start) -> None:
     async def slow(wire: Wire) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
@@ -231,33 +231,33 @@ async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> No
             raw.writer.write(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % path)
             assert (await raw.answer())[0] == 200
         raw.close()
-        assert [one.target for one in running.upstreams["a"].seen] == ["/version", "/nope?x=1"]
+        assert [request.target for request in running.upstreams["a"].seen] == ["/version", "/nope?x=1"]
 
 
-def test_the_fast_door_fits_this_uvicorn() -> None:
+def test_the_fast_frontend_supports_the_installed_uvicorn() -> None:
     assert uvicorn.is_supported()
 
 
-def test_another_uvicorn_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_uvicorn_with_other_internals_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(uvicorn.HttpToolsProtocol, "on_response_complete")
     assert not uvicorn.is_supported()
 
 
-async def test_without_it_the_gateway_serves_all_the_same(
+async def test_with_an_unsupported_uvicorn_the_gateway_serves_through_asgi(
     monkeypatch: pytest.MonkeyPatch, gateway_of: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.service.server.is_supported", lambda: False)
     async with gateway_of({"a": "baseline"}, fast=True) as running:
         assert (await running.chat()).status_code == 200
-    assert "served by ASGI alone" in caplog.text
+    assert "serving through ASGI" in caplog.text
 
 
-async def test_a_refusal_reaches_a_client_that_sent_no_http_after_it() -> None:
-    # By ASGI uvicorn runs the request in a task, and refuses what follows it before that has begun.
+async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request() -> None:
+    # Only the fast frontend: through ASGI, uvicorn runs the request in a task, and answers the garbage first.
     async with start_gateway({"a": "baseline"}) as running:
         raw = await Raw.to(running)
         raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")
         status, _, body = await raw.answer()
         assert status == 400
-        assert b"not JSON" in body, "the refusal itself, not what follows it"
+        assert b"not JSON" in body, "expected the answer to the request, not to the garbage"
         raw.close()

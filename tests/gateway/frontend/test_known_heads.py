@@ -1,4 +1,4 @@
-"""Requests whose head came before on their connection: answered as any other, however they are cut or changed."""
+"""Requests whose head is known from an earlier one of their connection bypass the parser, with the same results."""
 
 from __future__ import annotations
 
@@ -24,90 +24,96 @@ async def echo(wire: Wire) -> None:
     await wire.json(answer(wire.seen.json["messages"][0]["content"]))
 
 
-async def told(raw: Raw) -> str:
+async def echoed(raw: Raw) -> str:
+    """Return the text of the next answer of `echo`."""
     status, _, body = await raw.answer()
     assert status == 200, body
     text: str = json.loads(body)["choices"][0]["message"]["content"]
     return text.removeprefix("from ")
 
 
-async def warm(raw: Raw) -> None:
+async def make_head_known(raw: Raw) -> None:
     for _ in range(3):
         raw.writer.write(post(chat("warm")))
-        assert await told(raw) == "warm"
+        assert await echoed(raw) == "warm"
 
 
-async def test_they_go_past_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_heads_bypass_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    slow = uvicorn.HttpToolsProtocol.data_received
+    parse = uvicorn.HttpToolsProtocol.data_received
 
-    def note(self: uvicorn.HttpToolsProtocol, data: bytes) -> None:
+    def record_and_parse(self: uvicorn.HttpToolsProtocol, data: bytes) -> None:
         parsed.append(data)
-        slow(self, data)
+        parse(self, data)
 
-    monkeypatch.setattr(uvicorn.HttpToolsProtocol, "data_received", note)
+    monkeypatch.setattr(uvicorn.HttpToolsProtocol, "data_received", record_and_parse)
     async with start_gateway({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         before = len(parsed)
         for number in range(12):
             raw.writer.write(post(chat("x" * number)))
-            assert await told(raw) == "x" * number
+            assert await echoed(raw) == "x" * number
         assert len(parsed) == before
         raw.close()
 
 
-async def test_cut_anywhere(gateway_of: Start) -> None:
+async def test_requests_split_at_any_byte(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         whole = post(chat("cut"))
         body = whole.index(b"\r\n\r\n") + 4
         for cut in (1, body - 10, body - 3, body - 1, body, body + 1, len(whole) - 1):
-            for part in (whole[:cut], whole[cut:]):
-                raw.writer.write(part)
-                await raw.writer.drain()
-                await asyncio.sleep(0.005)
-            assert await told(raw) == "cut"
+            raw.writer.write(whole[:cut])
+            await running.until_read()
+            raw.writer.write(whole[cut:])
+            assert await echoed(raw) == "cut"
         for byte in whole:
             raw.writer.write(bytes([byte]))
             await asyncio.sleep(0)
-        assert await told(raw) == "cut"
+        assert await echoed(raw) == "cut"
         raw.close()
 
 
 @pytest.mark.parametrize("cut", [0, 20])
-async def test_pipelined(gateway_of: Start, cut: int) -> None:
+async def test_pipelined_requests_with_known_heads(gateway_of: Start, cut: int) -> None:
+    release = asyncio.Event()
+
     async def slower(wire: Wire) -> None:
-        await asyncio.sleep(0.05 if wire.seen.json["messages"][0]["content"] == "1" else 0)
+        text = wire.seen.json["messages"][0]["content"]
+        await asyncio.sleep(0.05 if text == "1" else 0)
+        if text == "6":
+            await release.wait()
         await echo(wire)
 
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = slower
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         own = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
         everything = post(chat("1")) + post(chat("22")) + own + post(chat("333")) + post(chat("4"))
         raw.writer.write(everything[: len(everything) - cut])
         if cut:
-            await raw.writer.drain()
-            await asyncio.sleep(0.005)
+            await running.until_read()
             raw.writer.write(everything[len(everything) - cut :])
-        assert [await told(raw), await told(raw)] == ["1", "22"]
+        assert [await echoed(raw), await echoed(raw)] == ["1", "22"]
         assert (await raw.answer())[0] == 200
-        assert [await told(raw), await told(raw)] == ["333", "4"]
-        raw.writer.write(post(chat("5")))  # one after the other again
-        assert await told(raw) == "5"
+        assert [await echoed(raw), await echoed(raw)] == ["333", "4"]
+        raw.writer.write(post(chat("5")))  # no longer pipelined
+        assert await echoed(raw) == "5"
         raw.writer.write(post(chat("6")))
-        await asyncio.sleep(0.005)
-        raw.writer.write(post(chat("7")))  # while the one before is under way
-        assert [await told(raw), await told(raw)] == ["6", "7"]
+        await running.until(lambda: len(running.upstreams["a"].seen) == 9)
+        raw.writer.write(post(chat("7")))  # while the previous request is in flight
+        await running.until_read()
+        release.set()
+        assert [await echoed(raw), await echoed(raw)] == ["6", "7"]
         raw.close()
 
 
-async def test_another_head_is_another_request(gateway_of: Start) -> None:
+async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
     key = b"authorization: Bearer sk-right\r\n"
     keys = [{"name": "k", "key": "sk-right", "may_override": True}]
     async with gateway_of({"a": "baseline", "b": "ngram"}, keys=keys) as running:
@@ -130,11 +136,11 @@ async def test_another_head_is_another_request(gateway_of: Start) -> None:
 
 
 @pytest.mark.parametrize("length", [b"1000000000", b"2097153", b"-1", b"+5", b"0x5", b"5 5", b""])
-async def test_a_length_that_cannot_be(gateway_of: Start, length: bytes) -> None:
+async def test_invalid_content_lengths_are_refused(gateway_of: Start, length: bytes) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         head, _, _ = post().partition(b"content-length: ")
         raw.writer.write(head + b"content-length: " + length + b"\r\n\r\nhello")
         assert (await raw.answer())[0] == (413 if length.isdigit() else 400)
@@ -142,7 +148,7 @@ async def test_a_length_that_cannot_be(gateway_of: Start, length: bytes) -> None
         raw.close()
 
 
-async def test_the_client_leaves(gateway_of: Start) -> None:
+async def test_clients_that_leave(gateway_of: Start) -> None:
     async def begin(wire: Wire) -> None:
         if not wire.seen.json.get("stream"):
             await echo(wire)
@@ -155,12 +161,12 @@ async def test_the_client_leaves(gateway_of: Start) -> None:
         upstream = running.upstreams["a"]
         upstream.behaviour = begin
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         raw.writer.write(post(chat("never whole"))[:-5])
         await raw.writer.drain()
         raw.close()
         other = await Raw.to(running)
-        await warm(other)
+        await make_head_known(other)
         other.writer.write(post(chat("on", stream=True)))
         await other.reader.readuntil(b"one")
         other.close()
@@ -174,15 +180,15 @@ async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pyte
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
-        await warm(raw)
+        await make_head_known(raw)
         async with asyncio.timeout(5):
             assert await raw.reader.read() == b""
         raw.close()
 
 
-async def test_a_connection_that_is_used_stays(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(wire: Wire) -> None:
-        await asyncio.sleep(0.5)  # longer than a connection may be idle
+        await asyncio.sleep(0.5)  # longer than the keep-alive time
         await echo(wire)
 
     monkeypatch.setattr(uvicorn, "_SWEEP_S", 0.05)
@@ -191,14 +197,14 @@ async def test_a_connection_that_is_used_stays(gateway_of: Start, monkeypatch: p
         running.upstreams["a"].behaviour = slow
         raw = await Raw.to(running)
         raw.writer.write(post(chat("a")))
-        assert await told(raw) == "a"
+        assert await echoed(raw) == "a"
         raw.writer.write(post(chat("b")))
-        assert await told(raw) == "b"
+        assert await echoed(raw) == "b"
         raw.close()
 
 
 @pytest.mark.parametrize("body", ["{not JSON at all}", '{"id": "x", "usage": '])
-async def test_an_answer_of_a_known_head_that_is_no_json_is_asked_for_elsewhere(gateway_of: Start, body: str) -> None:
+async def test_an_answer_with_a_known_head_that_is_not_json_is_retried(gateway_of: Start, body: str) -> None:
     bodies = [json.dumps(answer("a"))] * 4 + [body]
 
     async def same_head(wire: Wire) -> None:
@@ -211,13 +217,13 @@ async def test_an_answer_of_a_known_head_that_is_no_json_is_asked_for_elsewhere(
         running.upstreams["a"].behaviour = same_head
         for _ in range(4):
             assert (await running.chat()).headers["x-gateway-backend"] == "a"
-        got = await running.chat()
-        assert got.headers["x-gateway-backend"] == "b"
-        assert got.headers["x-gateway-retried-from"] == "a"
+        response = await running.chat()
+        assert response.headers["x-gateway-backend"] == "b"
+        assert response.headers["x-gateway-retried-from"] == "a"
         assert not bodies
 
 
-async def test_heads_that_differ_each_time(gateway_of: Start) -> None:
+async def test_answer_heads_that_all_differ(gateway_of: Start) -> None:
     async def numbered(wire: Wire) -> None:
         await wire.json(
             answer("a", tokens=wire.upstream.connections), headers=f"x-number: {len(wire.upstream.seen)}\r\n"
@@ -226,22 +232,22 @@ async def test_heads_that_differ_each_time(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = numbered
         for number in range(1, 140):
-            got = await running.chat()
-            assert (got.status_code, got.headers["x-number"]) == (200, str(number))
+            response = await running.chat()
+            assert (response.status_code, response.headers["x-number"]) == (200, str(number))
 
 
-async def test_heads_of_requests_that_differ_each_time(gateway_of: Start) -> None:
+async def test_request_heads_that_all_differ(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
         for number in (*range(40), *[40] * 40):
             raw.writer.write(post(chat(str(number)), b"x-number: %d\r\n" % number))
-            assert await told(raw) == str(number)
+            assert await echoed(raw) == str(number)
             assert running.upstreams["a"].seen[-1].header("x-number") == str(number)
         raw.close()
 
 
-async def test_answers_are_counted_the_same_however_they_come(gateway_of: Start) -> None:
+async def test_answers_in_pieces_are_counted_like_answers_in_one_piece(gateway_of: Start) -> None:
     async def in_pieces(wire: Wire) -> None:
         text = json.dumps(answer("a")).encode()
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)

@@ -1,4 +1,4 @@
-"""Watching streams: what goes on, what is counted, what is read at the end."""
+"""Event streams: what is passed on, counted, and read at the end."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}
     separator=st.sampled_from([b"\n\n", b"\r\n\r\n"]),
     cuts=st.lists(st.integers(0, 2000), max_size=12),
 )
-def test_every_byte_goes_on_however_it_is_cut(texts: list[str], separator: bytes, cuts: list[int]) -> None:
+def test_all_bytes_are_passed_on_as_whole_events(texts: list[str], separator: bytes, cuts: list[int]) -> None:
     whole = b"".join(b"data: " + json.dumps(text).encode() + separator for text in texts)
     stream = EventStream(Endpoint.CHAT)
-    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    offsets = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     passed = b""
-    for start, end in itertools.pairwise(places):
+    for start, end in itertools.pairwise(offsets):
         part = stream.feed(whole[start:end])
-        assert part == b"" or part.endswith(separator)  # whole events only
+        assert part == b"" or part.endswith(separator)
         passed += part
     assert passed + stream.rest() == whole
     assert stream.events == len(texts)
     assert stream.size_bytes == len(whole)
 
 
-def test_what_has_no_end_is_not_held_forever() -> None:
+def test_an_event_without_end_is_held_only_up_to_a_limit() -> None:
     stream = EventStream(Endpoint.CHAT)
     assert stream.feed(b"x" * (1 << 20)) == b""
     assert len(stream.feed(b"x" * 10)) == (1 << 20) + 10
 
 
-def test_usage_is_found_whether_it_comes_alone_or_not() -> None:
+def test_usage_is_found_however_the_reads_split_the_stream() -> None:
     for reads in ([delta("a"), USAGE, DONE], [delta("a") + USAGE + DONE], [delta("a"), USAGE + DONE]):
         stream = EventStream(Endpoint.CHAT)
         for read in reads:
@@ -51,9 +51,9 @@ def test_usage_is_found_whether_it_comes_alone_or_not() -> None:
 
 
 @pytest.mark.parametrize(("with_usage", "expected"), [(True, 3), (False, 3)])
-def test_steps_of_a_chat(with_usage: bool, expected: int) -> None:
+def test_steps_of_a_chat_stream(with_usage: bool, expected: int) -> None:
     stream = EventStream(Endpoint.CHAT)
-    for text in ("", "one", "two", "three"):  # the role first
+    for text in ("", "one", "two", "three"):  # the first chunk is the role
         stream.feed(delta(text))
     if with_usage:
         stream.feed(USAGE)
@@ -61,7 +61,7 @@ def test_steps_of_a_chat(with_usage: bool, expected: int) -> None:
     assert stream.steps(Endpoint.CHAT, with_usage=with_usage) == expected
 
 
-def test_steps_where_other_events_come_between() -> None:
+def test_steps_of_streams_with_marked_deltas() -> None:
     stream = EventStream(Endpoint.MESSAGES)
     stream.feed(b'event: message_start\ndata: {"type": "message_start"}\n\n')
     for _ in range(4):
@@ -74,23 +74,23 @@ def test_steps_where_other_events_come_between() -> None:
     assert stream.steps(Endpoint.RESPONSES, with_usage=True) == 3
 
 
-def test_the_size_of_the_text_is_what_events_hold_beyond_the_shortest() -> None:
+def test_text_bytes_are_those_beyond_the_shortest_event() -> None:
     stream = EventStream(Endpoint.CHAT)
     stream.feed(delta(""))
     for _ in range(10):
         stream.feed(delta("x" * 40))
-    stream.feed(DONE)  # shorter than any event, and none
+    stream.feed(DONE)  # shorter than the events, but not one of them
     assert stream.text_bytes() == pytest.approx(400, abs=len(delta("")) + 12)
 
 
-def test_beginnings() -> None:
-    for good in (b"data: x\n\n", b"event: y\ndata: x\n\n", b": ping\n\n", b"\n\ndata: x\n\n", b"id: 1\n\n"):
-        assert is_event_stream(good)
-    for bad in (b"<html>\n\n", b"hello\n\n"):
-        assert not is_event_stream(bad)
+def test_event_streams_are_recognized_by_their_beginning() -> None:
+    for stream in (b"data: x\n\n", b"event: y\ndata: x\n\n", b": ping\n\n", b"\n\ndata: x\n\n", b"id: 1\n\n"):
+        assert is_event_stream(stream)
+    for other in (b"<html>\n\n", b"hello\n\n"):
+        assert not is_event_stream(other)
 
 
-def test_errors_of_the_engine_at_the_beginning() -> None:
+def test_engine_errors_at_the_beginning_of_a_stream() -> None:
     assert is_engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n')
     assert not is_engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
     assert not is_engine_error(delta('an "error" in the text'))

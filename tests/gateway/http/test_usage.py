@@ -1,4 +1,4 @@
-"""What an answer says of its own cost."""
+"""The usage in answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CHAT = {
 }
 
 
-def test_a_chat_answer() -> None:
+def test_usage_of_a_chat_answer() -> None:
     assert read_usage(CHAT) == Usage(7, 100, 4, 30, 60, 20, 0.02, 0.0015, 0.5)
 
 
-def test_responses_and_messages() -> None:
+def test_usage_of_responses_and_messages() -> None:
     usage = {"input_tokens": 7, "output_tokens": 9}
     for document in ({"usage": usage}, {"type": "response.completed", "response": {"usage": usage}}):
         read = read_usage(document)
@@ -39,7 +39,7 @@ def test_responses_and_messages() -> None:
     [
         (100, 60, 20, 2.5),
         (100, 0, 0, 1.0),
-        (100, 99, 12, 100 / 12),  # the last step accepted more than was left to answer
+        (100, 99, 12, 100 / 12),  # the last step accepted more tokens than the answer still needed
         (100, None, 0, None),
         (0, 0, 0, None),
         (5, 5, 0, None),
@@ -58,7 +58,7 @@ json_values = st.recursive(
 
 
 @given(usage=json_values, metrics=json_values, details=json_values)
-def test_whatever_an_engine_sends_is_read_or_left(usage: Any, metrics: Any, details: Any) -> None:
+def test_any_json_is_read_without_an_error(usage: Any, metrics: Any, details: Any) -> None:
     read_usage(usage)
     read_usage({"usage": usage, "metrics": metrics})
     read_usage({"usage": {"prompt_tokens_details": details}, "metrics": {"speculative_decoding": metrics}})

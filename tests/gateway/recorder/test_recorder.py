@@ -1,4 +1,4 @@
-"""The recorder: what it writes, and that nothing waits for it."""
+"""The recorder: what it writes, and that requests do not wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.recorder import FinishedRequest, Recorder, recorder_issue, with_salt
-from gateway.recorder.document import Documents, Waiting
+from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
 from gateway.routing.model import Model
@@ -42,28 +42,28 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-def taken(recorder: Recorder, number: int = 0, **changes: Any) -> FinishedRequest:
-    """Return a request that ended well."""
+def finished(recorder: Recorder, number: int = 0, **changes: Any) -> FinishedRequest:
+    """Return a request that was answered."""
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
     routed = RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
     decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
-    take = recorder.take(Endpoint.CHAT)
-    assert take is not None
-    take.choose(backends)
-    take.chunks.extend((10.0, 10.25, 10.75))
+    notes = recorder.start_notes(Endpoint.CHAT)
+    assert notes is not None
+    notes.note_candidates(backends)
+    notes.chunks.extend((10.0, 10.25, 10.75))
     outcome = Outcome(features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5})
-    own = FinishedRequest(
-        take, b"%d" % number, "team", routed, b"", decision, backends[0], "", 200, "ok", outcome, None, 9.0, 11.0
+    request = FinishedRequest(
+        notes, b"%d" % number, "team", routed, b"", decision, backends[0], "", 200, "ok", outcome, None, 9.0, 11.0
     )
-    return replace(own, **changes)
+    return replace(request, **changes)
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Any:
-    """Return what starts recorders and stops them after the test."""
+    """Return a function that starts recorders, which stop after the test."""
     running: list[Recorder] = []
 
     def start(**fields: Any) -> Recorder:
@@ -77,16 +77,19 @@ def started(tmp_path: Path) -> Any:
         recorder.stop()
 
 
-def test_a_record_tells_what_was_known(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    recorder.add(taken(recorder, 7))
+    recorder.add(finished(recorder, 7))
     recorder.stop()
     (record,) = records(tmp_path)
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
     assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
     assert record.propensity == 0.75
-    assert [one[:4] for one in record.candidates] == [("b", "ngram", 1.25, 0.75), ("a", "baseline", None, 0.25)]
-    assert [one[4:] for one in record.candidates] == [(3, 5, 2), (0, None, None)]
+    assert [candidate[:4] for candidate in record.candidates] == [
+        ("b", "ngram", 1.25, 0.75),
+        ("a", "baseline", None, 0.25),
+    ]
+    assert [candidate[4:] for candidate in record.candidates] == [(3, 5, 2), (0, None, None)]
     assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
     assert record.spec is not None
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
@@ -94,56 +97,58 @@ def test_a_record_tells_what_was_known(tmp_path: Path, started: Callable[..., Re
     assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
 
 
-def test_a_policy_that_does_not_tell_of_others_is_certain_or_not(
+def test_propensities_of_other_candidates_are_implied_where_possible(
     tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
     recorder = started()
     for propensity in (1.0, 0.75):
-        recorder.add(taken(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
-    third = taken(recorder, decision=Decision("b", "random", "drawn", 0.5))
-    third.take.choose([*third.take.candidates, Backend("c", "m", Method.SUFFIX, "")])
+        recorder.add(finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
+    third = finished(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    third.notes.note_candidates([*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
     recorder.add(third)
     recorder.stop()
     certain, one_other, two_others = records(tmp_path)
-    assert [one.propensity for one in certain.candidates] == [1.0, 0.0]
-    assert [one.propensity for one in one_other.candidates] == [0.75, 0.25]
-    assert [one.propensity for one in two_others.candidates] == [0.5, None, None]
+    assert [candidate.propensity for candidate in certain.candidates] == [1.0, 0.0]
+    assert [candidate.propensity for candidate in one_other.candidates] == [0.75, 0.25]
+    assert [candidate.propensity for candidate in two_others.candidates] == [0.5, None, None]
 
 
-def test_candidates_that_the_policy_left_out_could_not_be_chosen(
+def test_candidates_that_the_policy_excluded_have_propensity_0(
     tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
     recorder = started()
-    one = taken(recorder)
-    considered = CandidateScores(one.take.candidates[:1], [2.5], [0.9])
-    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
+    request = finished(recorder)
+    considered = CandidateScores(request.notes.candidates[:1], [2.5], [0.9])
+    recorder.add(replace(request, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
     recorder.stop()
     (record,) = records(tmp_path)
-    assert [one[2:4] for one in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+    assert [candidate[2:4] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
 
 
-def test_what_changes_between_requests_is_told_of_each(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    first, second, third = taken(recorder), taken(recorder), taken(recorder)
-    second.take.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
-    second.take.choose(second.take.candidates)
-    third.take.choose(third.take.candidates[:1])
-    for one in (first, second, third, taken(recorder)):
-        recorder.add(replace(one, decision=Decision("b", "random", "drawn", 0.5)))
+    first, second, third = finished(recorder), finished(recorder), finished(recorder)
+    second.notes.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
+    second.notes.note_candidates(second.notes.candidates)
+    third.notes.note_candidates(third.notes.candidates[:1])
+    for request in (first, second, third, finished(recorder)):
+        recorder.add(replace(request, decision=Decision("b", "random", "drawn", 0.5)))
     recorder.stop()
-    told = [[(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)]
+    candidates = [
+        [(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)
+    ]
     usual = [("b", 5, 2), ("a", None, None)]
-    assert told == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
+    assert candidates == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
 
 
-def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, queue=3))
     for number in range(5):
-        recorder.add(taken(recorder, number))
+        recorder.add(finished(recorder, number))
     assert recorder.dropped == 2
     recorder.start()
     recorder.stop()
-    assert [one.id for one in records(tmp_path)] == ["0", "1", "2"]
+    assert [record.id for record in records(tmp_path)] == ["0", "1", "2"]
     metrics = Metrics()
     recorder.count(metrics)
     recorder.count(metrics)
@@ -155,74 +160,78 @@ def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path) -> None:
     assert f'gateway_recorder_bytes_total{{text="none"}} {float(size)}' in page
 
 
-def test_texts_that_wait_are_bounded_too(tmp_path: Path) -> None:
+def test_queued_texts_are_limited(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="full", queue_mib=1, max_text_kib=600))
     for number in range(4):
-        recorder.add(taken(recorder, number, body=b"x" * 600_000))
+        recorder.add(finished(recorder, number, body=b"x" * 600_000))
     assert recorder.dropped == 2
 
 
-def test_what_waits_is_counted_by_the_memory_that_it_takes(tmp_path: Path) -> None:
+def test_queued_requests_are_counted_by_their_memory(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="hashes", max_text_kib=1))
-    one = taken(recorder, body=b"x" * 10)
-    assert one.held_bytes() == 10
-    one.take.keep(b"y" * 100)
-    assert one.held_bytes() == 110
-    other = taken(recorder, routed=RoutedRequest(one.routed.model, None, prompt=Prompt(["abc", "ä"])))
-    assert other.held_bytes() == 3 + 4
-    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000)
-    assert other.held_bytes() == 3 + 4 + 16 + 80
-    other.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "too long with this"}}]}, 25)
-    assert other.take.transcript is not None
-    assert other.take.transcript.text == "ja 😀"
+    stream = finished(recorder, body=b"x" * 10)
+    assert stream.held_bytes() == 10
+    stream.notes.keep(b"y" * 100)
+    assert stream.held_bytes() == 110
+    plain = finished(recorder, routed=RoutedRequest(stream.routed.model, None, prompt=Prompt(["abc", "ä"])))
+    assert plain.held_bytes() == 3 + 4
+    plain.notes.keep_document(
+        Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000
+    )
+    assert plain.held_bytes() == 3 + 4 + 16 + 80
+    plain.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "too long with this"}}]}, 25)
+    assert plain.notes.transcript is not None
+    assert plain.notes.transcript.text == "ja 😀"
 
 
-def test_a_share_of_the_requests_is_taken(tmp_path: Path) -> None:
+def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, sample=0.25))
-    took = sum(recorder.take(Endpoint.CHAT) is not None for _ in range(4000))
-    assert 800 < took < 1200
-    assert recorder.take(Endpoint.OTHER) is None
+    recorded = sum(recorder.start_notes(Endpoint.CHAT) is not None for _ in range(4000))
+    assert 800 < recorded < 1200
+    assert recorder.start_notes(Endpoint.OTHER) is None
 
 
-def test_a_record_that_cannot_be_made_ends_no_other(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    one = taken(recorder, 1)
-    considered = CandidateScores(one.take.candidates[:1], [1.0], [])  # as a policy with a defect might tell
-    recorder.add(replace(one, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
-    recorder.add(taken(recorder, 2))
+    request = finished(recorder, 1)
+    considered = CandidateScores(request.notes.candidates[:1], [1.0], [])  # inconsistent, by a defect of the policy
+    recorder.add(replace(request, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
+    recorder.add(finished(recorder, 2))
     recorder.stop()
-    assert [one.id for one in records(tmp_path)] == ["2"]
+    assert [record.id for record in records(tmp_path)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
 
 
-def test_a_disk_that_takes_nothing_is_counted_and_tried_again(
+def test_write_errors_are_counted_and_writing_is_retried(
     tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = tmp_path / "traces"
-    place.write_text("no folder")
-    recorder = started(path=place, flush_s=0.01)
-    recorder.add(taken(recorder, 1))
+    path = tmp_path / "traces"
+    path.write_text("no folder")
+    recorder = started(path=path, flush_s=0.01)
+    recorder.add(finished(recorder, 1))
     until(lambda: recorder.failed == 1)
-    recorder.add(taken(recorder, 2))
+    recorder.add(finished(recorder, 2))
     until(lambda: recorder.failed == 2)
     assert [line.message for line in caplog.records if "recorder" in line.message] == [
-        f"recorder: records are lost: {place}: File exists "
-        "(said once a minute; gateway_recorder_records_total counts them)"
+        f"recorder: records are lost: {path}: File exists "
+        "(logged once a minute; gateway_recorder_records_total counts them)"
     ]
-    place.unlink()
-    recorder.add(taken(recorder, 3))
+    path.unlink()
+    recorder.add(finished(recorder, 3))
     recorder.stop()
-    assert [one.id for one in records(place)] == ["3"]
+    assert [record.id for record in records(path)] == ["3"]
 
 
-def test_a_disk_that_is_full_in_the_middle_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = TraceFiles(settings(tmp_path))
     files.write(b'{"prompt_tokens": 1}\n')
-    real = os.write
+    write = os.write
 
     def full(descriptor: int, data: memoryview) -> int:
         if len(data) > 10:
-            return real(descriptor, data[:10])
+            return write(descriptor, data[:10])
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
@@ -232,7 +241,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_whole_frames(tmp_path: Path, m
     files.write(b'{"prompt_tokens": 3}\n')
     files.close()
     assert len(list(tmp_path.iterdir())) == 2
-    assert [one.prompt_tokens for one in records(tmp_path)] == [1, 3]
+    assert [record.prompt_tokens for record in records(tmp_path)] == [1, 3]
 
 
 def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
@@ -255,7 +264,7 @@ def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
 
 
-def test_old_files_go_but_none_that_is_being_written(tmp_path: Path) -> None:
+def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> None:
     line = b'{"prompt_tokens": 1}\n' * 100
     clock = [1e9]
     other = TraceFiles(settings(tmp_path, compression="none"), lambda: clock[0])
@@ -263,11 +272,11 @@ def test_old_files_go_but_none_that_is_being_written(tmp_path: Path) -> None:
     clock[0] += 1
     files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=0.005), lambda: clock[0])
     (tmp_path / "mine.jsonl").write_bytes(line)
-    for place in range(5):
+    for index in range(5):
         clock[0] += 1
         files.write(line)
         newest = max(tmp_path.glob("requests-*"))
-        os.utime(newest, (1e9 + place, 1e9 + place))
+        os.utime(newest, (1e9 + index, 1e9 + index))
     files.write(line)
     files.close()
     kept = sorted(tmp_path.glob("requests-*"))
@@ -280,19 +289,19 @@ def test_old_files_go_but_none_that_is_being_written(tmp_path: Path) -> None:
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
 
 
-def test_workers_share_the_salt_that_is_made(tmp_path: Path) -> None:
+def test_workers_share_a_generated_salt(tmp_path: Path) -> None:
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
     model = {"policy": {"name": "round_robin"}, "backends": backends}
     pool = PoolSettings.model_validate({"models": {"m": model}, "recorder": {"path": tmp_path, "text": "hashes"}})
-    made, again = with_salt(pool), with_salt(pool)
-    assert made.recorder is not None
+    salted, again = with_salt(pool), with_salt(pool)
+    assert salted.recorder is not None
     assert again.recorder is not None
-    assert made.recorder.hash_salt is not None
-    assert made.recorder.hash_salt != again.recorder.hash_salt
-    assert with_salt(made) is made
+    assert salted.recorder.hash_salt is not None
+    assert salted.recorder.hash_salt != again.recorder.hash_salt
+    assert with_salt(salted) is salted
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_issue(tmp_path: Path) -> None:
     assert recorder_issue(settings(tmp_path / "a" / "b")) == ""
     assert list(tmp_path.iterdir()) == []
     file = tmp_path / "file"
@@ -303,44 +312,44 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert recorder_issue(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
 
 
-def test_hashes_made_at_once_are_those_made_in_the_thread(tmp_path: Path) -> None:
+def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="hashes"))
-    at_once = Documents("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
-    later = Documents("hashes", TextHasher(b"salt"))
+    at_once = RecordBuilder("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
+    later = RecordBuilder("hashes", TextHasher(b"salt"))
     for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
-        one = taken(recorder)
-        one = replace(
-            one, routed=RoutedRequest(one.routed.model, one.routed.features, prompt=Prompt([prompt, "and more"]))
-        )
-        del one.take.chunks[:]
-        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
-        begun, waiting = at_once.begin(one, 1.0), later.begin(one, 1.0)
+        request = finished(recorder)
+        routed = RoutedRequest(request.routed.model, request.routed.features, prompt=Prompt([prompt, "and more"]))
+        request = replace(request, routed=routed)
+        del request.notes.chunks[:]
+        request.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
+        begun, pending = at_once.begin(request, 1.0), later.begin(request, 1.0)
         assert isinstance(begun, bytes) is is_short
-        assert isinstance(waiting, Waiting)
+        assert isinstance(pending, PendingRecord)
         lines = [begun] if isinstance(begun, bytes) else at_once.end([begun])
-        assert lines == later.end([waiting])
-        assert json.loads(waiting.head + b"\n").items() <= json.loads(lines[0]).items()  # type: ignore[arg-type]
+        assert lines == later.end([pending])
+        assert json.loads(pending.head + b"\n").items() <= json.loads(lines[0]).items()  # type: ignore[arg-type]
         assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(lines[0]).keys()  # type: ignore[arg-type]
 
 
-def test_all_hashes_of_a_recorder_have_one_salt(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_all_hashes_of_a_recorder_have_the_same_salt(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started(text="hashes")
     for number, prompt in enumerate(("two words", "two words" * 1000)):
-        one = taken(recorder, number)
-        one = replace(one, routed=RoutedRequest(one.routed.model, one.routed.features, prompt=Prompt([prompt])))
-        del one.take.chunks[:]
-        one.take.read(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
-        recorder.add(one)
+        request = finished(recorder, number)
+        routed = RoutedRequest(request.routed.model, request.routed.features, prompt=Prompt([prompt]))
+        request = replace(request, routed=routed)
+        del request.notes.chunks[:]
+        request.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
+        recorder.add(request)
     recorder.stop()
     short, long = records(tmp_path)
     assert short.hashing == long.hashing
     assert list(short.output_hashes) == list(long.output_hashes)
 
 
-# With a gateway around it.
+# In a gateway
 
 
-async def test_requests_are_recorded_as_they_end(gateway_of: Start, tmp_path: Path) -> None:
+async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_of: Start, tmp_path: Path) -> None:
     keys = [{"name": "team", "key": "sk-secret-key"}]
     async with gateway_of(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
         headers = {"authorization": "Bearer sk-secret-key", "x-gateway-workload": "code", "x-request-id": "my-id"}
@@ -358,8 +367,8 @@ async def test_requests_are_recorded_as_they_end(gateway_of: Start, tmp_path: Pa
     )
     assert (plain.temperature, plain.max_tokens, plain.stream, plain.output_tokens) == (0.25, 9, None, 3)
     assert plain.policy == "round_robin"
-    assert {one.backend for one in plain.candidates} == {"a", "b"}
-    assert plain.template  # which this policy has no need of
+    assert {candidate.backend for candidate in plain.candidates} == {"a", "b"}
+    assert plain.template  # although this policy does not use it
     assert plain.code_share == 1.0
     assert plain.arrived_at is not None
     assert streamed.arrived_at is not None
@@ -377,7 +386,7 @@ async def test_requests_are_recorded_as_they_end(gateway_of: Start, tmp_path: Pa
         assert secret not in written
 
 
-async def test_the_text_is_recorded_where_it_may_be(tmp_path: Path) -> None:
+async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
     async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
         await running.chat("what is recorded?")
@@ -391,24 +400,28 @@ async def test_the_text_is_recorded_where_it_may_be(tmp_path: Path) -> None:
     assert (two.messages, two.output) == ((), "")
 
 
-async def test_hashes_stand_for_the_text(tmp_path: Path) -> None:
+async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s", "max_text_kib": 20}
     policy = {"name": "thresholds", "rules": [{"name": "all", "when": {}, "prefer": ["baseline"]}]}
-    prompts = ["from a distance", "a long way, " * 1500, "too far, " * 3000]  # the second is not kept, but read again
+    prompts = [
+        "from a distance",
+        "a long way, " * 1500,
+        "too far, " * 3000,
+    ]  # the second is parsed again, the third is not recorded
     async with start_gateway({"a": "baseline"}, recorder=recorder, policy=policy) as running:
         for prompt in prompts:
             await running.chat(prompt)
             await running.chat(prompt, stream=True)
-    told = records(tmp_path)
-    assert {(one.messages, one.output) for one in told} == {((), "")}
+    recorded = records(tmp_path)
+    assert {(record.messages, record.output) for record in recorded} == {((), "")}
     hasher = TextHasher(b"s")
     expected: list[Any] = [hasher.hash_text(prompt, output) for prompt in prompts for output in ("from a", "from a!")]
     expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
-    assert [(one.prompt_hashes, one.output_hashes, one.hashing) for one in told] == expected
-    assert told[0].prompt_hashes[:2] == told[0].output_hashes[:2]
+    assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
+    assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
 
 
-async def test_failures_are_recorded_for_what_they_are(tmp_path: Path) -> None:
+async def test_failures_are_recorded_with_their_kind(tmp_path: Path) -> None:
     async def refuse(wire: Wire) -> None:
         await wire.json({"error": {"message": "no", "code": 400}}, 400)
 
@@ -448,36 +461,36 @@ def pool_file(tmp_path: Path, **recorder: Any) -> Path:
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 12}
 
 
-def test_killed_in_the_middle_every_record_that_was_flushed_is_there(tmp_path: Path) -> None:
+def test_flushed_records_survive_a_killed_gateway(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     with gateway_command(pool_file(tmp_path, flush_s=0.05, text="full"), tmp_path, "--workers", "2") as running:
         sent = [running.post("/v1/chat/completions", BODY).headers["x-request-id"] for _ in range(20)]
 
         def flushed() -> bool:
-            return folder.exists() and len(found()) == len(sent)
+            return folder.exists() and len(recorded()) == len(sent)
 
-        def found() -> set[str]:
-            return {one.id for one in read_trace(folder)} if any(folder.iterdir()) else set()
+        def recorded() -> set[str]:
+            return {record.id for record in read_trace(folder)} if any(folder.iterdir()) else set()
 
         until(flushed, what="the records")
         os.killpg(running.process.pid, signal.SIGKILL)
-    assert found() == set(sent)
+    assert recorded() == set(sent)
     (last, *_) = sorted(folder.iterdir(), key=lambda path: path.stat().st_size, reverse=True)
     whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) * 2 // 3])  # as if it had been in the middle of a write
+    last.write_bytes(whole[: len(whole) * 2 // 3])  # as after an interrupted write
     broken: list[BrokenLine] = []
-    kept = {one.id for one in read_trace(folder, report=broken.append)}
+    kept = {record.id for record in read_trace(folder, report=broken.append)}
     assert 0 < len(kept) < len(sent)
     assert kept < set(sent)
 
 
-def test_sigterm_writes_what_is_not_yet_written(tmp_path: Path) -> None:
+def test_sigterm_writes_the_remaining_records(tmp_path: Path) -> None:
     with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
         for _ in range(5):
             running.post("/v1/chat/completions", BODY)
         assert running.get("/metrics").text.count("gateway_recorder_queue")
         assert not (tmp_path / "traces").exists()
         assert running.end() == 0
-    told = records(tmp_path / "traces")
-    assert len(told) == 5
-    assert all(json.dumps(BODY["messages"]) not in str(one) for one in told)
+    recorded = records(tmp_path / "traces")
+    assert len(recorded) == 5
+    assert all(json.dumps(BODY["messages"]) not in str(record) for record in recorded)

@@ -1,4 +1,4 @@
-"""What a recorder keeps of texts: the answer as it was relayed, and hashes that stand for it."""
+"""Recorded texts: the relayed answer, and the hashes recorded in its place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from policies.features.request import Endpoint
         (Endpoint.RESPONSES, [{"output": [{"content": [{"text": "hi"}]}, {"arguments": "{}"}]}], "hi{}"),
     ],
 )
-def test_the_text_of_whole_answers(endpoint: Endpoint, documents: list[Any], text: str) -> None:
+def test_texts_of_answers_in_one_piece(endpoint: Endpoint, documents: list[Any], text: str) -> None:
     assert read_answer(endpoint, orjson.dumps(documents[0]), stream=False).text == text
     assert read_answer(endpoint, b"no json", stream=False).text == ""
 
@@ -67,7 +67,7 @@ RESPONSES = [
         (Endpoint.RESPONSES, RESPONSES),
     ],
 )
-def test_the_text_of_streams(endpoint: Endpoint, events: list[Any]) -> None:
+def test_texts_of_streams(endpoint: Endpoint, events: list[Any]) -> None:
     stream = (
         b"".join(b"event: e\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n" for event in events) + b"data: [DONE]\n\n"
     )
@@ -75,38 +75,38 @@ def test_the_text_of_streams(endpoint: Endpoint, events: list[Any]) -> None:
     assert read_answer(endpoint, stream + b'data: {"cut', stream=True).text == "abcd"
 
 
-def test_token_ids_that_the_engine_sends() -> None:
+def test_token_ids_sent_by_the_engine_are_read() -> None:
     events = [
         {"prompt_token_ids": [1, 2], "choices": [{"index": 0, "text": "a", "token_ids": [3]}]},
         {"choices": [{"token_ids": [4, 5]}]},
     ]
     stream = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
-    told = read_answer(Endpoint.COMPLETIONS, stream, stream=True)
-    assert (told.prompt_token_ids, told.token_ids) == ([1, 2], [3, 4, 5])
+    transcript = read_answer(Endpoint.COMPLETIONS, stream, stream=True)
+    assert (transcript.prompt_token_ids, transcript.token_ids) == ([1, 2], [3, 4, 5])
 
 
 @pytest.mark.parametrize("ngram", [1, 3])
-def test_hashes_repeat_where_the_text_does_and_nowhere_else(ngram: int) -> None:
+def test_hashes_are_equal_exactly_where_the_text_is(ngram: int) -> None:
     ids = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 7, 8]
     hasher = TextHasher(b"secret", ngram)
-    prompt, output, how = hasher.hash_ids(ids[:5], ids[5:])
+    prompt, output, hashing = hasher.hash_ids(ids[:5], ids[5:])
     grams = [tuple(ids[max(0, end - ngram) : end]) for end in range(1, len(ids) + 1)]
     assert [a == b for a in (prompt + output) for b in (prompt + output)] == [a == b for a in grams for b in grams]
     assert max(prompt + output) < 2**53
-    assert (how.unit, how.ngram) == ("token", ngram)
-    assert TextHasher(b"secret", ngram).hash_ids(ids[:5], ids[5:]) == (prompt, output, how)
-    elsewhere, _, other = TextHasher(b"another", ngram).hash_ids(ids[:5], ids[5:])
-    assert not set(elsewhere) & set(prompt)
-    assert other.salt != how.salt
+    assert (hashing.unit, hashing.ngram) == ("token", ngram)
+    assert TextHasher(b"secret", ngram).hash_ids(ids[:5], ids[5:]) == (prompt, output, hashing)
+    other_prompt, _, other_hashing = TextHasher(b"another", ngram).hash_ids(ids[:5], ids[5:])
+    assert not set(other_prompt) & set(prompt)
+    assert other_hashing.salt != hashing.salt
 
 
-def test_lookups_give_the_same_on_hashes_as_on_the_text() -> None:
+def test_ngram_drafting_gives_the_same_on_hashes_as_on_text() -> None:
     text = "the cat sat on the mat and the cat sat on the hat, and 12345 cats sat on the mats. " * 3
     hasher = TextHasher(b"secret")
-    prompt, output, how = hasher.hash_text(text, text[10:])
-    assert how.unit == "piece"
+    prompt, output, hashing = hasher.hash_text(text, text[10:])
+    assert hashing.unit == "piece"
     numbers: dict[str, int] = {}
-    pieces = [[numbers.setdefault(one, len(numbers)) for one in _PIECE.findall(part)] for part in (text, text[10:])]
+    pieces = [[numbers.setdefault(piece, len(numbers)) for piece in _PIECE.findall(part)] for part in (text, text[10:])]
     assert "".join(_PIECE.findall(text)) == text
     on_text, on_hashes = ngram_replay(*pieces, 5, 2, 4), ngram_replay(prompt, output, 5, 2, 4)
     assert on_text[0].tolist() == on_hashes[0].tolist()
@@ -114,23 +114,23 @@ def test_lookups_give_the_same_on_hashes_as_on_the_text() -> None:
 
 
 def pieces_of(texts: list[str]) -> list[list[str]]:
-    """Return the units of texts as texts."""
+    """Return the units of texts as strings."""
     units = cut(texts)
-    found = [units.data[start:][:size].decode() for start, size in zip(units.starts, units.sizes, strict=True)]
-    ends = [sum(units.counts[: place + 1]) for place in range(len(texts))]
-    assert ends[-1] == len(found)
-    return [found[end - count : end] for end, count in zip(ends, units.counts, strict=True)]
+    pieces = [units.data[start:][:size].decode() for start, size in zip(units.starts, units.sizes, strict=True)]
+    ends = [sum(units.counts[: index + 1]) for index in range(len(texts))]
+    assert ends[-1] == len(pieces)
+    return [pieces[end - count : end] for end, count in zip(ends, units.counts, strict=True)]
 
 
-def test_many_texts_are_cut_as_the_regular_expression_cuts_each() -> None:
+def test_texts_are_split_as_by_the_regular_expression() -> None:
     draw = Random(1)
-    signs = "ab_ 1290.,!\n\t  =x"
+    characters = "ab_ 1290.,!\n\t  =x"
     for _ in range(500):
-        texts = ["".join(draw.choices(signs, k=draw.randrange(40))) for _ in range(draw.randrange(1, 6))]
+        texts = ["".join(draw.choices(characters, k=draw.randrange(40))) for _ in range(draw.randrange(1, 6))]
         assert pieces_of(texts) == [_PIECE.findall(text) for text in texts]
 
 
-def test_text_that_is_not_ascii_is_cut_by_its_script() -> None:
+def test_text_beyond_ascii_is_split_by_its_script() -> None:
     german, chinese, nothing, korean = pieces_of(["zwei Wörter – “ja”", "中文字 和 text", "", "a 안녕 😀"])
     assert german == ["zwei", " Wörter", " –", " “", "ja", "”"]
     assert chinese == ["中", "文", "字", " 和", " text"]
@@ -138,22 +138,22 @@ def test_text_that_is_not_ascii_is_cut_by_its_script() -> None:
     assert korean == ["a", " 안", "녕", " 😀"]
 
 
-def test_a_hash_is_the_units_own_whatever_was_hashed_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes_module, "_PLACE_BITS", 6)  # so that most of what is remembered must leave its place
-    monkeypatch.setattr(hashes_module, "_AT_ONCE", 100)
+def test_a_hash_depends_only_on_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes_module, "_TABLE_BITS", 6)  # so that most entries of the cache are evicted
+    monkeypatch.setattr(hashes_module, "_CHUNK", 100)
     draw, salted = Random(2), blake2b(b"salt", digest_size=32).digest()
     hasher = TextHasher(b"salt")
     words = [" " + "".join(draw.choices("abcdefgh", k=draw.choice((1, 3, 8, 9, 20, 70, 200)))) for _ in range(300)]
     for _ in range(5):
         pairs = [("".join(draw.choices(words, k=90)), "".join(draw.choices(words, k=50))) for _ in range(4)]
         for (prompt, output), hashes in zip(pairs, hasher.hash_all(pairs), strict=True):
-            for text, told in zip((prompt, output), hashes, strict=True):
-                own = [blake2b(unit.encode(), key=salted, digest_size=8).digest() for unit in _PIECE.findall(text)]
-                assert told.tolist() == [int.from_bytes(one[:3], "big") for one in own]
+            for text, text_hashes in zip((prompt, output), hashes, strict=True):
+                digests = [blake2b(unit.encode(), key=salted, digest_size=8).digest() for unit in _PIECE.findall(text)]
+                assert text_hashes.tolist() == [int.from_bytes(digest[:3], "big") for digest in digests]
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 4])
-def test_texts_hashed_together_do_not_run_into_each_other(ngram: int) -> None:
+def test_texts_hashed_in_a_batch_are_independent(ngram: int) -> None:
     pairs = [("one two three", "two three four"), ("", "three"), ("two three", ""), ("one two", "three two three")]
     together = TextHasher(b"salt", ngram).hash_all(pairs)
     alone = [TextHasher(b"salt", ngram).hash_text(*pair)[:2] for pair in pairs]

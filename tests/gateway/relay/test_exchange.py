@@ -1,35 +1,38 @@
-"""What happens to a request when backends are well, and when they die, hang, break off or talk nonsense."""
+"""Requests to healthy backends, and to backends that die, hang, disconnect or answer garbage."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from backends.backend import State
-from tests.gateway.conftest import MODEL, Start
+from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.upstream import Wire, delta, well
+from tests.support.waiting import stays
 
 
-async def test_bytes_cross_untouched_in_both_directions(gateway_of: Start) -> None:
+async def test_bytes_are_passed_on_unchanged_in_both_directions(gateway_of: Start) -> None:
     sent = b'{ "model":"m",  "messages": [{"role":"user","content":"\\u00e9"}], "vllm_xargs": {"a": 1}, "user":"u" }'
-    got = b'{"id":"x", "choices": [],\n  "unknown_field":  1.50,"usage":null}'
+    answered = b'{"id":"x", "choices": [],\n  "unknown_field":  1.50,"usage":null}'
 
     async def odd(wire: Wire) -> None:
         await wire.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Odd: Yes\r\ncontent-length: %d\r\n\r\n%s"
-            % (len(got), got)
+            % (len(answered), answered)
         )
 
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = odd
         response = await running.client.post("/v1/chat/completions?q=%2Fx&y", content=sent, headers={"x-mine": "kept"})
-        assert response.content == got
+        assert response.content == answered
         assert response.headers["x-odd"] == "Yes"
         seen = running.upstreams["a"].seen[-1]
         assert seen.body == sent
@@ -39,7 +42,7 @@ async def test_bytes_cross_untouched_in_both_directions(gateway_of: Start) -> No
         assert len([1 for name, _ in seen.headers if name.lower() == "content-length"]) == 1
 
 
-async def test_the_answer_says_who_gave_it_and_why(gateway_of: Start) -> None:
+async def test_answer_headers_name_the_backend_and_the_reason(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         response = await running.chat()
         assert response.json()["choices"][0]["message"]["content"] == "from a"
@@ -50,18 +53,18 @@ async def test_the_answer_says_who_gave_it_and_why(gateway_of: Start) -> None:
         assert len(response.headers.get_list("date")) == 1
 
 
-async def test_request_id_is_kept_or_made_and_echoed(gateway_of: Start) -> None:
+async def test_the_request_id_is_kept_or_generated_and_echoed(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         response = await running.chat(headers={"X-Request-Id": "mine-1"})
         assert response.headers["x-request-id"] == "mine-1"
         assert running.upstreams["a"].seen[-1].header("x-request-id") == "mine-1"
         response = await running.chat()
-        made = response.headers["x-request-id"]
-        assert len(made) == 32
-        assert running.upstreams["a"].seen[-1].header("x-request-id") == made
+        generated = response.headers["x-request-id"]
+        assert len(generated) == 32
+        assert running.upstreams["a"].seen[-1].header("x-request-id") == generated
 
 
-async def test_each_chunk_of_a_stream_goes_on_as_it_comes(gateway_of: Start) -> None:
+async def test_each_chunk_of_a_stream_is_passed_on_at_once(gateway_of: Start) -> None:
     release = asyncio.Event()
 
     async def in_two(wire: Wire) -> None:
@@ -76,13 +79,13 @@ async def test_each_chunk_of_a_stream_goes_on_as_it_comes(gateway_of: Start) -> 
         body = {"model": MODEL, "messages": [], "stream": True}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
             chunks = response.aiter_raw()
-            assert await anext(chunks) == delta("one")  # although the second is not even made yet
+            assert await anext(chunks) == delta("one")  # the second has not been sent yet
             release.set()
             rest = b"".join([chunk async for chunk in chunks])
             assert rest == delta("two") + b"data: [DONE]\n\n"
 
 
-async def test_an_event_cut_in_two_reads_arrives_whole(gateway_of: Start) -> None:
+async def test_an_event_split_over_two_reads_arrives_whole(gateway_of: Start) -> None:
     async def cut(wire: Wire) -> None:
         await wire.begin_stream()
         event = delta("whole")
@@ -98,7 +101,7 @@ async def test_an_event_cut_in_two_reads_arrives_whole(gateway_of: Start) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_cancels_the_engines_work(gateway_of: Start, stream: bool) -> None:
+async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Start, stream: bool) -> None:
     started = asyncio.Event()
 
     async def slow(wire: Wire) -> None:
@@ -110,23 +113,23 @@ async def test_a_client_that_leaves_cancels_the_engines_work(gateway_of: Start, 
 
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = slow
-        asked = asyncio.create_task(running.chat(stream=stream))
+        request = asyncio.create_task(running.chat(stream=stream))
         await started.wait()
         before_s = time.monotonic()
-        asked.cancel()
+        request.cancel()
         await running.until(lambda: running.upstreams["a"].aborted == 1)
         assert time.monotonic() - before_s < 1.0
         await running.until(lambda: running.backend("a").in_flight == 0)
-        assert running.backend("a").state is State.UP  # that was not the backend's fault
+        assert running.backend("a").state is State.UP  # the backend is not at fault
         page = (await running.client.get("/metrics")).text
         assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="cancelled"} 1.0' in page
 
 
-async def refuse_quickly(wire: Wire) -> None:
+async def reset_connection(wire: Wire) -> None:
     wire.reset()
 
 
-async def talk_nonsense(wire: Wire) -> None:
+async def answer_garbage(wire: Wire) -> None:
     await wire.send(b"HELLO THIS IS NOT HTTP\r\n\r\n")
 
 
@@ -168,8 +171,8 @@ async def hang(wire: Wire) -> None:
 
 
 FAULTS = [
-    refuse_quickly,
-    talk_nonsense,
+    reset_connection,
+    answer_garbage,
     answer_html,
     answer_broken_json,
     answer_half,
@@ -183,7 +186,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_of_which_nothing_was_answered_goes_to_another(
+async def test_a_request_without_an_answer_is_retried_on_another_backend(
     gateway_of: Start, fault: object, stream: bool
 ) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
@@ -201,15 +204,15 @@ async def test_a_request_of_which_nothing_was_answered_goes_to_another(
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
-        (refuse_quickly, 502),
-        (talk_nonsense, 502),
+        (reset_connection, 502),
+        (answer_garbage, 502),
         (answer_html, 502),
         (answer_500, 500),
         (answer_503, 503),
         (hang, 504),
     ],
 )
-async def test_a_fault_without_another_backend_is_told_in_openais_shape(
+async def test_a_fault_without_another_backend_is_an_error_in_openais_format(
     gateway_of: Start, fault: object, status: int
 ) -> None:
     async with gateway_of({"a": "baseline"}) as running:
@@ -220,21 +223,21 @@ async def test_a_fault_without_another_backend_is_told_in_openais_shape(
         assert running.backend("a").in_flight == 0
 
 
-async def test_it_is_sent_twice_at_most(gateway_of: Start) -> None:
+async def test_a_request_is_sent_at_most_twice(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline", "c": "baseline"}) as running:
         for upstream in running.upstreams.values():
-            upstream.behaviour = refuse_quickly
+            upstream.behaviour = reset_connection
         response = await running.chat()
         assert response.status_code == 502
         assert sum(len(upstream.seen) for upstream in running.upstreams.values()) == 2
 
 
-async def test_a_dead_backend_is_passed_over_and_comes_back(gateway_of: Start) -> None:
+async def test_a_dead_backend_gets_no_requests_until_it_is_back(gateway_of: Start) -> None:
     async with gateway_of() as running:
         await running.upstreams["a"].die()
         answers = [await running.chat() for _ in range(6)]
-        assert {one.status_code for one in answers} == {200}
-        assert {one.headers["x-gateway-backend"] for one in answers} == {"b"}
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}
         assert running.backend("a").state is State.DOWN
         await running.upstreams["a"].come_back()
         await running.until_up("a")
@@ -242,7 +245,7 @@ async def test_a_dead_backend_is_passed_over_and_comes_back(gateway_of: Start) -
         assert again == {"a", "b"}
 
 
-async def test_all_dead_is_503_with_retry_after(gateway_of: Start) -> None:
+async def test_without_a_live_backend_requests_get_503_with_retry_after(gateway_of: Start) -> None:
     async with gateway_of() as running:
         for upstream in running.upstreams.values():
             await upstream.die()
@@ -255,7 +258,7 @@ async def test_all_dead_is_503_with_retry_after(gateway_of: Start) -> None:
         assert (await running.client.get("/health")).status_code == 200
 
 
-async def test_a_hung_backend_is_taken_out_and_what_waits_there_goes_on_elsewhere(gateway_of: Start) -> None:
+async def test_requests_waiting_at_a_hung_backend_are_retried_elsewhere(gateway_of: Start) -> None:
     async with gateway_of(timeouts={"first_byte_s": 60.0}, policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = hang
         waiting = asyncio.create_task(running.chat())
@@ -266,9 +269,9 @@ async def test_a_hung_backend_is_taken_out_and_what_waits_there_goes_on_elsewher
         assert running.backend("a").state is State.DOWN
 
 
-async def test_garbage_takes_a_backend_out_for_a_while(gateway_of: Start) -> None:
+async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
-        running.upstreams["a"].behaviour = talk_nonsense
+        running.upstreams["a"].behaviour = answer_garbage
         assert (await running.chat()).headers["x-gateway-backend"] == "b"
         assert running.backend("a").state is State.EJECTED
         running.upstreams["a"].behaviour = well
@@ -290,19 +293,19 @@ async def stall_mid_stream(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("fault", [break_mid_stream, stall_mid_stream])
-async def test_a_stream_that_had_begun_ends_with_an_error_event(gateway_of: Start, fault: object) -> None:
+async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start, fault: object) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = fault  # type: ignore[assignment]
         response = await running.chat(stream=True)
         events = response.content.split(b"\n\n")
         assert events[0] + b"\n\n" == delta("one")
-        error = json.loads(events[1].removeprefix(b"data: "))["error"]  # the cut event was never begun
+        error = json.loads(events[1].removeprefix(b"data: "))["error"]  # the incomplete event was not passed on
         assert "not complete" in error["message"]
         assert events[2:] == [b"data: [DONE]", b""]
         assert running.upstreams["b"].seen == []
 
 
-async def test_the_others_notice_nothing(gateway_of: Start) -> None:
+async def test_streams_of_other_backends_are_not_affected(gateway_of: Start) -> None:
     async with gateway_of() as running:
 
         async def long(wire: Wire) -> None:
@@ -316,16 +319,16 @@ async def test_the_others_notice_nothing(gateway_of: Start) -> None:
         running.upstreams["b"].behaviour = long
         running.upstreams["a"].behaviour = break_mid_stream
         streams = await asyncio.gather(*(running.chat(stream=True) for _ in range(8)))
-        by_backend = {name: [one for one in streams if one.headers["x-gateway-backend"] == name] for name in "ab"}
-        assert by_backend["b"]
-        for one in by_backend["b"]:
-            assert one.content.count(b"\n\n") == 21
-            assert b"error" not in one.content
+        from_b = [stream for stream in streams if stream.headers["x-gateway-backend"] == "b"]
+        assert from_b
+        for stream in from_b:
+            assert stream.content.count(b"\n\n") == 21
+            assert b"error" not in stream.content
 
 
-async def test_keep_alive_races_cost_no_request(gateway_of: Start) -> None:
+async def test_connections_closed_by_the_backend_cost_no_request(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].close_after_answer = True  # unannounced, as the connection lies idle
+        running.upstreams["a"].close_after_answer = True  # without `connection: close`
         statuses = [(await running.chat()).status_code for _ in range(50)]
         assert statuses == [200] * 50
 
@@ -338,7 +341,21 @@ async def test_connections_are_reused(gateway_of: Start) -> None:
         assert running.upstreams["a"].connections == before + 1
 
 
-async def test_a_slow_reader_holds_the_engine_back_not_the_memory(gateway_of: Start) -> None:
+async def until_unchanged(value: Callable[[], int], for_s: float) -> None:
+    """Wait until a value has not changed for some seconds."""
+
+    async def is_unchanged() -> bool:
+        first = value()
+        with contextlib.suppress(AssertionError):
+            await stays(lambda: value() == first, for_s)
+            return True
+        return False
+
+    while not await is_unchanged():
+        pass
+
+
+async def test_a_slow_client_pauses_the_backend(gateway_of: Start) -> None:
     sent = 0
 
     async def flood(wire: Wire) -> None:
@@ -353,11 +370,8 @@ async def test_a_slow_reader_holds_the_engine_back_not_the_memory(gateway_of: St
         running.upstreams["a"].behaviour = flood
         body = {"model": MODEL, "messages": [], "stream": True}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            previous = -1
             async with asyncio.timeout(10):
-                while sent != previous:  # nobody reads: it must come to rest
-                    previous = sent
-                    await asyncio.sleep(0.3)
+                await until_unchanged(lambda: sent, for_s=0.3)
             assert 0 < sent < 20_000_000
             size = 0
             async for chunk in response.aiter_raw():
@@ -365,7 +379,7 @@ async def test_a_slow_reader_holds_the_engine_back_not_the_memory(gateway_of: St
         assert size > 2000 * 16_000
 
 
-async def test_head_and_other_paths_pass_through(gateway_of: Start) -> None:
+async def test_head_requests_and_other_paths_are_relayed(gateway_of: Start) -> None:
     async def head(wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1234\r\nx-is: head\r\n\r\n")
 
@@ -382,9 +396,9 @@ async def test_head_and_other_paths_pass_through(gateway_of: Start) -> None:
             assert response.json() == {"path": "/any/path%20of?vllm=1", "method": method}
 
 
-async def test_what_may_have_had_its_effect_is_not_sent_again(gateway_of: Start) -> None:
+async def test_requests_that_may_have_had_an_effect_are_not_retried(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
-        running.upstreams["a"].behaviour = refuse_quickly
+        running.upstreams["a"].behaviour = reset_connection
         response = await running.client.post("/v1/load_lora_adapter", json={"model": MODEL})
         assert response.status_code == 502
         assert running.upstreams["b"].seen == []
@@ -402,7 +416,7 @@ async def test_baseline_only_parameters_go_to_a_baseline(gateway_of: Start) -> N
         assert "min_p" in response.json()["error"]["message"]
 
 
-async def test_the_request_may_choose(gateway_of: Start) -> None:
+async def test_routing_headers_choose_the_backend(gateway_of: Start) -> None:
     async with gateway_of() as running:
         for name, method in (("a", "baseline"), ("b", "ngram")):
             for routing_headers in ({"x-gateway-backend": name}, {"x-gateway-method": method}):
@@ -414,25 +428,25 @@ async def test_the_request_may_choose(gateway_of: Start) -> None:
         assert "a (baseline), b (ngram)" in response.json()["error"]["message"]
 
 
-async def test_gateways_own_headers_do_not_reach_the_engine(gateway_of: Start) -> None:
+async def test_gateway_headers_do_not_reach_the_backend(gateway_of: Start) -> None:
     async with gateway_of() as running:
         await running.chat(headers={"x-gateway-backend": "a", "x-gateway-workload": "chat"})
         assert not [name for name, _ in running.upstreams["a"].seen[-1].headers if name.lower().startswith("x-gateway")]
 
 
 async def read_stream(url: str, started: asyncio.Event) -> bytes:
-    """Read a stream over a client of its own, which outlives the gateway's."""
+    """Return a stream, read by a separate client: the one of `Running` is closed before the gateway stops."""
     body = {"model": MODEL, "messages": [], "stream": True}
-    got = b""
+    content = b""
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20.0) as client:
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             async for chunk in response.aiter_raw():
-                got += chunk
+                content += chunk
                 started.set()
-    return got
+    return content
 
 
-async def test_what_was_under_way_ends_when_the_gateway_stops(gateway_of: Start) -> None:
+async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_of: Start) -> None:
     release = asyncio.Event()
 
     async def held(wire: Wire) -> None:
@@ -442,17 +456,22 @@ async def test_what_was_under_way_ends_when_the_gateway_stops(gateway_of: Start)
         await wire.chunk(delta("two") + b"data: [DONE]\n\n")
         await wire.end_stream()
 
+    async def release_while_draining(running: Running) -> None:
+        await running.until(lambda: running.server.should_exit)
+        release.set()
+
     started = asyncio.Event()
     async with gateway_of({"a": "baseline"}, server={"drain_s": 10.0}) as running:
         running.upstreams["a"].behaviour = held
         reading = asyncio.create_task(read_stream(running.url, started))
         await started.wait()
-        asyncio.get_running_loop().call_later(0.5, release.set)
-    # the block has ended: the gateway was told to drain and has stopped
+        releasing = asyncio.create_task(release_while_draining(running))
+    # here the gateway has drained and stopped
+    await releasing
     assert await reading == delta("one") + delta("two") + b"data: [DONE]\n\n"
 
 
-async def test_what_does_not_end_in_time_is_told_so(gateway_of: Start) -> None:
+async def test_a_stream_beyond_the_drain_time_ends_with_an_error(gateway_of: Start) -> None:
     async def endless(wire: Wire) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
@@ -468,44 +487,44 @@ async def test_what_does_not_end_in_time_is_told_so(gateway_of: Start) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_refers_to_a_stored_response_goes_where_it_is(gateway_of: Start, stream: bool) -> None:
+async def test_requests_for_a_stored_response_go_to_its_backend(gateway_of: Start, stream: bool) -> None:
     async def respond(wire: Wire) -> None:
-        made = json.dumps({"id": f"resp_{wire.upstream.name}{len(wire.upstream.seen)}", "object": "response"})
+        stored = json.dumps({"id": f"resp_{wire.upstream.name}{len(wire.upstream.seen)}", "object": "response"})
         if stream:
             await wire.begin_stream()
-            event = f'event: response.created\ndata: {{"type": "response.created", "response": {made}}}\n\n'
+            event = f'event: response.created\ndata: {{"type": "response.created", "response": {stored}}}\n\n'
             await wire.chunk(event.encode())
             await wire.end_stream()
         else:
-            await wire.json(json.loads(made))
+            await wire.json(json.loads(stored))
 
     async with gateway_of() as running:
         for upstream in running.upstreams.values():
             upstream.behaviour = respond
         for name in ("b", "a"):
             first = {"model": MODEL, "input": "x", "stream": stream}
-            made = await running.client.post("/v1/responses", json=first, headers={"x-gateway-backend": name})
-            assert f"resp_{name}" in made.text
+            response = await running.client.post("/v1/responses", json=first, headers={"x-gateway-backend": name})
+            assert f"resp_{name}" in response.text
             response_id = f"resp_{name}{len(running.upstreams[name].seen)}"
             for _ in range(3):
                 again = await running.client.post("/v1/responses", json={**first, "previous_response_id": response_id})
                 assert again.headers["x-gateway-backend"] == name
                 assert again.headers["x-gateway-policy"] == "affinity"
-                got = await running.client.get(f"/v1/responses/{response_id}")
-                assert got.headers["x-gateway-backend"] == name
+                read = await running.client.get(f"/v1/responses/{response_id}")
+                assert read.headers["x-gateway-backend"] == name
                 cancelled = await running.client.post(f"/v1/responses/{response_id}/cancel")
                 assert cancelled.headers["x-gateway-backend"] == name
         unknown = {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"}
         assert (await running.client.post("/v1/responses", json=unknown)).status_code == 200
 
 
-async def test_a_gateway_without_files_left_blames_no_backend(gateway_of: Start) -> None:
+async def test_a_gateway_out_of_file_descriptors_ejects_no_backend(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}, health={"interval_s": 60.0}) as running:
         assert (await running.client.get("/health")).status_code == 200  # opens the client's connection
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = [os.dup(0)]
-        while spare[-1] <= highest:  # fill the numbers that are free below, which a limit would still give out
+        while spare[-1] <= highest:  # occupy the free numbers below the limit
             spare.append(os.dup(0))
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1] + 1, limits[1]))

@@ -1,8 +1,7 @@
-"""What a closed connection leaves: nothing that would wait for the garbage collector."""
+"""Closed connections leave no reference cycles for the garbage collector."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 
@@ -14,7 +13,7 @@ OURS = ("gateway.", "backends.", "policies.", "httptools.", "uvicorn.", "uvloop.
 STREAM = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
 
 
-async def some_requests(running: Running) -> None:
+async def send_requests(running: Running) -> None:
     raw = await Raw.to(running)
     for _ in range(3):
         raw.writer.write(post())
@@ -22,7 +21,7 @@ async def some_requests(running: Running) -> None:
     raw.close()
 
 
-async def a_stream_left(running: Running) -> None:
+async def leave_a_stream(running: Running) -> None:
     async def endless(wire: Wire) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
@@ -39,28 +38,30 @@ async def a_stream_left(running: Running) -> None:
     upstream.behaviour = well
 
 
-async def a_backend_that_closes(running: Running) -> None:
+async def have_the_backend_close(running: Running) -> None:
     running.upstreams["a"].close_after_answer = True
-    await some_requests(running)
+    await send_requests(running)
     running.upstreams["a"].close_after_answer = False
 
 
-async def test_nothing_is_left_to_be_collected(gateway_of: Start) -> None:
-    kinds = (some_requests, a_stream_left, a_backend_that_closes)
+async def test_closed_connections_leave_no_cycles(gateway_of: Start) -> None:
+    scenarios = (send_requests, leave_a_stream, have_the_backend_close)
     async with gateway_of({"a": "baseline"}) as running:
-        for kind in kinds:
-            await kind(running)
-        await asyncio.sleep(0.05)
+        connections = running.server.server_state.connections
+        before = len(connections)
+        for scenario in scenarios:
+            await scenario(running)
+        await running.until(lambda: len(connections) == before)
         gc.collect()
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
-            for kind in kinds:
+            for scenario in scenarios:
                 for _ in range(5):
-                    await kind(running)
-            await asyncio.sleep(0.05)
+                    await scenario(running)
+            await running.until(lambda: len(connections) == before)
             gc.collect()
-            left = [f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage]
+            left = [f"{type(garbage).__module__}.{type(garbage).__qualname__}" for garbage in gc.garbage]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

@@ -1,4 +1,4 @@
-"""Keys, limits, admin, metrics and models, over HTTP."""
+"""Keys, limits, admin, metrics and models over HTTP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import hashlib
 
 import pytest
 
+from backends.backend import State
 from gateway.routing.keys import Client, Keyring, digest
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.support.upstream import Wire, answer, delta
+from tests.support.waiting import stays
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 KEYS = [
@@ -31,7 +33,7 @@ async def series(running: Running, name: str) -> dict[str, float]:
     return {labels.removeprefix(name): float(value) for labels, value in samples}
 
 
-async def test_requests_need_a_key_where_there_are_any(gateway_of: Start) -> None:
+async def test_requests_need_a_key_if_keys_are_set(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
         for headers in ({}, bearer("sk-wrong"), {"authorization": "Bearer"}, {"authorization": "Basic sk-free"}):
             response = await running.chat(headers=headers)
@@ -41,10 +43,10 @@ async def test_requests_need_a_key_where_there_are_any(gateway_of: Start) -> Non
             assert (await running.client.get("/version", headers=headers)).status_code == 401
         for headers in (bearer("sk-free"), {"x-api-key": "sk-free"}, bearer("sk-hashed")):
             assert (await running.chat(headers=headers)).status_code == 200
-        assert not [one for one in running.upstreams["a"].seen if one.header("authorization")]
+        assert not [request for request in running.upstreams["a"].seen if request.header("authorization")]
 
 
-async def test_a_browsers_preflight_needs_no_key(gateway_of: Start) -> None:
+async def test_a_preflight_request_needs_no_key(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         preflight = {"origin": "http://page", "access-control-request-method": "POST"}
         response = await running.client.options("/v1/chat/completions", headers=preflight)
@@ -55,14 +57,16 @@ async def test_a_browsers_preflight_needs_no_key(gateway_of: Start) -> None:
 async def test_backends_get_their_own_key(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         await running.chat(headers=bearer("for-the-engine"))
-        assert running.upstreams["a"].seen[-1].header("authorization") == "Bearer for-the-engine"  # open: passed on
+        assert (
+            running.upstreams["a"].seen[-1].header("authorization") == "Bearer for-the-engine"
+        )  # without keys the header is passed on
         running.backend("a").api_key = "own"
         await running.chat(headers=bearer("for-the-engine"))
         keys = [value for name, value in running.upstreams["a"].seen[-1].headers if name.lower() == "authorization"]
         assert keys == ["Bearer own"]
 
 
-async def test_a_key_uses_its_models_only(gateway_of: Start) -> None:
+async def test_a_key_may_use_only_its_models(gateway_of: Start) -> None:
     async with gateway_of() as running:
         running.gateway.relay.keyring = Keyring([(digest("sk-other"), Client("other", frozenset({"another"})))])
         response = await running.chat(headers=bearer("sk-other"))
@@ -75,11 +79,11 @@ async def test_only_some_keys_may_override(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
         refused = await running.chat(headers=bearer("sk-free") | {"x-gateway-backend": "b"})
         assert refused.status_code == 403
-        obeyed = await running.chat(headers=bearer("sk-hashed") | {"x-gateway-backend": "b"})
-        assert obeyed.headers["x-gateway-backend"] == "b"
+        accepted = await running.chat(headers=bearer("sk-hashed") | {"x-gateway-backend": "b"})
+        assert accepted.headers["x-gateway-backend"] == "b"
 
 
-async def test_requests_per_minute(gateway_of: Start) -> None:
+async def test_limit_on_requests_per_minute(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
         statuses = [(await running.chat(headers=bearer("sk-slow"))).status_code for _ in range(3)]
         assert statuses == [200, 200, 429]
@@ -88,18 +92,18 @@ async def test_requests_per_minute(gateway_of: Start) -> None:
         assert (await running.chat(headers=bearer("sk-free"))).status_code == 200
 
 
-async def test_tokens_per_minute(gateway_of: Start) -> None:
-    async def ten_and_seven(wire: Wire) -> None:
+async def test_limit_on_tokens_per_minute(gateway_of: Start) -> None:
+    async def seventeen_tokens(wire: Wire) -> None:
         await wire.json(answer(wire.upstream.name, tokens=10))
 
     async with gateway_of(keys=KEYS) as running:
         for upstream in running.upstreams.values():
-            upstream.behaviour = ten_and_seven
+            upstream.behaviour = seventeen_tokens
         statuses = [(await running.chat(headers=bearer("sk-few"))).status_code for _ in range(3)]
         assert statuses == [200, 200, 429]  # 17 + 17 > 30
 
 
-async def test_requests_at_a_time(gateway_of: Start) -> None:
+async def test_limit_on_requests_in_flight_of_a_key(gateway_of: Start) -> None:
     release = asyncio.Event()
 
     async def held(wire: Wire) -> None:
@@ -110,14 +114,14 @@ async def test_requests_at_a_time(gateway_of: Start) -> None:
         for upstream in running.upstreams.values():
             upstream.behaviour = held
         first = asyncio.create_task(running.chat(headers=bearer("sk-one")))
-        await running.until(lambda: sum(len(one.seen) for one in running.upstreams.values()) == 1)
+        await running.until(lambda: sum(len(upstream.seen) for upstream in running.upstreams.values()) == 1)
         assert (await running.chat(headers=bearer("sk-one"))).status_code == 429
         release.set()
         assert (await first).status_code == 200
         assert (await running.chat(headers=bearer("sk-one"))).status_code == 200
 
 
-async def test_the_gateway_may_be_full(gateway_of: Start) -> None:
+async def test_limit_on_requests_in_flight_of_the_gateway(gateway_of: Start) -> None:
     release = asyncio.Event()
 
     async def held(wire: Wire) -> None:
@@ -135,7 +139,7 @@ async def test_the_gateway_may_be_full(gateway_of: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "message"),
     [
         (b'{"model": "nope", "messages": []}', 404, "there are: m"),
         (b'{"model": 7, "messages": []}', 404, "there are: m"),
@@ -144,27 +148,27 @@ async def test_the_gateway_may_be_full(gateway_of: Start) -> None:
         (b"", 400, "not JSON"),
     ],
 )
-async def test_bad_requests_are_told_what_would_be_right(
-    gateway_of: Start, body: bytes, status: int, says: str
+async def test_errors_of_bad_requests_say_what_is_wrong(
+    gateway_of: Start, body: bytes, status: int, message: str
 ) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         response = await running.client.post("/v1/chat/completions", content=body)
         assert response.status_code == status
         error = response.json()["error"]
-        assert says in error["message"]
+        assert message in error["message"]
         assert set(error) == {"message", "type", "param", "code"}
         assert running.upstreams["a"].seen == []
         response = await running.client.post("/v1/messages", content=body)
         assert response.json()["type"] == "error"
-        assert says in response.json()["error"]["message"]
+        assert message in response.json()["error"]["message"]
 
 
-async def test_without_a_model_the_only_one_is_meant(gateway_of: Start) -> None:
+async def test_the_model_may_be_omitted_if_there_is_only_one(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         assert (await running.client.post("/v1/chat/completions", json={"messages": []})).status_code == 200
 
 
-async def test_a_body_may_be_too_large(gateway_of: Start) -> None:
+async def test_too_large_a_body_is_refused(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 0.01, "drain_s": 1}) as running:
         assert (await running.chat("x" * 9_000)).status_code == 200
         response = await running.chat("x" * 20_000)
@@ -178,18 +182,18 @@ async def test_a_body_may_be_too_large(gateway_of: Start) -> None:
         assert (await running.client.post("/v1/chat/completions", content=in_pieces())).status_code == 413
 
 
-async def test_models_are_the_pools(gateway_of: Start) -> None:
+async def test_models_are_those_of_the_pool(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         listed = (await running.client.get("/v1/models")).json()
         assert [card["id"] for card in listed["data"]] == [MODEL]
-        assert listed["data"][0]["max_model_len"] == 2048  # the engine's own word
+        assert listed["data"][0]["max_model_len"] == 2048  # as reported by the engine
         assert (await running.client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
         response = await running.client.get("/v1/models/nope")
         assert response.status_code == 404
         assert "there are: m" in response.json()["error"]["message"]
 
 
-async def test_admin_has_a_key_of_its_own(gateway_of: Start) -> None:
+async def test_admin_needs_its_own_key(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
         for path in ("/admin/pool", "/admin/config"):
             for headers in ({}, bearer("sk-free"), bearer("wrong")):
@@ -201,36 +205,37 @@ async def test_admin_has_a_key_of_its_own(gateway_of: Start) -> None:
 
 async def test_drain_and_resume(gateway_of: Start) -> None:
     async with gateway_of() as running:
-        place = {"model": MODEL, "backend": "a"}
-        response = await running.client.post("/admin/drain", json=place, headers=ADMIN)
+        backend = {"model": MODEL, "backend": "a"}
+        response = await running.client.post("/admin/drain", json=backend, headers=ADMIN)
         assert response.json()["state"] == "draining"
         assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(4)} == {"b"}
-        await asyncio.sleep(0.5)  # probes that succeed do not let it back in
+        await stays(lambda: running.backend("a").state is State.DRAINING, 0.5, "successful probes do not resume it")
         described = (await running.client.get("/admin/pool", headers=ADMIN)).json()
         assert described["models"][MODEL]["backends"]["a"]["state"] == "draining"
-        await running.client.post("/admin/resume", json=place, headers=ADMIN)
+        await running.client.post("/admin/resume", json=backend, headers=ADMIN)
         await running.until_up("a")
         wrong = await running.client.post("/admin/drain", json={"model": MODEL, "backend": "z"}, headers=ADMIN)
         assert wrong.status_code == 404
         assert "m/a, m/b" in wrong.json()["error"]["message"]
 
 
-async def test_explain_sends_nothing_and_moves_nothing(gateway_of: Start) -> None:
+async def test_explain_sends_nothing_and_does_not_advance_the_policy(gateway_of: Start) -> None:
     async with gateway_of() as running:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 0.3}
-        told = [(await running.client.post("/admin/explain", json=body, headers=ADMIN)).json() for _ in range(3)]
-        assert {one["choice"]["backend"] for one in told} == {told[0]["choice"]["backend"]}
-        assert told[0]["features"]["temperature"] == 0.3
-        assert [one["backend"] for one in told[0]["candidates"]] == ["a", "b"]
-        assert all(one["eligible"] for one in told[0]["candidates"])
-        assert [one.seen for one in running.upstreams.values()] == [[], []]
-        assert (await running.chat(temperature=0.3)).headers["x-gateway-backend"] == told[0]["choice"]["backend"]
-        told_of = (await running.client.post("/admin/explain", json=body | {"min_p": 0.1}, headers=ADMIN)).json()
-        assert [one["eligible"] for one in told_of["candidates"]] == [True, False]
-        assert "min_p" in told_of["candidates"][1]["note"]
+        answers = [(await running.client.post("/admin/explain", json=body, headers=ADMIN)).json() for _ in range(3)]
+        explained = answers[0]
+        assert {each["choice"]["backend"] for each in answers} == {explained["choice"]["backend"]}
+        assert explained["features"]["temperature"] == 0.3
+        assert [candidate["backend"] for candidate in explained["candidates"]] == ["a", "b"]
+        assert all(candidate["eligible"] for candidate in explained["candidates"])
+        assert [upstream.seen for upstream in running.upstreams.values()] == [[], []]
+        assert (await running.chat(temperature=0.3)).headers["x-gateway-backend"] == explained["choice"]["backend"]
+        restricted = (await running.client.post("/admin/explain", json=body | {"min_p": 0.1}, headers=ADMIN)).json()
+        assert [candidate["eligible"] for candidate in restricted["candidates"]] == [True, False]
+        assert "min_p" in restricted["candidates"][1]["note"]
 
 
-async def test_what_is_counted(gateway_of: Start) -> None:
+async def test_metrics_of_a_request(gateway_of: Start) -> None:
     async def measured(wire: Wire) -> None:
         await wire.begin_stream()
         for text in ("", "one two", "three four", "five"):
@@ -249,31 +254,31 @@ async def test_what_is_counted(gateway_of: Start) -> None:
         running.upstreams["b"].behaviour = measured
         assert (await running.chat(stream=True, temperature=0.6)).status_code == 200
         await running.until(lambda: running.backend("b").in_flight == 0)
-        at = 'backend="b",method="ngram",model="m"'
-        assert (await series(running, "gateway_requests_total"))[f'{{{at},outcome="ok"}}'] == 1
-        assert (await series(running, "gateway_prompt_tokens_total"))[f"{{{at}}}"] == 11
-        assert (await series(running, "gateway_output_tokens_total"))[f"{{{at}}}"] == 8
-        assert (await series(running, "gateway_drafted_tokens_total"))[f'{{{at},temperature="0.5-0.7"}}'] == 9
-        assert (await series(running, "gateway_accepted_tokens_total"))[f'{{{at},temperature="0.5-0.7"}}'] == 4
-        steps = f'{{{at},source="engine",temperature="0.5-0.7"}}'
+        labels = 'backend="b",method="ngram",model="m"'
+        assert (await series(running, "gateway_requests_total"))[f'{{{labels},outcome="ok"}}'] == 1
+        assert (await series(running, "gateway_prompt_tokens_total"))[f"{{{labels}}}"] == 11
+        assert (await series(running, "gateway_output_tokens_total"))[f"{{{labels}}}"] == 8
+        assert (await series(running, "gateway_drafted_tokens_total"))[f'{{{labels},temperature="0.5-0.7"}}'] == 9
+        assert (await series(running, "gateway_accepted_tokens_total"))[f'{{{labels},temperature="0.5-0.7"}}'] == 4
+        steps = f'{{{labels},source="engine",temperature="0.5-0.7"}}'
         assert (await series(running, "gateway_steps_total"))[steps] == 4
         assert (await series(running, "gateway_step_tokens_total"))[steps] == 8
-        assert (await series(running, "gateway_queue_seconds_sum"))[f"{{{at}}}"] == pytest.approx(0.003)
+        assert (await series(running, "gateway_queue_seconds_sum"))[f"{{{labels}}}"] == pytest.approx(0.003)
         for name in ("ttft", "tpot", "e2e"):
-            assert (await series(running, f"gateway_{name}_seconds_count"))[f"{{{at}}}"] == 1
-        ttft = (await series(running, "gateway_ttft_seconds_sum"))[f"{{{at}}}"]
-        e2e = (await series(running, "gateway_e2e_seconds_sum"))[f"{{{at}}}"]
+            assert (await series(running, f"gateway_{name}_seconds_count"))[f"{{{labels}}}"] == 1
+        ttft = (await series(running, "gateway_ttft_seconds_sum"))[f"{{{labels}}}"]
+        e2e = (await series(running, "gateway_e2e_seconds_sum"))[f"{{{labels}}}"]
         assert 0 < ttft < 0.02 + ttft < e2e
-        assert (await series(running, "gateway_itl_seconds_count"))[f"{{{at}}}"] >= 3
-        assert (await series(running, "gateway_backend_up"))[f"{{{at}}}"] == 1
-        assert (await series(running, "gateway_in_flight"))[f"{{{at}}}"] == 0
+        assert (await series(running, "gateway_itl_seconds_count"))[f"{{{labels}}}"] >= 3
+        assert (await series(running, "gateway_backend_up"))[f"{{{labels}}}"] == 1
+        assert (await series(running, "gateway_in_flight"))[f"{{{labels}}}"] == 0
         assert (await series(running, "gateway_overhead_seconds_count"))['{model="m"}'] == 1
 
 
-async def test_acceptance_from_chunks_where_the_engine_tells_none(gateway_of: Start) -> None:
+async def test_acceptance_from_chunks_if_the_engine_reports_none(gateway_of: Start) -> None:
     async def with_usage_only(wire: Wire) -> None:
         await wire.begin_stream()
-        for text in ("", "one two", "three four", "five six"):  # the first is the role's
+        for text in ("", "one two", "three four", "five six"):  # the first chunk carries the role
             await wire.chunk(delta(text))
         await wire.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":6}}\n\n')
         await wire.chunk(b"data: [DONE]\n\n")
@@ -288,7 +293,7 @@ async def test_acceptance_from_chunks_where_the_engine_tells_none(gateway_of: St
         assert (await series(running, "gateway_step_tokens_total"))[labels] == 6
 
 
-async def test_labels_stay_bounded(gateway_of: Start) -> None:
+async def test_requests_add_no_new_labels(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         await running.chat()
         before = len((await running.client.get("/metrics")).text.splitlines())
@@ -297,4 +302,4 @@ async def test_labels_stay_bounded(gateway_of: Start) -> None:
             await running.client.get(f"/path/{number}")
             await running.client.post("/v1/chat/completions", json={"model": f"m{number}", "messages": []})
         after = len((await running.client.get("/metrics")).text.splitlines())
-        assert after <= before + 2  # one series more: requests refused
+        assert after <= before + 2  # one new series: refused requests

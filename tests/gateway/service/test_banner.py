@@ -1,4 +1,4 @@
-"""What is printed at start."""
+"""Output at startup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pool(**more: Any) -> PoolSettings:
 PARD = {"model": "pard", "num_speculative_tokens": 8, "parallel_drafting": True}
 
 
-def test_the_table() -> None:
+def test_the_table_of_the_pool() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(pool_table(pool()))
     assert isinstance(console.file, io.StringIO)
@@ -42,22 +42,22 @@ def test_the_table() -> None:
     ]
 
 
-def test_an_open_gateway_says_so_and_a_made_admin_key_is_shown() -> None:
-    lines = start_lines(pool(), URL, "made-key")
+def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
+    lines = start_lines(pool(), URL, "generated-key")
     assert lines[0] == f"Listening at {URL}  (OpenAI base_url: {URL}/v1)"
     assert sum(line.startswith("1 replica is simulated: ") for line in lines) == 1
-    assert "Open: no keys are set, so whoever reaches this address may use it." in lines
-    assert "Admin key of this run: made-key" in lines
+    assert "Open: no keys are set, so anyone who can reach this address can use it." in lines
+    assert "Admin key of this run: generated-key" in lines
 
 
-def test_keys_are_neither_shown_nor_forgotten() -> None:
+def test_configured_keys_are_not_printed() -> None:
     lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), URL)
     assert not any("secret" in line or line.startswith("Open:") or "Admin" in line for line in lines)
     assert "Authorization: Bearer YOUR-KEY" in lines[-1]
 
 
 @pytest.mark.parametrize("keys", [[], ["k"]])
-def test_the_line_to_try_is_a_request(keys: list[str]) -> None:
+def test_the_example_command_is_a_chat_request(keys: list[str]) -> None:
     words = shlex.split(try_line(pool(keys=keys), URL))
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])

@@ -1,4 +1,4 @@
-"""A whole gateway that routes by what it learned, from real answers on real sockets."""
+"""A gateway with the learned policy, which observes real answers."""
 
 from __future__ import annotations
 
@@ -33,47 +33,47 @@ def _policy(running: Running) -> Learned:
     return policy
 
 
-_MOST_OF_18 = 15
-"""What 18 observations weigh at least, should an epoch end in between; 12 would not do."""
+_MIN_WEIGHT_OF_18 = 15
+"""Least weight of 18 observations if an epoch ends in between; more than that of the first 12."""
 
 
-def _seen(fitted: FittedModels | None) -> float:
-    """Return how many answers' lengths were fitted."""
+def _fitted_answers(fitted: FittedModels | None) -> float:
+    """Return the number of answers whose lengths were fitted."""
     return 0.0 if fitted is None or fitted.length.effects is None else fitted.length.effects.observations
 
 
 async def _notes(running: Running) -> dict[str, str]:
-    told = (await running.client.post("/admin/explain", json=BODY, headers=ADMIN)).json()
-    return {one["backend"]: one["note"] for one in told["candidates"]}
+    explained = (await running.client.post("/admin/explain", json=BODY, headers=ADMIN)).json()
+    return {candidate["backend"]: candidate["note"] for candidate in explained["candidates"]}
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_a_gateway_answers_and_learns_beside_its_requests(fast: bool) -> None:
+async def test_a_gateway_learns_while_it_serves(fast: bool) -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": "learned", "seed": 1}, fast=fast) as running:
         for upstream in running.upstreams.values():
             upstream.behaviour = _steps_of_two_words
-        assert "(220 tokens" in (await _notes(running))["b"]  # nothing known: a typical answer
+        assert "(220 tokens" in (await _notes(running))["b"]  # the default before anything was learned
         answers = await asyncio.gather(*[running.chat(stream=True) for _ in range(12)])
-        assert {one.status_code for one in answers} == {200}
-        assert {one.headers["x-gateway-policy"] for one in answers} == {"learned"}
-        assert {one.headers["x-gateway-reason"] for one in answers} <= {"least_delay", "explore", "control"}
-        # An override is not the policy's choice, but what comes of it is learned all the same.
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.headers["x-gateway-policy"] for answer in answers} == {"learned"}
+        assert {answer.headers["x-gateway-reason"] for answer in answers} <= {"least_delay", "explore", "control"}
+        # The policy also learns from requests whose backend it did not choose.
         chosen = [await running.chat(stream=True, headers={"x-gateway-backend": "b"}) for _ in range(6)]
-        assert {(one.headers["x-gateway-backend"], one.headers["x-gateway-policy"]) for one in chosen} == {
+        assert {(answer.headers["x-gateway-backend"], answer.headers["x-gateway-policy"]) for answer in chosen} == {
             ("b", "override")
         }
         policy = _policy(running)
-        await running.until(lambda: _seen(policy._fresh) >= _MOST_OF_18)
-        await running.chat(stream=True)  # takes over what was fitted
+        await running.until(lambda: _fitted_answers(policy._pending) >= _MIN_WEIGHT_OF_18)
+        await running.chat(stream=True)  # the next choice applies the fit
         known = policy.predictor.fitted
-        assert _seen(known) >= _MOST_OF_18
+        assert _fitted_answers(known) >= _MIN_WEIGHT_OF_18
         assert known.observed["b"] >= 5
         assert known.acceptance.arms
         assert "(220 tokens" not in (await _notes(running))["b"]
-        await running.until(lambda: all(one.backlog.sent == 0 for one in policy.predictor.known.values()))
+        await running.until(lambda: all(one.backlog.sent == 0 for one in policy.predictor.backend_models.values()))
 
 
-def test_the_pool_file_takes_its_settings() -> None:
+def test_the_pool_file_accepts_all_settings() -> None:
     document = {
         "models": {
             MODEL: {

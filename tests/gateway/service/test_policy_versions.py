@@ -1,4 +1,4 @@
-"""Rules from experience and pins, at whole gateways and from the command line."""
+"""Distilled rules and pins: gateways and the command `gateway policy`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LEARNED = {"name": "learned", "seed": 0}
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep gateways in step ten times a second."""
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synchronise gateways ten times a second."""
     monkeypatch.setattr(sync, "PERIOD_S", 0.1)
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> dict[str, str]:
-    """Return what the pool file says under `state`."""
+    """Return the section `state` of the pool file."""
     return {"file": str(tmp_path / "state.sqlite")}
 
 
@@ -43,22 +43,22 @@ async def learning(state: Any) -> AsyncIterator[Running]:
 
 
 async def ask(running: Running, times: int = 1) -> list[str]:
-    """Return which policy decided on each request."""
+    """Return the policy that decided on each request."""
     return [(await running.chat()).headers["x-gateway-policy"] for _ in range(times)]
 
 
 async def command(running: Running, *arguments: str, key: str = ADMIN_KEY) -> Result:
-    given = ["policy", *arguments, "--url", running.url, "--admin-key", key]
-    return await asyncio.to_thread(CliRunner().invoke, app, given)
+    command_line = ["policy", *arguments, "--url", running.url, "--admin-key", key]
+    return await asyncio.to_thread(CliRunner().invoke, app, command_line)
 
 
-async def said(running: Running, *arguments: str) -> str:
+async def output_of(running: Running, *arguments: str) -> str:
     result = await command(running, *arguments)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
 
 
-async def refused(running: Running, *arguments: str) -> str:
+async def failure_of(running: Running, *arguments: str) -> str:
     result = await command(running, *arguments)
     assert result.exit_code == 1
     assert not result.stdout
@@ -72,92 +72,94 @@ def learned(running: Running) -> Learned:
 
 
 def pinned_text(running: Running) -> str:
-    return running.gateway.pinnings[MODEL].pin().rules
+    return running.gateway.policy_versions[MODEL].pin().rules
 
 
-async def test_a_pin_holds_at_all_gateways_and_after_a_restart(state: Any) -> None:
+async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) -> None:
     async with learning(state) as one, learning(state) as two:
         assert set(await ask(one, 8)) == {"learned"}
-        text = await said(one, "distill")
-        assert (await said(one, "show", "1")) == text
-        assert "rules, version 1 decides" in await said(two, "pin", "1"), "though it was made at the other"
+        text = await output_of(one, "distill")
+        assert (await output_of(one, "show", "1")) == text
+        assert "rules, version 1 decides" in await output_of(two, "pin", "1"), "distilled by the other gateway"
         await one.until(lambda: learned(one).pinned is not None)
         assert await ask(one) == await ask(two) == ["thresholds"]
         pinned = learned(one).pinned
         assert isinstance(pinned, Thresholds)
         assert pinned.settings == settings_of(text)
-    async with learning(state) as again:
-        before = learned(again).statistics.observations
-        assert await ask(again, 3) == ["thresholds"] * 3
-        assert learned(again).statistics.observations > before, "it goes on learning"
-        assert "version 1 of" in (shown := await said(again, "show"))
+    async with learning(state) as restarted:
+        before = learned(restarted).statistics.observations
+        assert await ask(restarted, 3) == ["thresholds"] * 3
+        assert learned(restarted).statistics.observations > before, "it continues to learn"
+        assert "version 1 of" in (shown := await output_of(restarted, "show"))
         assert ", pinned" in shown
-        assert "learned decides" in await said(again, "unpin")
-        assert await ask(again) == ["learned"]
+        assert "learned decides" in await output_of(restarted, "unpin")
+        assert await ask(restarted) == ["learned"]
 
 
-async def test_versions_are_compared_line_by_line_and_rolled_back(state: Any) -> None:
+async def test_versions_are_compared_pinned_and_rolled_back(state: Any) -> None:
     async with learning(state) as running:
         await ask(running, 4)
-        first = await said(running, "distill")
-        assert "is the only one" in await refused(running, "diff")
+        first = await output_of(running, "distill")
+        assert "is the only one" in await failure_of(running, "diff")
         await ask(running, 3)
-        second = await said(running, "distill")
+        second = await output_of(running, "distill")
         assert first != second
-        lines = (await said(running, "diff")).splitlines()
+        lines = (await output_of(running, "diff")).splitlines()
         assert lines[0].startswith("--- version 1 of 20")
         assert lines[1].startswith("+++ version 2 of 20")
         assert [line[1:] for line in lines[3:] if line[0] in " -"] == first.splitlines()
         assert [line[1:] for line in lines[3:] if line[0] in " +"] == second.splitlines()
 
-        await said(running, "pin", "1")
-        await said(running, "pin", "2")
+        await output_of(running, "pin", "1")
+        await output_of(running, "pin", "2")
         assert pinned_text(running) == second
-        await said(running, "rollback")
+        await output_of(running, "rollback")
         assert pinned_text(running) == first
-        assert "learned decides" in await said(running, "rollback")
+        assert "learned decides" in await output_of(running, "rollback")
         assert learned(running).pinned is None
-        assert "nothing to roll back to" in await refused(running, "rollback")
+        assert "nothing to roll back to" in await failure_of(running, "rollback")
 
 
-async def test_what_cannot_be_done_is_told(state: Any) -> None:
+async def test_impossible_commands_fail_with_a_message(state: Any) -> None:
     async with learning(state) as running:
-        assert "no request was observed yet" in await refused(running, "distill")
-        assert "no rules for m yet" in await refused(running, "diff")
-        assert "no rules yet" in await said(running, "show")
+        assert "no request was observed yet" in await failure_of(running, "distill")
+        assert "no rules for m yet" in await failure_of(running, "diff")
+        assert "no rules yet" in await output_of(running, "show")
         await ask(running, 2)
-        await said(running, "distill")
-        assert "There is no version 7 of the rules for m; kept: 1." in await refused(running, "pin", "7")
-        await said(running, "pin", "1")
-        assert "version 1 pinned already" in await refused(running, "pin", "1")
+        await output_of(running, "distill")
+        assert "There is no version 7 of the rules for m; kept: 1." in await failure_of(running, "pin", "7")
+        await output_of(running, "pin", "1")
+        assert "version 1 pinned already" in await failure_of(running, "pin", "1")
         pinned = learned(running).pinned
         broken = '{"version": 2, "rules": "name: thresholds\\nrules: [{name: x, prefer: [nonsense]}]"}'
         await running.gateway.state.documents.put(f"{MODEL}/pin", broken, after=1)
-        assert learned(running).pinned is pinned, "a pin that cannot be read changes nothing"
-        assert "There is no model x" in await refused(running, "distill", "--model", "x")
+        assert learned(running).pinned is pinned, "an invalid pin changes nothing"
+        assert "There is no model x" in await failure_of(running, "distill", "--model", "x")
         wrong_key = await command(running, "show", key="wrong")
         assert wrong_key.exit_code == 1
         assert "needs the admin key" in wrong_key.stderr
-        nobody = await asyncio.to_thread(CliRunner().invoke, app, ["policy", "show", "--url", "http://127.0.0.1:9"])
-        assert nobody.exit_code == 1
-        assert "http://127.0.0.1:9 cannot be reached" in nobody.stderr
+        unreachable = await asyncio.to_thread(
+            CliRunner().invoke, app, ["policy", "show", "--url", "http://127.0.0.1:9"]
+        )
+        assert unreachable.exit_code == 1
+        assert "http://127.0.0.1:9 cannot be reached" in unreachable.stderr
 
 
-async def test_nothing_can_be_pinned_where_nothing_is_kept() -> None:
+async def test_nothing_can_be_pinned_without_a_store() -> None:
     async with learning("none") as running:
         await ask(running, 2)
-        assert "`state: none`" in await refused(running, "distill")
-        assert "this process alone" in await said(running, "thaw")
+        assert "`state: none`" in await failure_of(running, "distill")
+        assert "this process alone" in await output_of(running, "thaw")
 
 
-async def test_only_a_policy_that_learns_makes_rules() -> None:
+async def test_only_a_learned_policy_has_rules() -> None:
     async with start_gateway({"a": "baseline"}, {"name": "round_robin"}, state="none") as running:
-        assert "m: round_robin, which does not learn" in await said(running, "show")
-        assert "No model of this pool has the policy `learned`" in await refused(running, "distill")
-        assert "m has the policy `round_robin`" in await refused(running, "pin", "1", "--model", MODEL)
+        assert "m: round_robin, which does not learn" in await output_of(running, "show")
+        assert "No model of this pool has the policy `learned`" in await failure_of(running, "distill")
+        assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
 
 
-async def test_a_frozen_policy_shows_and_is_thawed_everywhere(state: Any) -> None:
+async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any) -> None:
     async with learning(state) as one, learning(state) as two:
         policies = [learned(one), learned(two)]
         for policy in policies:
@@ -171,10 +173,10 @@ async def test_a_frozen_policy_shows_and_is_thawed_everywhere(state: Any) -> Non
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
         assert f'gateway_backend_outlier_ejected{{backend="b",model="{MODEL}"}} 1.0' in page
         assert f'gateway_backend_outlier_ejected{{backend="a",model="{MODEL}"}} 0.0' in page
-        shown = await said(one, "show")
+        shown = await output_of(one, "show")
         assert "FROZEN" in shown
         assert "b is ejected as an outlier: steps take" in shown
-        assert "thawed at all gateways" in await said(one, "thaw")
+        assert "thawed at all gateways" in await output_of(one, "thaw")
         await two.until(lambda: not any(policy.guardrail.frozen for policy in policies))
         policies[0].guardrail.observe(1.0, control=True)
         policies[0].guardrail.observe(2.0, control=False)

@@ -1,4 +1,4 @@
-"""What is started for a pool, and where."""
+"""Addresses and processes of the replicas of a pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pool(**models: dict[str, object]) -> PoolSettings:
     return PoolSettings.model_validate({"models": {name: {**POLICY, **model} for name, model in models.items()}})
 
 
-def test_a_replica_reached_by_url_starts_nothing(tmp_path: Path) -> None:
+def test_a_replica_with_a_url_starts_no_process(tmp_path: Path) -> None:
     planned = plan(
         pool(m={"backends": {"a": {"method": "baseline", "url": "http://h:1", "api_key": "sk-own"}}}), tmp_path
     )
@@ -27,7 +27,7 @@ def test_a_replica_reached_by_url_starts_nothing(tmp_path: Path) -> None:
     assert "sk-own" not in repr(backend)
 
 
-def test_vllm_is_started_with_what_it_needs(tmp_path: Path) -> None:
+def test_the_command_line_and_environment_of_vllm(tmp_path: Path) -> None:
     served = {
         "aliases": ["alias"],
         "backends": {
@@ -52,7 +52,7 @@ def test_vllm_is_started_with_what_it_needs(tmp_path: Path) -> None:
     assert planned.backends[0].num_speculative_tokens == 3
 
 
-def test_all_simulated_replicas_share_a_process(tmp_path: Path) -> None:
+def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
     simulated = {"backends": {"a": {"method": "baseline", **SIMULATED}, "b": {"method": "suffix", **SIMULATED}}}
     planned = plan(pool(m=simulated, n=simulated), tmp_path)
     (launch,) = planned.launches
@@ -60,11 +60,11 @@ def test_all_simulated_replicas_share_a_process(tmp_path: Path) -> None:
     assert len({backend.url for backend in planned.backends}) == 4
     assert len(launch.health_urls) == 4
     document = Path(launch.argv[-1])
-    assert document.stat().st_mode & 0o077 == 0  # it may hold keys
-    assert len({one["name"] for one in json.loads(document.read_text())["replicas"]}) == 4
+    assert document.stat().st_mode & 0o077 == 0  # it may contain keys
+    assert len({replica["name"] for replica in json.loads(document.read_text())["replicas"]}) == 4
 
 
-def test_two_models_whose_replicas_have_the_same_names_and_one_a_key(tmp_path: Path) -> None:
+def test_two_models_with_replicas_of_the_same_name(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(
         "models:\n"
@@ -81,7 +81,7 @@ def test_two_models_whose_replicas_have_the_same_names_and_one_a_key(tmp_path: P
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-gateway-method"] == method
         assert [card["id"] for card in command.get("/v1/models").json()["data"]] == ["m", "n", "other"]
-        of_which = command.get("/version")
-        assert of_which.status_code == 400
-        assert "x-gateway-model" in of_which.json()["error"]["message"]
+        ambiguous = command.get("/version")
+        assert ambiguous.status_code == 400
+        assert "x-gateway-model" in ambiguous.json()["error"]["message"]
         assert command.get("/version", headers={"x-gateway-model": "n"}).headers["x-gateway-method"] == "suffix"

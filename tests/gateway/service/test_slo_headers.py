@@ -1,4 +1,4 @@
-"""What a request's headers and its key ask of the policy: not to be experimented with, to be answered in time."""
+"""Exploration and latency objectives of a request, from its headers or its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 FEATURES = RequestFeatures("m", Endpoint.CHAT, temperature=0.3)
 
 
-def test_a_request_without_headers_may_be_used_to_learn_and_has_no_bounds() -> None:
+def test_without_headers_a_request_allows_exploration_and_has_no_objective() -> None:
     features = RoutingHeaders.read({b"x-other": b"1"}).applied(FEATURES)
     assert features is FEATURES
     assert (features.explore, features.slo_ttft_s, features.slo_tpot_s) == (True, None, None)
@@ -31,7 +31,7 @@ def test_headers_become_features_in_seconds() -> None:
     assert FEATURES.explore is True
 
 
-def test_each_header_stands_alone() -> None:
+def test_headers_are_independent() -> None:
     assert RoutingHeaders.read({b"x-gateway-explore": b"yes"}).applied(FEATURES) == FEATURES
     only_first = RoutingHeaders.read({b"x-slo-ttft-ms": b"1e3"}).applied(FEATURES)
     assert (only_first.explore, only_first.slo_ttft_s, only_first.slo_tpot_s) == (True, 1.0, None)
@@ -39,7 +39,7 @@ def test_each_header_stands_alone() -> None:
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " "])
-def test_a_bound_that_is_no_positive_number_is_refused(header: str, value: str) -> None:
+def test_an_objective_must_be_a_positive_number(header: str, value: str) -> None:
     with pytest.raises(GatewayError) as caught:
         RoutingHeaders.read({header.encode(): value.encode()}).applied(FEATURES)
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
@@ -48,7 +48,7 @@ def test_a_bound_that_is_no_positive_number_is_refused(header: str, value: str) 
 
 
 @pytest.mark.parametrize("value", ["maybe", "0", "true", "yes please", "\xff"])
-def test_exploring_is_allowed_or_not_and_nothing_else(value: str) -> None:
+def test_the_exploration_header_must_be_yes_or_no(value: str) -> None:
     with pytest.raises(GatewayError) as caught:
         RoutingHeaders.read({b"x-gateway-explore": value.encode("latin-1")}).applied(FEATURES)
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
@@ -56,7 +56,7 @@ def test_exploring_is_allowed_or_not_and_nothing_else(value: str) -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_a_gateway_answers_400_and_sends_nothing(fast: bool) -> None:
+async def test_invalid_headers_are_answered_with_400(fast: bool) -> None:
     async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}, fast=fast) as running:
         for header, value in [("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon"), ("x-gateway-explore", "maybe")]:
             refused = await running.chat(headers={header: value})
@@ -67,10 +67,10 @@ async def test_a_gateway_answers_400_and_sends_nothing(fast: bool) -> None:
         good = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "20", "x-gateway-explore": "no"}
         assert (await running.chat(headers=good)).status_code == 200
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        told = (await running.client.post("/admin/explain", json=body, headers=ADMIN | good)).json()
-        assert told["features"]["explore"] is False
-        assert told["features"]["slo_ttft_s"] == pytest.approx(0.2)
-        assert told["features"]["slo_tpot_s"] == pytest.approx(0.02)
+        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN | good)).json()
+        assert explained["features"]["explore"] is False
+        assert explained["features"]["slo_ttft_s"] == pytest.approx(0.2)
+        assert explained["features"]["slo_tpot_s"] == pytest.approx(0.02)
 
 
 KEYS = [
@@ -89,12 +89,14 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_a_key_bounds_its_requests_that_bring_no_bounds(fast: bool) -> None:
+async def test_the_objective_of_a_key_applies_to_requests_without_headers(fast: bool) -> None:
     policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
     async with start_gateway({"a": "baseline", "b": "baseline"}, policy, fast=fast, keys=KEYS) as running:
-        met: list[tuple[float | None, float | None]] = []
-        running.gateway.relay.listeners.append(lambda it: met.append((it.request.slo_ttft_s, it.request.slo_tpot_s)))
+        observed: list[tuple[float | None, float | None]] = []
+        running.gateway.relay.listeners.append(
+            lambda outcome: observed.append((outcome.request.slo_ttft_s, outcome.request.slo_tpot_s))
+        )
         for key, headers, ttft_s, tpot_s in BOUNDS:
             answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
             assert answer.status_code == 200
-            assert met.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))
+            assert observed.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))

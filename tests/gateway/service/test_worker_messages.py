@@ -1,4 +1,4 @@
-"""What workers tell each other must come through a pipe, from a compiled gateway too."""
+"""Messages between workers survive pickling, also in a compiled gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.service.worker_messages import Drained, KeysUsed, Launched, Respons
 
 
 @pytest.mark.parametrize(
-    "note",
+    "message",
     [
         Drained("m", "a", drained=True),
         KeysUsed(1, {"team": KeyUse(3, 2048, 1)}),
@@ -19,9 +19,9 @@ from gateway.service.worker_messages import Drained, KeysUsed, Launched, Respons
         WorkerDied(2),
         ResponseStored("resp_1", "a"),
     ],
-    ids=lambda note: type(note).__name__,
+    ids=lambda message: type(message).__name__,
 )
-def test_it_arrives_as_it_was_sent(note: WorkerMessage) -> None:
-    ours, theirs = Pipe()
-    ours.send(note)
-    assert theirs.recv() == note
+def test_messages_pass_through_a_pipe(message: WorkerMessage) -> None:
+    sender, receiver = Pipe()
+    sender.send(message)
+    assert receiver.recv() == message

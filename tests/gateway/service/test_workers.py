@@ -1,4 +1,4 @@
-"""The command with one worker and with several: starting, sharing, ending."""
+"""Gateways with one and several worker processes: startup, shared limits, shutdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEY = {"authorization": "Bearer sk-plain"}
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Path]:
-    """Two upstreams on a loop of their own, and a pool file that names them."""
+    """A pool file with two upstreams, which run on their own event loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -62,17 +62,17 @@ def pool(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_ends_with_status_0_and_leaves_nothing(pool: Path, tmp_path: Path, workers: int) -> None:
+def test_sigterm_exits_with_status_0_and_leaves_no_process(pool: Path, tmp_path: Path, workers: int) -> None:
     with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
         until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
-        everyone = family(command.process.pid)
-        assert len(everyone) > (workers if workers > 1 else 0)
+        processes = family(command.process.pid)
+        assert len(processes) > (workers if workers > 1 else 0)
         assert command.end() == 0
-        until(lambda: alive(everyone) == set(), 2.0)
+        until(lambda: alive(processes) == set(), 2.0)
         assert "Traceback" not in command.printed()
 
 
-def test_a_taken_port_is_said_so(pool: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -83,34 +83,33 @@ def test_a_taken_port_is_said_so(pool: Path, tmp_path: Path) -> None:
                 assert f"port {port}" in command.printed()
 
 
-def test_workers_count_and_drain_as_one(pool: Path, tmp_path: Path) -> None:
+def test_workers_share_metrics_and_draining(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
         for _ in range(40):
             assert command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200
 
         def counted() -> float:
-            lines = [
-                one for one in command.get("/metrics").text.splitlines() if one.startswith("gateway_requests_total")
-            ]
-            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'outcome="ok"' in line)
+            lines = command.get("/metrics").text.splitlines()
+            ok = [line for line in lines if line.startswith("gateway_requests_total") and 'outcome="ok"' in line]
+            return sum(float(line.rsplit(" ", 1)[1]) for line in ok)
 
         until(lambda: counted() == 40)
         metrics_files = {path.name for path in Path(tmp_path).rglob("*")}
         assert "gateway.log" in metrics_files
-        place = {"model": "m", "backend": "a"}
-        assert command.post("/admin/drain", place, headers=command.admin).json()["state"] == "draining"
+        backend = {"model": "m", "backend": "a"}
+        assert command.post("/admin/drain", backend, headers=command.admin).json()["state"] == "draining"
 
         def states() -> set[str]:
             pools = [command.get("/admin/pool", headers=command.admin).json() for _ in range(12)]
-            return {one["models"]["m"]["backends"]["a"]["state"] for one in pools}
+            return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
 
         until(lambda: states() == {"draining"})
-        command.post("/admin/resume", place, headers=command.admin)
+        command.post("/admin/resume", backend, headers=command.admin)
         until(lambda: states() == {"up"})
 
 
-def test_limits_hold_over_workers(pool: Path, tmp_path: Path) -> None:
+def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
         slow = {"authorization": "Bearer sk-slow"}
@@ -122,16 +121,16 @@ def test_limits_hold_over_workers(pool: Path, tmp_path: Path) -> None:
             return set(last) == {429}
 
         until(refused_by_all, 5.0)
-        assert 4 <= statuses.count(200) <= 8  # 4 were it one process; each worker may give 4 before it hears
+        assert 4 <= statuses.count(200) <= 8  # 4 in one process; each worker may allow 4 before it receives a message
 
 
-def test_a_worker_that_dies_is_replaced(pool: Path, tmp_path: Path) -> None:
+def test_a_dead_worker_is_replaced(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
         before = family(command.process.pid)
         victim = next(pid for pid in before - {command.process.pid} if b"spawn_main" in command_line(pid))
         os.kill(victim, signal.SIGKILL)
-        until(lambda: "another is started" in command.printed())
+        until(lambda: "restarting it" in command.printed())
         until(lambda: len(family(command.process.pid)) == len(before))
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)))
 
@@ -139,10 +138,10 @@ def test_a_worker_that_dies_is_replaced(pool: Path, tmp_path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: command.get("/readyz").status_code == 200)
-        everyone = family(command.process.pid)
+        processes = family(command.process.pid)
         command.process.kill()
         command.process.wait()
-        until(lambda: alive(everyone) == set(), 10.0)
+        until(lambda: alive(processes) == set(), 10.0)
 
 
 def command_line(pid: int) -> bytes:

@@ -1,8 +1,7 @@
-"""What lookups would have given is found out beside the requests, on the text of whatever answered."""
+"""Shadow drafting on the texts of finished requests."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -23,14 +22,15 @@ from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Wire, delta
+from tests.support.waiting import eventually
 
 NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
 SUFFIX = ShadowArm("suffix:24", Method.SUFFIX, 24)
-_PATIENCE_S = 90.0  # the process is a nice one: on a busy machine it may have to wait
+_TIMEOUT_S = 90.0  # the process has low priority, so it is slow on a busy machine
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
 
 
-async def _says_it_again(wire: Wire) -> None:
+async def _repeats_a_sentence(wire: Wire) -> None:
     await wire.begin_stream()
     for word in (TEXT * 4).split(" ")[:-1]:
         await wire.chunk(delta(word + " "))
@@ -46,46 +46,48 @@ def _policy(running: Running) -> Learned:
     return policy
 
 
-def _replay(running: Running) -> ShadowDrafting:
-    found = running.gateway.models[MODEL].shadow
-    assert found is not None
-    return found
+def _shadow(running: Running) -> ShadowDrafting:
+    shadow = running.gateway.models[MODEL].shadow
+    assert shadow is not None
+    return shadow
 
 
-def _seen(policy: Learned) -> dict[tuple[str, str], float]:
-    """Return how often acceptance was observed, by arm and backend."""
-    seen: dict[tuple[str, str], float] = {}
+def _observed(policy: Learned) -> dict[tuple[str, str], float]:
+    """Return the number of observations of acceptance by arm and backend."""
+    counts: dict[tuple[str, str], float] = {}
     for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
-        seen[key[ARM], key[BACKEND]] = seen.get((key[ARM], key[BACKEND]), 0.0) + sums[0]
-    return seen
+        counts[key[ARM], key[BACKEND]] = counts.get((key[ARM], key[BACKEND]), 0.0) + sums[0]
+    return counts
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_an_answer_of_one_method_tells_of_the_others(fast: bool) -> None:
+async def test_answers_of_one_method_are_replayed_with_the_others(fast: bool) -> None:
     methods = {"a": "baseline", "b": "suffix", "c": "ngram"}
     async with start_gateway(
         methods, {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}, fast=fast
     ) as running:
         for upstream in running.upstreams.values():
-            upstream.behaviour = _says_it_again
+            upstream.behaviour = _repeats_a_sentence
         to_a = {"x-gateway-backend": "a"}
         answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
-        assert {one.status_code for one in answers} == {200}
+        assert {answer.status_code for answer in answers} == {200}
         policy = _policy(running)
-        await running.until(lambda: _seen(policy).get(("suffix:24", ""), 0.0) > 2.5, _PATIENCE_S)
-        seen = _seen(policy)
-        # Each request once: as its engine had it, and for the two that were not asked.
-        assert seen["baseline:0", "a"] == pytest.approx(seen["suffix:24", ""]) == pytest.approx(seen["ngram:3", ""])
-        assert set(seen) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:3", "")}
+        await running.until(lambda: _observed(policy).get(("suffix:24", ""), 0.0) > 2.5, _TIMEOUT_S)
+        counts = _observed(policy)
+        # Each request counts once for each method: as observed at its engine, and as replayed for the two others.
+        assert (
+            counts["baseline:0", "a"] == pytest.approx(counts["suffix:24", ""]) == pytest.approx(counts["ngram:3", ""])
+        )
+        assert set(counts) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:3", "")}
         model, key = policy.fitted({}).acceptance, next(iter(policy.statistics.buckets(ACCEPTANCE)))[2:]
-        # It repeats itself: suffix drafting does better than the calibration has it, which knows no repetition.
+        # The text is repetitive, so suffix drafting accepts more than in the calibration.
         assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:3", "c", key) > 1.5
         page = (await running.client.get("/metrics")).text
         assert 'gateway_shadow_texts_total{model="m",result="replayed"} 3.0' in page
     assert not _children()
 
 
-async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() -> None:
+async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
     policy_settings = {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}
     async with start_gateway({"a": "baseline", "b": "suffix"}, policy_settings) as running:
         document = {
@@ -94,17 +96,17 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() 
             "metrics": {"speculative_decoding": {"num_draft_tokens": 60, "num_accepted_draft_tokens": 26}},
         }
 
-        async def whole(wire: Wire) -> None:
+        async def unstreamed(wire: Wire) -> None:
             await wire.json(document)
 
-        running.upstreams["b"].behaviour = whole
+        running.upstreams["b"].behaviour = unstreamed
         for _ in range(2):
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
-        await running.until(lambda: _replay(running).replayed == 2, _PATIENCE_S)
-        _replay(running).deliver(running.gateway.models[MODEL].fallback)
-        assert _seen(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
-        assert policy._lookup_bias.corrected("suffix:24", 4.0) < 4.0  # its engine got less than the replay
+        await running.until(lambda: _shadow(running).replayed == 2, _TIMEOUT_S)
+        _shadow(running).deliver(running.gateway.models[MODEL].fallback)
+        assert _observed(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
+        assert policy._shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,9 @@ async def test_a_whole_answer_will_do_and_its_own_method_is_not_counted_twice() 
         ({"a": "baseline", "b": "suffix"}, {"name": "learned", "shadow_drafting": {"sample": 0}}),
     ],
 )
-async def test_nothing_is_kept_where_nobody_wants_it(methods: dict[str, str], policy: dict[str, Any]) -> None:
+async def test_nothing_is_replayed_if_the_policy_does_not_use_it(
+    methods: dict[str, str], policy: dict[str, Any]
+) -> None:
     async with start_gateway(methods, policy) as running:
         assert running.gateway.models[MODEL].shadow is None
         assert (await running.chat()).status_code == 200
@@ -128,131 +132,127 @@ def _outcome(endpoint: Endpoint = Endpoint.CHAT) -> Outcome:
     return Outcome(features, Decision("a", "p", "r"), Method.BASELINE, 200, 0.1, 0.01, 1.0, 10, 52, None)
 
 
-class _Listener(Learned):
+class _Recording(Learned):
     def __init__(self) -> None:
         from policies.learned.policy import LearnedSettings
 
         super().__init__(LearnedSettings())
-        self.heard: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        self.heard.append(outcome)
+        self.outcomes.append(outcome)
 
 
 BODY = orjson.dumps({"messages": [{"role": "user", "content": TEXT}]})
 ANSWER = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}]})
 
 
-def _add(replay: ShadowDrafting, answer: bytes = ANSWER) -> None:
+def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:
     outcome = _outcome()
-    kept = replay.begin(outcome.request, BODY)
-    assert kept is not None
-    kept.keep(answer)
-    replay.add(outcome, BODY, kept, streamed=False)
+    buffer = shadow.begin(outcome.request, BODY)
+    assert buffer is not None
+    buffer.append(answer)
+    shadow.add(outcome, BODY, buffer, streamed=False)
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def test_a_full_queue_leaves_texts_out_and_counts_them() -> None:
-    policy = _Listener()
-    replay = ShadowDrafting(policy, ShadowSettings(queue=3), [NGRAM])  # not started: nothing empties it
-    early = replay.begin(_outcome().request, b"{}")
+def test_texts_that_find_the_queue_full_are_dropped_and_counted() -> None:
+    policy = _Recording()
+    shadow = ShadowDrafting(policy, ShadowSettings(queue=3), [NGRAM])  # not started, so the queue is not emptied
+    early = shadow.begin(_outcome().request, b"{}")
     for _ in range(3):
-        _add(replay)
-    assert replay.begin(_outcome().request, b"{}") is None, "while the queue is full nothing is kept"
+        _add(shadow)
+    assert shadow.begin(_outcome().request, b"{}") is None, "no answer is buffered while the queue is full"
     assert early is not None
-    early.keep(b"{}")
-    replay.add(_outcome(), b"{}", early, streamed=False)
-    assert (replay.waiting, replay.dropped) == (3, 2)
+    early.append(b"{}")
+    shadow.add(_outcome(), b"{}", early, streamed=False)
+    assert (shadow.waiting, shadow.dropped) == (3, 2)
     small = ShadowDrafting(policy, ShadowSettings(queue_mib=0.001), [NGRAM])
     for _ in range(5):
         _add(small)
     assert small.dropped > 0
 
 
-def test_long_texts_and_what_is_no_text_are_left_alone() -> None:
-    replay = ShadowDrafting(_Listener(), ShadowSettings(max_text_kib=1), [NGRAM])
+def test_long_texts_and_other_endpoints_are_not_replayed() -> None:
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(max_text_kib=1), [NGRAM])
     chat = _outcome().request
-    assert replay.begin(chat, b"x" * 1025) is None
-    assert replay.begin(_outcome(Endpoint.EMBEDDINGS).request, b"{}") is None
-    kept = replay.begin(chat, b"{}")
-    assert kept is not None
-    kept.keep(b"x" * 1000)
-    kept.keep(b"x" * 1000)
-    replay.add(_outcome(), b"{}", kept, streamed=True)
-    assert replay.waiting == 0
+    assert shadow.begin(chat, b"x" * 1025) is None
+    assert shadow.begin(_outcome(Endpoint.EMBEDDINGS).request, b"{}") is None
+    buffer = shadow.begin(chat, b"{}")
+    assert buffer is not None
+    buffer.append(b"x" * 1000)
+    buffer.append(b"x" * 1000)
+    shadow.add(_outcome(), b"{}", buffer, streamed=True)
+    assert shadow.waiting == 0
 
 
-async def test_the_working_directory_has_no_say_in_what_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_process_does_not_import_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "gateway").mkdir()
-    (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('wrong package')")
     monkeypatch.chdir(tmp_path)
-    replay = ShadowDrafting(_Listener(), ShadowSettings(cpu=1.0), [NGRAM])
-    replay.start()
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
+    shadow.start()
     try:
-        _add(replay)
-        await _until(lambda: replay.replayed + replay.failed == 1)
-        assert replay.replayed == 1
+        _add(shadow)
+        await eventually(lambda: shadow.replayed + shadow.failed == 1, _TIMEOUT_S)
+        assert shadow.replayed == 1
     finally:
-        replay.stop()
+        shadow.stop()
 
 
-async def test_nonsense_and_a_killed_process_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.shadow.replay._AGAIN_S", 0.0)
-    policy = _Listener()
-    replay = ShadowDrafting(policy, ShadowSettings(cpu=1.0), [NGRAM, SUFFIX])
-    replay.start()
+async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.shadow.replay._RESTART_DELAY_S", 0.0)
+    policy = _Recording()
+    shadow = ShadowDrafting(policy, ShadowSettings(cpu=1.0), [NGRAM, SUFFIX])
+    shadow.start()
     try:
-        _add(replay, b'{"choices": 7}')
-        _add(replay, b"\xff\x00 not JSON")
-        _add(replay)
-        await _until(lambda: replay.replayed == 3)
-        process = replay._process
+        _add(shadow, b'{"choices": 7}')
+        _add(shadow, b"\xff\x00 not JSON")
+        _add(shadow)
+        await eventually(lambda: shadow.replayed == 3, _TIMEOUT_S)
+        process = shadow._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        _add(replay)  # finds it dead
-        await _until(lambda: replay.failed == 1)
-        _add(replay)  # is given to a new one
-        await _until(lambda: replay.replayed == 4)
-        replay.deliver(Fallback())
-        assert [set(one.shadow) for one in policy.heard] == [{"ngram:3", "suffix:24"}] * 2
-        assert policy.heard[0].shadow == policy.heard[1].shadow
+        _add(shadow)  # fails, because the process is dead
+        await eventually(lambda: shadow.failed == 1, _TIMEOUT_S)
+        _add(shadow)  # starts a new process
+        await eventually(lambda: shadow.replayed == 4, _TIMEOUT_S)
+        shadow.deliver(Fallback())
+        assert [set(outcome.shadow) for outcome in policy.outcomes] == [{"ngram:3", "suffix:24"}] * 2
+        assert policy.outcomes[0].shadow == policy.outcomes[1].shadow
     finally:
-        replay.stop()
-    assert replay._process is None
+        shadow.stop()
+    assert shadow._process is None
 
 
-def test_token_ids_are_taken_where_the_engine_sent_them() -> None:
+def test_token_ids_are_used_if_the_engine_sends_them() -> None:
     prompt, output = list(range(100, 140)), [*range(100, 130), *range(100, 130)]
     answer = orjson.dumps(
-        {"prompt_token_ids": prompt, "choices": [{"index": 0, "text": "unlike the ids", "token_ids": output}]}
+        {"prompt_token_ids": prompt, "choices": [{"index": 0, "text": "not the ids", "token_ids": output}]}
     )
-    body = orjson.dumps({"prompt": "unlike them too"})
-    asked = {
+    body = orjson.dumps({"prompt": "not the ids either"})
+    head = {
         "endpoint": "completions",
         "streamed": False,
         "body": len(body),
         "answer": len(answer),
     }
     arms = [{"arm": "ngram:3", "method": "ngram", "k": 3, "config": dict(NGRAM.config)}]
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "gateway.shadow"],
-        input=orjson.dumps(arms) + b"\n" + orjson.dumps(asked) + b"\n" + body + answer,
+        input=orjson.dumps(arms) + b"\n" + orjson.dumps(head) + b"\n" + body + answer,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=_PATIENCE_S,
+        timeout=_TIMEOUT_S,
     )
-    assert orjson.loads(told.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
+    assert orjson.loads(result.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
 
 
 def _children() -> list[str]:
-    """Return the processes that replay lookups and are our own."""
-    found = []
+    """Return the shadow-drafting processes started by this process."""
+    children = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -263,5 +263,5 @@ def _children() -> list[str]:
             except OSError:
                 continue
             if b"gateway.shadow" in command and parent == os.getpid():
-                found.append(name)
-    return found
+                children.append(name)
+    return children

@@ -12,39 +12,39 @@ from tests.support.redis_server import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")
-def _one_redis() -> Iterator[RedisServer]:
+def _shared_redis() -> Iterator[RedisServer]:
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture
-def redis(_one_redis: RedisServer) -> RedisServer:
-    """A Redis that runs and is empty; whoever kills it starts it again."""
-    _one_redis.flush()
-    return _one_redis
+def redis(_shared_redis: RedisServer) -> RedisServer:
+    """A running, empty Redis; a test that kills it must start it again."""
+    _shared_redis.flush()
+    return _shared_redis
 
 
-class Place:
-    """Somewhere that stores are, and what can happen there."""
+class Stores:
+    """Opens any number of stores on the same data, which can be wiped."""
 
-    def __init__(self, make: Callable[[], Store], wipe: Callable[[], None]) -> None:
-        self._make = make
+    def __init__(self, create: Callable[[], Store], wipe: Callable[[], None]) -> None:
+        self._create = create
         self.wipe = wipe
-        self._open: list[Store] = []
+        self._opened: list[Store] = []
 
-    def store(self) -> Store:
-        store = self._make()
-        self._open.append(store)
+    def open(self) -> Store:
+        store = self._create()
+        self._opened.append(store)
         return store
 
     def close(self) -> None:
-        for store in self._open:
+        for store in self._opened:
             store.close()
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Every store must pass the tests that take this."""
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
+    """Runs a test with each kind of store."""
     if request.param == "sqlite":
         path = tmp_path / "state.sqlite"
 
@@ -52,9 +52,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             for file in tmp_path.glob("state.sqlite*"):
                 file.unlink()
 
-        made = Place(lambda: SqliteStore(path), wipe)
+        opener = Stores(lambda: SqliteStore(path), wipe)
     else:
         server: RedisServer = request.getfixturevalue("redis")
-        made = Place(lambda: RedisStore(server.url, "test"), server.flush)
-    yield made
-    made.close()
+        opener = Stores(lambda: RedisStore(server.url, "test"), server.flush)
+    yield opener
+    opener.close()

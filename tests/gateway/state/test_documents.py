@@ -1,4 +1,4 @@
-"""Documents: only the next version is taken, all are kept, and what a store lost comes back."""
+"""Documents: consecutive versions, limited history, and restoring what a store lost."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from gateway.state.documents import Documents
 from gateway.state.store import VERSIONS_KEPT, Conflict, Document, Store
-from tests.gateway.state.conftest import Place
+from tests.gateway.state.conftest import Stores
 
 
 class Reader:
-    """The documents of one process, without a thread."""
+    """The documents of one process, with the store called directly."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -21,10 +21,10 @@ class Reader:
         self.documents.watch("m/rules", lambda document: self.seen.append((document.version, document.text)))
 
     def ask(self, job: Callable[[Store], None]) -> Awaitable[None]:
-        async def done() -> None:
+        async def call() -> None:
             job(self.store)
 
-        return done()
+        return call()
 
     def refresh(self) -> None:
         self.documents.settle(self.documents.refresh(self.store))
@@ -34,12 +34,12 @@ class Reader:
 
 
 @pytest.fixture
-def two(place: Place) -> tuple[Reader, Reader]:
-    return Reader(place.store()), Reader(place.store())
+def readers(stores: Stores) -> tuple[Reader, Reader]:
+    return Reader(stores.open()), Reader(stores.open())
 
 
-async def test_a_new_version_reaches_whoever_watches(two: tuple[Reader, Reader]) -> None:
-    writer, reader = two
+async def test_a_new_version_reaches_every_watcher(readers: tuple[Reader, Reader]) -> None:
+    writer, reader = readers
     first = await writer.documents.put("m/rules", "one", after=0)
     assert (first.version, writer.seen) == (1, [(1, "one")])
     reader.refresh()
@@ -52,8 +52,8 @@ async def test_a_new_version_reaches_whoever_watches(two: tuple[Reader, Reader])
     assert writer.documents.get("m/other") is None
 
 
-async def test_of_two_that_change_the_same_version_one_is_told(two: tuple[Reader, Reader]) -> None:
-    writer, other = two
+async def test_the_second_of_two_concurrent_changes_conflicts(readers: tuple[Reader, Reader]) -> None:
+    writer, other = readers
     await writer.documents.put("m/rules", "one", after=0)
     with pytest.raises(Conflict) as caught:
         await other.documents.put("m/rules", "another", after=0)
@@ -64,62 +64,64 @@ async def test_of_two_that_change_the_same_version_one_is_told(two: tuple[Reader
     assert other.texts() == ["one"]
 
 
-async def test_only_the_latest_versions_are_kept(two: tuple[Reader, Reader]) -> None:
-    writer, reader = two
+async def test_only_the_latest_versions_are_kept(readers: tuple[Reader, Reader]) -> None:
+    writer, reader = readers
     for version in range(VERSIONS_KEPT + 5):
         await writer.documents.put("m/rules", f"text {version}", after=version)
     reader.refresh()
-    assert [one.version for one in reader.documents.history("m/rules")] == list(range(6, VERSIONS_KEPT + 6))
+    assert [document.version for document in reader.documents.history("m/rules")] == list(range(6, VERSIONS_KEPT + 6))
     assert writer.documents.history("m/rules") == reader.documents.history("m/rules")
 
 
-async def test_a_wiped_store_gets_them_back(place: Place, two: tuple[Reader, Reader]) -> None:
-    writer, reader = two
+async def test_a_wiped_store_gets_all_versions_back(stores: Stores, readers: tuple[Reader, Reader]) -> None:
+    writer, reader = readers
     for version, text in enumerate(["one", "two", "three"]):
         await writer.documents.put("m/rules", text, after=version)
     reader.refresh()
-    place.wipe()
+    stores.wipe()
     writer.refresh()
     reader.refresh()
-    late = Reader(place.store())
+    late = Reader(stores.open())
     late.refresh()
     assert late.texts() == writer.texts() == reader.texts() == ["one", "two", "three"]
     assert late.seen == [(3, "three")]
     await late.documents.put("m/rules", "four", after=3)
 
 
-async def test_a_store_that_was_set_back_gets_the_end_again(place: Place, two: tuple[Reader, Reader]) -> None:
-    writer, reader = two
+async def test_a_store_reset_to_an_older_state_gets_the_latest_versions_back(
+    stores: Stores, readers: tuple[Reader, Reader]
+) -> None:
+    writer, reader = readers
     for version, text in enumerate(["one", "two", "three"]):
         await writer.documents.put("m/rules", text, after=version)
     reader.refresh()
     kept = writer.documents.history("m/rules")[:1]
-    place.wipe()
-    place.store().restore(kept)
+    stores.wipe()
+    stores.open().restore(kept)
     reader.refresh()
     writer.refresh()
-    assert [one.text for one in place.store().history("m/rules")] == ["one", "two", "three"]
+    assert [document.text for document in stores.open().history("m/rules")] == ["one", "two", "three"]
     assert writer.seen == [(1, "one"), (2, "two"), (3, "three")]
 
 
-async def test_what_was_written_to_a_wiped_store_holds(place: Place, two: tuple[Reader, Reader]) -> None:
-    writer, reader = two
+async def test_a_version_written_to_a_wiped_store_wins(stores: Stores, readers: tuple[Reader, Reader]) -> None:
+    writer, reader = readers
     for version, text in enumerate(["one", "two"]):
         await writer.documents.put("m/rules", text, after=version)
     reader.refresh()
-    place.wipe()
-    place.store().put(Document("m/rules", 1, "begun again", 5.0))
+    stores.wipe()
+    stores.open().put(Document("m/rules", 1, "rewritten", 5.0))
     reader.refresh()
     writer.refresh()
-    assert reader.texts() == writer.texts() == ["begun again"]
-    assert reader.seen == [(2, "two"), (1, "begun again")]
+    assert reader.texts() == writer.texts() == ["rewritten"]
+    assert reader.seen == [(2, "two"), (1, "rewritten")]
 
 
-async def test_the_same_version_of_another_text_is_seen_after_trouble(place: Place) -> None:
-    reader = Reader(place.store())
+async def test_a_changed_text_with_the_same_version_is_seen_after_a_failure(stores: Stores) -> None:
+    reader = Reader(stores.open())
     await reader.documents.put("m/rules", "one", after=0)
-    place.wipe()
-    place.store().put(Document("m/rules", 1, "begun again", 5.0))
+    stores.wipe()
+    stores.open().put(Document("m/rules", 1, "rewritten", 5.0))
     reader.documents.read_again()
     reader.refresh()
-    assert reader.texts() == ["begun again"]
+    assert reader.texts() == ["rewritten"]

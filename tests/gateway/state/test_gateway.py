@@ -1,4 +1,4 @@
-"""Whole gateways with a policy that learns: started again, several on one store, with a Redis that hangs."""
+"""Gateways with a learning policy: restarts, several gateways on one store, and a Redis that hangs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tally(Policy):
         self.statistics: Statistics = Statistics((LENGTH,), time.time)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        return Decision(min(one.name for one in candidates), self.name, "first_by_name")
+        return Decision(min(candidate.name for candidate in candidates), self.name, "first_by_name")
 
     def observe(self, outcome: Outcome) -> None:
         self.statistics.add(LENGTH, (outcome.decision.backend,), 1.0, float(outcome.output_tokens))
@@ -54,7 +54,7 @@ async def learning(state: dict[str, Any]) -> AsyncIterator[Running]:
 
 
 def answers(running: Running) -> float:
-    """Return how many answers a gateway knows of, its own and others'."""
+    """Return the number of answers that a gateway has counted, including those of other gateways."""
     learner = running.gateway.models[MODEL].policy
     assert isinstance(learner, Tally)
     return round(sum(sums[0] for sums in learner.statistics.buckets(LENGTH).values()), 6)
@@ -67,17 +67,15 @@ async def ask(running: Running, times: int) -> None:
 
 @pytest.fixture(params=["file", "redis"])
 def state(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """What the pool file says under `state`."""
+    """The section `state` of the pool file."""
     if request.param == "file":
         return {"file": str(tmp_path / "state.sqlite")}
     server: RedisServer = request.getfixturevalue("redis")
     return {"redis": server.url}
 
 
-async def test_what_was_learned_is_there_after_a_restart(
-    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # at start and at the end alone
+async def test_statistics_survive_a_restart(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # synchronise only at start and stop
     async with learning(state) as running:
         await ask(running, 3)
     async with learning(state) as running:
@@ -87,20 +85,20 @@ async def test_what_was_learned_is_there_after_a_restart(
         assert answers(running) == 5
 
 
-async def test_gateways_learn_together_and_pins_reach_all(state: dict[str, Any]) -> None:
+async def test_gateways_share_statistics_and_documents(state: dict[str, Any]) -> None:
     async with learning(state) as one, learning(state) as two:
         await ask(one, 2)
         await ask(two, 3)
         await one.until(lambda: answers(one) == answers(two) == 5)
         documents = two.gateway.state.documents
         await one.gateway.state.documents.put(f"{MODEL}/pin", "rules: []", after=0)
-        await two.until(lambda: (found := documents.get(f"{MODEL}/pin")) is not None and found.text == "rules: []")
+        await two.until(lambda: (pin := documents.get(f"{MODEL}/pin")) is not None and pin.text == "rules: []")
         page = (await two.client.get("/metrics")).text
         kind = "redis" if "redis" in state else "sqlite"
         assert f'gateway_state_connected{{store="{kind}"}} 1.0' in page
 
 
-async def test_requests_go_on_while_redis_hangs(redis: RedisServer) -> None:
+async def test_requests_are_served_while_redis_hangs(redis: RedisServer) -> None:
     async with learning({"redis": redis.url}) as one, learning({"redis": redis.url}) as two:
         try:
             redis.freeze()
@@ -115,14 +113,14 @@ async def test_requests_go_on_while_redis_hangs(redis: RedisServer) -> None:
         await one.until(lambda: answers(one) == answers(two) == 7)
 
 
-async def test_nothing_is_kept_if_the_pool_file_says_so() -> None:
+async def test_state_none_keeps_nothing() -> None:
     async with start_gateway({"a": "baseline"}, {"name": Tally.name}, state="none") as running:
         await ask(running, 2)
         assert answers(running) == 2
         assert "gateway_state_connected{" not in (await running.client.get("/metrics")).text
 
 
-async def test_the_admin_sees_where_but_no_password() -> None:
+async def test_admin_config_shows_the_state_without_passwords() -> None:
     secret = {"redis": "redis://:pa55word@127.0.0.1:9/0"}
     async with learning(secret) as running:
         await ask(running, 1)

@@ -1,4 +1,4 @@
-"""Experience in a store: nothing is lost, nothing counts twice, whatever happens between."""
+"""Exchange of statistics through a store: nothing is lost and nothing counts twice, whatever fails."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Content, Push, Receipt, StateError
 from policies.statistics import Table
-from tests.gateway.state.conftest import Place
+from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, STEPS, Clock, Member, in_step
 
 
-def test_three_know_what_all_of_them_observed(place: Place) -> None:
+def test_three_members_share_all_observations(stores: Stores) -> None:
     clock = Clock()
-    members = [Member(place.store(), clock) for _ in range(3)]
+    members = [Member(stores.open(), clock) for _ in range(3)]
     for number, member in enumerate(members):
         member.statistics.add(LENGTH, ("shared",), 1.0, float(number))
         member.statistics.add(LENGTH, (f"of {number}", "ü\n|"), 1.0, 0.1)
@@ -37,52 +37,52 @@ def test_three_know_what_all_of_them_observed(place: Place) -> None:
         assert member.buckets(STEPS) == {(): (3.0, 6.0, 9.0)}
 
 
-def test_sums_come_back_to_the_last_bit(place: Place) -> None:
+def test_sums_are_restored_exactly(stores: Stores) -> None:
     numbers = (0.1 + 0.2, -1e-17, 12345678.900000001)
-    writer, reader = Member(place.store()), Member(place.store())
+    writer, reader = Member(stores.open()), Member(stores.open())
     writer.statistics.add(STEPS, ("k",), *numbers)
     writer.sync()
     reader.sync()
     assert reader.statistics.buckets(STEPS) == {("k",): numbers}
 
 
-def test_what_one_learned_is_there_for_the_next(place: Place) -> None:
-    first = Member(place.store())
+def test_statistics_of_earlier_members_are_read_by_later_ones(stores: Stores) -> None:
+    first = Member(stores.open())
     first.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     first.sync()
-    second = Member(place.store(), first.clock)
+    second = Member(stores.open(), first.clock)
     second.sync()
     assert second.buckets() == {("k",): (1.0, 5.0)}
     second.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     second.sync()
-    third = Member(place.store(), first.clock)
+    third = Member(stores.open(), first.clock)
     third.sync()
     assert third.buckets() == {("k",): (2.0, 12.0)}
 
 
-def test_models_are_apart(place: Place) -> None:
-    one, other = Member(place.store(), model="one"), Member(place.store(), model="one/more")
+def test_models_are_separate(stores: Stores) -> None:
+    one, other = Member(stores.open(), model="one"), Member(stores.open(), model="one/more")
     one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(one, other)
     assert other.buckets() == {}
 
 
-def test_another_version_of_a_table_is_left_alone(place: Place) -> None:
-    member = Member(place.store())
+def test_tables_of_other_versions_are_separate(stores: Stores) -> None:
+    member = Member(stores.open())
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     wider = Table(LENGTH.name, 3, LENGTH.half_life_s, LENGTH.overflow)
     slower = Table(LENGTH.name, 2, 2 * LENGTH.half_life_s, LENGTH.overflow)
     for table in (wider, slower):
-        other = Member(place.store(), member.clock, tables=(table,))
+        other = Member(stores.open(), member.clock, tables=(table,))
         other.statistics.add(table, ("k",), *[1.0] * table.width)
         in_step(other, member)
         assert other.buckets(table) == {("k",): (1.0,) * table.width}
     assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_a_batch_that_comes_twice_counts_once(place: Place) -> None:
-    store = place.store()
+def test_a_repeated_batch_counts_once(stores: Stores) -> None:
+    store = stores.open()
     end_s = Clock()() + 1000.0
     push = Push("length.2.1800.1", end_s, "", 1, {("k",): (1.0, 2.0)})
     (first,) = store.push("m", "w", [push])
@@ -95,37 +95,37 @@ def test_a_batch_that_comes_twice_counts_once(place: Place) -> None:
     }
 
 
-def test_a_push_to_a_page_that_was_begun_again_adds_nothing(place: Place) -> None:
-    store = place.store()
+def test_a_push_to_an_older_generation_adds_nothing(stores: Stores) -> None:
+    store = stores.open()
     end_s = Clock()() + 1000.0
     (before,) = store.push("m", "w", [Push("p.2.1.1", end_s, "", 1, {("k",): (1.0, 2.0)})])
-    place.wipe()
+    stores.wipe()
     late = Push("p.2.1.1", end_s, before.generation, 2, {("k",): (1.0, 2.0)})
     assert store.push("m", "w", [late]) == [Receipt("", 0)]
-    (begun,) = store.push("m", "other", [Push("p.2.1.1", end_s, "", 1, {("k",): (5.0, 5.0)})])
-    assert begun.generation != before.generation
-    assert store.push("m", "w", [late]) == [Receipt(begun.generation, 0)]
+    (recreated,) = store.push("m", "other", [Push("p.2.1.1", end_s, "", 1, {("k",): (5.0, 5.0)})])
+    assert recreated.generation != before.generation
+    assert store.push("m", "w", [late]) == [Receipt(recreated.generation, 0)]
     assert store.read("m", "w", ["p.2.1.1"])["p.2.1.1"].rows == {("k",): (5.0, 5.0)}
 
 
-def test_what_a_wiped_store_lost_is_pushed_again(place: Place) -> None:
+def test_a_wiped_store_gets_all_sums_back(stores: Stores) -> None:
     clock = Clock()
-    one, two = Member(place.store(), clock), Member(place.store(), clock)
+    one, two = Member(stores.open(), clock), Member(stores.open(), clock)
     one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     two.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(one, two)
-    place.wipe()
+    stores.wipe()
     two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     in_step(two, one)
-    late = Member(place.store(), clock)
+    late = Member(stores.open(), clock)
     late.sync()
     assert one.buckets() == two.buckets() == late.buckets() == {("k",): (3.0, 18.0)}
     assert one.ledger.pages_lost == two.ledger.pages_lost == 1
 
 
-def test_pages_whose_time_is_over_are_forgotten_everywhere(place: Place) -> None:
+def test_expired_pages_are_removed_everywhere(stores: Stores) -> None:
     clock = Clock()
-    one, two = Member(place.store(), clock), Member(place.store(), clock)
+    one, two = Member(stores.open(), clock), Member(stores.open(), clock)
     one.statistics.add(STEPS, ("k",), 1.0, 2.0, 3.0)
     in_step(one, two)
     assert two.buckets(STEPS)
@@ -135,15 +135,15 @@ def test_pages_whose_time_is_over_are_forgotten_everywhere(place: Place) -> None
     assert two.statistics._others == {}
 
 
-def test_a_new_page_makes_the_store_forget_old_ones(place: Place) -> None:
-    store = place.store()
+def test_a_new_page_removes_expired_pages_from_the_store(stores: Stores) -> None:
+    store = stores.open()
     store.push("m", "w", [Push("p.2.1.1", 1000.0, "", 1, {("k",): (1.0, 2.0)})])
     store.push("m", "w", [Push("p.2.1.9", Clock()() + 1000.0, "", 1, {("k",): (1.0, 2.0)})])
     assert set(store.stamps("m")) == {"p.2.1.9"}
     assert store.read("m", "w", ["p.2.1.1"]) == {}
 
 
-def test_a_file_that_was_set_back_is_found_out(tmp_path: Path) -> None:
+def test_a_file_reset_to_an_older_state_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     clock = Clock()
     one, two = Member(SqliteStore(path), clock), Member(SqliteStore(path), clock)
@@ -165,7 +165,7 @@ def test_a_file_that_was_set_back_is_found_out(tmp_path: Path) -> None:
         member.store.close()
 
 
-def test_a_redis_that_was_set_back_is_found_out(redis: RedisServer) -> None:
+def test_a_redis_reset_to_an_older_state_is_detected(redis: RedisServer) -> None:
     from gateway.state.redis import RedisStore
 
     clock = Clock()
@@ -192,14 +192,14 @@ def test_a_redis_that_was_set_back_is_found_out(redis: RedisServer) -> None:
 
 
 class Unreliable(SqliteStore):
-    """Does what it is asked to, and then may say that it failed."""
+    """A store that can fail after a push has succeeded."""
 
-    answers_are_lost = False
+    loses_replies = False
 
     def push(self, model: str, writer: str, pushes: Sequence[Push]) -> list[Receipt]:
         receipts = super().push(model, writer, pushes)
-        if self.answers_are_lost:
-            raise StateError("timeout", "the answer is lost")
+        if self.loses_replies:
+            raise StateError("timeout", "the reply is lost")
         return receipts
 
     def wipe(self, model: str) -> None:
@@ -220,7 +220,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("observe"), MEMBERS, st.sampled_from("abc"), st.floats(-1e6, 1e6)),
     st.tuples(st.just("stage"), MEMBERS),
     st.tuples(st.just("exchange"), MEMBERS),
-    st.tuples(st.just("exchange, answer lost"), MEMBERS),
+    st.tuples(st.just("exchange, reply lost"), MEMBERS),
     st.tuples(st.just("settle"), MEMBERS),
     st.tuples(st.just("wipe")),
     st.tuples(st.just("time passes")),
@@ -229,44 +229,44 @@ EVENTS = st.one_of(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, max_size=40))
-def test_sums_are_those_of_all_observations_in_any_order(
+def test_sums_equal_those_of_all_observations_after_any_events(
     unreliable: Unreliable, events: list[tuple[object, ...]]
 ) -> None:
     clock = Clock()
-    model = uuid4().hex  # examples run again, and must begin empty
-    one_alone = Member(unreliable, clock)
+    model = uuid4().hex  # every example needs an empty store
+    reference = Member(unreliable, clock)
     members = [Member(unreliable, clock, model) for _ in range(3)]
     for event in events:
         match event:
-            case ("observe", int(at), str(key), float(value)):
-                for member in (members[at], one_alone):
+            case ("observe", int(index), str(key), float(value)):
+                for member in (members[index], reference):
                     member.statistics.add(LENGTH, (key,), 1.0, value)
-            case ("stage", int(at)):
-                members[at].ledger.stage()
-            case ("exchange", int(at)):
-                members[at].ledger.exchange(unreliable)
-            case ("exchange, answer lost", int(at)):
-                unreliable.answers_are_lost = True
+            case ("stage", int(index)):
+                members[index].ledger.stage()
+            case ("exchange", int(index)):
+                members[index].ledger.exchange(unreliable)
+            case ("exchange, reply lost", int(index)):
+                unreliable.loses_replies = True
                 try:
-                    members[at].ledger.exchange(unreliable)
+                    members[index].ledger.exchange(unreliable)
                 except StateError:
                     pass
                 finally:
-                    unreliable.answers_are_lost = False
-            case ("settle", int(at)):
-                members[at].ledger.settle()
+                    unreliable.loses_replies = False
+            case ("settle", int(index)):
+                members[index].ledger.settle()
             case ("wipe",):
                 unreliable.wipe(model)
             case ("time passes",):
                 clock.now_s += LENGTH.epoch_s / 2
     in_step(*members)
-    members.append(Member(unreliable, clock, model))  # one that knows only what is in the store
+    members.append(Member(unreliable, clock, model))  # reads only what is in the store
     members[-1].sync()
-    expected = one_alone.statistics.buckets(LENGTH)
+    expected = reference.statistics.buckets(LENGTH)
     for member in members:
-        found = member.statistics.buckets(LENGTH)
-        assert found.keys() == expected.keys()
-        for key, sums in found.items():
+        buckets = member.statistics.buckets(LENGTH)
+        assert buckets.keys() == expected.keys()
+        for key, sums in buckets.items():
             assert sums == pytest.approx(expected[key], rel=1e-6, abs=1e-3)
 
 
@@ -278,7 +278,7 @@ def add_and_sync(path: Path, rounds: int, now_s: float) -> None:
     member.store.close()
 
 
-def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_two_processes_that_push_concurrently_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     clock = Clock()
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Where the store is, and what `gateway check` says of it."""
+"""The location of the store, and its description in `gateway check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.load import ConfigError, load_pool
 from gateway.config.settings import StateSettings
-from gateway.state.location import default_file, describe, open_store, with_place
+from gateway.state.location import default_file, describe, open_store, with_state_file
 from gateway.state.sqlite import SqliteStore
 
 POOL = """\
@@ -20,10 +20,10 @@ models: {m: {policy: {name: round_robin}, backends: {a: {method: baseline, url: 
 def state_of(tmp_path: Path, line: str, **environ: str) -> StateSettings | None:
     path = tmp_path / "pool.yaml"
     path.write_text(POOL + line)
-    return with_place(load_pool(path, environ), path, {"XDG_STATE_HOME": str(tmp_path / "home"), **environ}).state
+    return with_state_file(load_pool(path, environ), path, {"XDG_STATE_HOME": str(tmp_path / "home"), **environ}).state
 
 
-def test_each_pool_file_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_pool_file_has_its_own_state_file(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": "/state"}
     one = default_file(tmp_path / "one" / "pool.yaml", environ)
     assert one.parent == Path("/state/speculation-gateway")
@@ -47,11 +47,11 @@ def test_each_pool_file_has_a_file_of_its_own(tmp_path: Path) -> None:
         ({}, "~/.local/state/speculation-gateway"),
     ],
 )
-def test_the_folder(environ: dict[str, str], folder: str) -> None:
+def test_the_default_folder(environ: dict[str, str], folder: str) -> None:
     assert default_file(Path("pool.yaml"), environ).parent == Path(folder).expanduser()
 
 
-def test_what_the_pool_file_says(tmp_path: Path) -> None:
+def test_the_store_of_each_setting(tmp_path: Path) -> None:
     assert state_of(tmp_path, "state: none") is None
     assert open_store(None) is None
     default = state_of(tmp_path, "")
@@ -63,53 +63,53 @@ def test_what_the_pool_file_says(tmp_path: Path) -> None:
     named = state_of(tmp_path, "state: {file: ~/mine.sqlite}")
     store = open_store(named)
     assert isinstance(store, SqliteStore)
-    assert store.place == str(Path("~/mine.sqlite").expanduser())
+    assert store.location == str(Path("~/mine.sqlite").expanduser())
     redis = open_store(state_of(tmp_path, 'state: {redis: "${URL}", prefix: other}', URL="redis://:secret@h:1/2"))
     assert redis is not None
-    assert (redis.kind, redis.place) == ("redis", "redis://h:1/2")
+    assert (redis.kind, redis.location) == ("redis", "redis://h:1/2")
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("state:", "state: expected `none`, or a mapping with `file` or `redis`"),
         ("state: off", "state: expected `none`, or a mapping with `file` or `redis`"),
         ("state: {redis: 'http://x:pa55word'}", "state.redis: expected redis://host:port/database"),
         ("state: {redis: 'redis://x:pa55word/'}", "state.redis: expected redis://host:port/database"),
-        ("state: {file: a, redis: 'redis://x'}", "state.redis: given beside file; give one of the two"),
+        ("state: {file: a, redis: 'redis://x'}", "state.redis: set together with file; keep one of the two"),
         ("state: {fil: a}", "state.fil: unknown key; did you mean 'file'?"),
     ],
 )
-def test_what_is_wrong_is_told_without_passwords(tmp_path: Path, line: str, told: str) -> None:
+def test_errors_do_not_contain_passwords(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         state_of(tmp_path, line)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "pa55" not in str(caught.value)
 
 
-def test_the_settings_show_no_password(tmp_path: Path) -> None:
+def test_settings_do_not_contain_passwords(tmp_path: Path) -> None:
     state = state_of(tmp_path, "state: {redis: 'redis://:pa55word@h:1'}")
     assert state is not None
     assert "pa55" not in f"{state!r} {state.model_dump_json()} {describe(state)}"
 
 
-def test_check_tries_the_place_and_changes_nothing(tmp_path: Path) -> None:
+def test_describe_checks_the_file_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "new" / "state.sqlite"
     state = StateSettings(file=path)
-    assert describe(None) == "What is learned is not kept (state: none)."
-    assert describe(state) == f"What is learned is kept in {path}."
+    assert describe(None) == "State is not kept (state: none)."
+    assert describe(state) == f"State is kept in {path}."
     assert not path.parent.exists()
     store = SqliteStore(path)
     store.versions()
     store.close()
-    assert describe(state) == f"What is learned is kept in {path}."
+    assert describe(state) == f"State is kept in {path}."
     (tmp_path / "file").touch()
     assert "would not be kept: " in describe(StateSettings(file=tmp_path / "file" / "state.sqlite"))
     theirs = tmp_path / "theirs.sqlite"
     connection = sqlite3.connect(theirs)
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
-    assert "not a file of the gateway's" in describe(StateSettings(file=theirs))
+    assert "not a state file of the gateway" in describe(StateSettings(file=theirs))
     path.write_bytes(b"broken" * 1000)
-    assert describe(state) == f"What is learned is kept in {path}."
+    assert describe(state) == f"State is kept in {path}."
     assert path.read_bytes() == b"broken" * 1000

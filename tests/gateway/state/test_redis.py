@@ -1,4 +1,4 @@
-"""Redis as it fails: answers lost, out of memory, no rights, somebody else's keys."""
+"""Failures of Redis: lost replies, no memory, no permission, keys of other programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.state.redis import RedisStore, place
+from gateway.state.redis import RedisStore, without_credentials
 from gateway.state.store import StateError
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.redis_server import RedisServer
@@ -20,26 +20,26 @@ def member(redis: RedisServer) -> Iterator[Member]:
     member.store.close()
 
 
-def test_a_push_whose_answer_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
+def test_a_push_whose_reply_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
     with cutting_proxy(redis.port, b"EVAL") as proxy:
-        behind = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)
-        behind.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+        proxied = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)
+        proxied.statistics.add(LENGTH, ("k",), 1.0, 5.0)
         proxy.cuts = True
         for _ in range(2):
             with pytest.raises(StateError) as caught:
-                behind.sync()
+                proxied.sync()
             assert caught.value.kind == "unreachable"
         assert proxy.cut == 2
         member.sync()
-        assert member.buckets() == {("k",): (1.0, 5.0)}, "it arrived although its answer did not"
-        behind.statistics.add(LENGTH, ("k",), 1.0, 6.0)
+        assert member.buckets() == {("k",): (1.0, 5.0)}, "the push arrived, only its reply was lost"
+        proxied.statistics.add(LENGTH, ("k",), 1.0, 6.0)
         proxy.cuts = False
-        in_step(behind, member)
-        behind.store.close()
-    assert member.buckets() == behind.buckets() == {("k",): (2.0, 11.0)}
+        in_step(proxied, member)
+        proxied.store.close()
+    assert member.buckets() == proxied.buckets() == {("k",): (2.0, 11.0)}
 
 
-def test_what_does_not_fit_is_told_and_comes_later(redis: RedisServer, member: Member) -> None:
+def test_sums_refused_for_lack_of_memory_are_pushed_later(redis: RedisServer, member: Member) -> None:
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     redis.client.config_set("maxmemory", 1)
     try:
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_told_and_comes_later(redis: RedisServer, member: M
     assert late.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_a_page_that_was_evicted_is_pushed_again(redis: RedisServer, member: Member) -> None:
+def test_an_evicted_page_is_pushed_again(redis: RedisServer, member: Member) -> None:
     other = Member(member.store, member.clock)
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(member, other)
@@ -65,7 +65,7 @@ def test_a_page_that_was_evicted_is_pushed_again(redis: RedisServer, member: Mem
     assert member.buckets() == other.buckets() == {("k",): (2.0, 11.0)}
 
 
-def test_pages_expire_when_their_time_is_over(redis: RedisServer, member: Member) -> None:
+def test_pages_expire_with_their_epoch(redis: RedisServer, member: Member) -> None:
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     (page,) = redis.client.keys("test:page:*")
@@ -74,7 +74,7 @@ def test_pages_expire_when_their_time_is_over(redis: RedisServer, member: Member
     assert end_s > member.clock.now_s + 5 * LENGTH.half_life_s
 
 
-def test_what_another_program_has_of_that_name_is_told(redis: RedisServer, member: Member) -> None:
+def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member) -> None:
     redis.client.set("test:pages:m", "a text")
     with pytest.raises(StateError) as caught:
         member.sync()
@@ -105,11 +105,11 @@ def test_a_wrong_password_is_refused_and_not_shown(redis: RedisServer) -> None:
         ("unix://user:secret@/run/redis.sock?db=1", "unix:///run/redis.sock"),
     ],
 )
-def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    assert place(url) == shown
+def test_credentials_are_removed_from_urls(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
 
 
-def test_a_unix_socket_will_do(redis: RedisServer) -> None:
+def test_a_unix_socket(redis: RedisServer) -> None:
     with pytest.raises(StateError) as caught:
         RedisStore(f"unix://{redis.folder}/none.sock", "test").versions()
     assert caught.value.kind == "unreachable"

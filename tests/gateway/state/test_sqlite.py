@@ -1,4 +1,4 @@
-"""The file: set aside when it is broken, left alone when it is another's, followed when it is replaced."""
+"""The SQLite file: renamed if corrupt, untouched if foreign, reopened if replaced."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.state_member import LENGTH, Member, in_step
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "made for it" / "state.sqlite"
+    return tmp_path / "new folder" / "state.sqlite"
 
 
 @pytest.fixture
 def member(path: Path) -> Iterator[Member]:
-    """One that has learned something that is in the file."""
+    """A member with statistics in the file."""
     member = Member(SqliteStore(path))
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
@@ -32,7 +32,7 @@ def member(path: Path) -> Iterator[Member]:
     member.store.close()
 
 
-def spoil(path: Path) -> bytes:
+def corrupt(path: Path) -> bytes:
     """Overwrite all but the header of the file, as a failing disk might."""
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -44,22 +44,23 @@ def spoil(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def kept_aside(path: Path) -> list[Path]:
-    return [one for one in path.parent.glob("state.sqlite.corrupt-*") if not one.name.endswith(("-wal", "-shm"))]
+def renamed_files(path: Path) -> list[Path]:
+    files = path.parent.glob("state.sqlite.corrupt-*")
+    return [file for file in files if not file.name.endswith(("-wal", "-shm"))]
 
 
-def test_nothing_is_made_before_it_is_used(path: Path) -> None:
+def test_nothing_is_created_before_the_first_call(path: Path) -> None:
     SqliteStore(path).close()
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize("content", ["spoiled", "no database at all"])
-def test_a_corrupt_file_is_set_aside_at_start(
+@pytest.mark.parametrize("content", ["corrupted", "no database at all"])
+def test_a_corrupt_file_is_renamed_at_start(
     path: Path, member: Member, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     member.store.close()
-    if content == "spoiled":
-        broken = spoil(path)
+    if content == "corrupted":
+        broken = corrupt(path)
     else:
         broken = b"no database at all " * 100
         path.write_bytes(broken)
@@ -67,9 +68,9 @@ def test_a_corrupt_file_is_set_aside_at_start(
     with caplog.at_level(logging.ERROR):
         fresh.sync()
     assert fresh.buckets() == {}
-    (aside,) = kept_aside(path)
-    assert aside.read_bytes()[200:] == broken[200:]
-    assert aside.name in caplog.text
+    (renamed,) = renamed_files(path)
+    assert renamed.read_bytes()[200:] == broken[200:]
+    assert renamed.name in caplog.text
     fresh.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(fresh)
     in_step(member)
@@ -77,36 +78,36 @@ def test_a_corrupt_file_is_set_aside_at_start(
     fresh.store.close()
 
 
-def test_a_file_that_becomes_corrupt_while_it_is_used_is_set_aside(path: Path, member: Member) -> None:
-    # As many cells as do not fit into what SQLite holds in memory already.
+def test_a_file_corrupted_while_in_use_is_renamed(path: Path, member: Member) -> None:
+    # More rows than fit into SQLite's page cache.
     for number in range(3000):
         member.statistics.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
     member.sync()
     expected = member.buckets()
     reader = Member(SqliteStore(path), member.clock)
-    spoil(path)
+    corrupt(path)
     kinds = []
     for _ in range(6):
-        for one in (member, reader):
+        for user in (member, reader):
             try:
-                one.sync()
+                user.sync()
             except StateError as error:
                 kinds.append(error.kind)
-                one.ledger.read_again()
+                user.ledger.read_again()
     assert set(kinds) <= {"corrupt"}
-    assert len(kept_aside(path)) == 1
+    assert len(renamed_files(path)) == 1
     assert reader.buckets() == expected
     reader.store.close()
 
 
-def test_who_comes_second_to_a_corrupt_file_finds_it_replaced(path: Path, member: Member) -> None:
-    set_aside(path)  # another process has put a sound one in its place
-    assert not kept_aside(path)
+def test_a_file_that_another_process_replaced_is_not_renamed(path: Path, member: Member) -> None:
+    set_aside(path)  # the file is intact: another process has replaced the corrupt one
+    assert not renamed_files(path)
     in_step(member)
     assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_a_file_that_was_taken_away_is_begun_again(path: Path, member: Member) -> None:
+def test_a_deleted_file_is_created_again(path: Path, member: Member) -> None:
     for file in path.parent.iterdir():
         file.unlink()
     in_step(member)
@@ -116,55 +117,55 @@ def test_a_file_that_was_taken_away_is_begun_again(path: Path, member: Member) -
     late.store.close()
 
 
-def test_the_file_of_another_program_is_left_alone(path: Path) -> None:
+def test_a_file_of_another_program_is_not_changed(path: Path) -> None:
     path.parent.mkdir()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE theirs (x)")
     connection.commit()
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StateError, match="not a file of the gateway's") as caught:
+    with pytest.raises(StateError, match="not a state file of the gateway") as caught:
         SqliteStore(path).stamps("m")
     assert caught.value.kind == "foreign"
     assert path.read_bytes() == before
 
 
-def test_the_file_of_a_later_version_is_left_alone(path: Path, member: Member) -> None:
+def test_a_file_of_a_later_version_is_not_renamed(path: Path, member: Member) -> None:
     member.store.close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
     with pytest.raises(StateError, match="format 7"):
         member.sync()
-    assert not kept_aside(path)
+    assert not renamed_files(path)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match=r"File exists|Not a directory") as caught:
         SqliteStore(tmp_path / "file" / "state.sqlite").stamps("m")
     assert caught.value.kind == "unwritable"
 
 
-def test_a_full_disk_is_told_and_what_was_to_be_written_comes_later(member: Member) -> None:
+def test_sums_refused_by_a_full_disk_are_pushed_later(member: Member) -> None:
     assert isinstance(member.store, SqliteStore)
     connection = member.store._opened()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    connection.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite does where there is no more room
+    connection.execute(f"PRAGMA max_page_count = {pages}")  # the error is that of a full disk
     for number in range(500):
         member.statistics.add(LENGTH, (f"key {number}", "x" * 100), 1.0, 5.0)
     with pytest.raises(StateError) as caught:
         member.sync()
     assert caught.value.kind == "full"
     in_step(member)
-    late = Member(SqliteStore(Path(member.store.place)), member.clock)
+    late = Member(SqliteStore(Path(member.store.location)), member.clock)
     late.sync()
     assert late.buckets() == member.buckets()
     assert len(late.buckets()) == 501
     late.store.close()
 
 
-def test_one_that_is_held_up_by_another_says_so(path: Path, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_times_out(path: Path, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "_BUSY_S", 0.1)
     member.store.close()
     connection = sqlite3.connect(path, isolation_level=None)

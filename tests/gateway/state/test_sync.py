@@ -1,11 +1,11 @@
-"""State as gateways run it: several on one loop, with a Redis that fails in every way."""
+"""Synchronisation of several gateways on one event loop, with a Redis that fails in every way."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,27 +17,28 @@ from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
 from gateway.telemetry.metrics import Metrics
 from policies.statistics import Statistics
-from tests.gateway.state.conftest import Place
+from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, STEPS, Clock
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PERIOD_S", 0.03)
-    monkeypatch.setattr(sync, "_LEAST_PAUSE_S", 0.01)
+    monkeypatch.setattr(sync, "_MIN_PAUSE_S", 0.01)
     monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
     monkeypatch.setattr(redis_store, "_ANSWER_S", 0.3)
 
 
 class Gateway:
-    """What of a gateway takes part: an experience, the state around it, and the series it counts in."""
+    """The parts of a gateway under test: statistics, state and metrics."""
 
     def __init__(self, store: Store | None, clock: Clock) -> None:
         self.statistics = Statistics((LENGTH, STEPS), clock)
         self.metrics = Metrics()
-        bound = None if store is None else self.metrics.bind_state(store.kind, ERRORS)
-        self.state = State(store, {"m": self.statistics}, bound)
+        series = None if store is None else self.metrics.bind_state(store.kind, ERRORS)
+        self.state = State(store, {"m": self.statistics}, series)
 
     def observe(self, value: float) -> None:
         self.statistics.add(LENGTH, ("k",), 1.0, value)
@@ -68,12 +69,6 @@ async def running(*gateways: Gateway) -> AsyncIterator[None]:
         await asyncio.gather(*(gateway.state.stop() for gateway in gateways))
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture
 def three(redis: RedisServer) -> list[Gateway]:
     clock = Clock()
@@ -82,83 +77,81 @@ def three(redis: RedisServer) -> list[Gateway]:
 
 @pytest.fixture
 def failing(redis: RedisServer) -> Iterator[RedisServer]:
-    """A Redis that runs again afterwards, whatever was done to it."""
+    """A Redis that is restarted after the test."""
     yield redis
     redis.kill()
     redis.start()
 
 
-async def test_three_gateways_know_the_same(three: list[Gateway]) -> None:
+async def test_three_gateways_share_all_observations(three: list[Gateway]) -> None:
     async with running(*three):
-        for number, gateway in enumerate(three):
-            for value in range(10):
-                gateway.observe(float(number + value))
-                await asyncio.sleep(0.005)
-        await until(lambda: all(one.known == (30.0, 165.0) for one in three))
-        assert all(one.is_connected for one in three)
-        assert sum(one.value("gateway_state_rows_total", direction="pushed") or 0 for one in three) >= 3
-        assert all((one.value("gateway_state_last_sync_timestamp_seconds") or 0) > 1.7e9 for one in three)
+        for values in (range(5), range(5, 10)):
+            for number, gateway in enumerate(three):
+                for value in values:
+                    gateway.observe(float(number + value))
+            await eventually(lambda: len({gateway.known for gateway in three}) == 1)
+        await eventually(lambda: all(gateway.known == (30.0, 165.0) for gateway in three))
+        assert all(gateway.is_connected for gateway in three)
+        assert sum(gateway.value("gateway_state_rows_total", direction="pushed") or 0 for gateway in three) >= 3
+        assert all((gateway.value("gateway_state_last_sync_timestamp_seconds") or 0) > 1.7e9 for gateway in three)
 
 
-async def test_a_redis_that_dies_and_comes_back_empty(
+async def test_a_redis_that_is_killed_and_comes_back_empty(
     three: list[Gateway], failing: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with running(*three):
             for gateway in three:
                 gateway.observe(1.0)
-            await until(lambda: all(one.known == (3.0, 3.0) for one in three))
+            await eventually(lambda: all(gateway.known == (3.0, 3.0) for gateway in three))
             failing.kill()
-            await until(lambda: not any(one.is_connected for one in three))
+            await eventually(lambda: not any(gateway.is_connected for gateway in three))
             for gateway in three:
                 gateway.observe(2.0)
-            assert all(one.known == (4.0, 5.0) for one in three), "each goes on alone, with what it knew"
+            assert all(gateway.known == (4.0, 5.0) for gateway in three), "each continues with what it knew"
             await asyncio.to_thread(failing.start)
-            await until(lambda: all(one.known == (6.0, 9.0) for one in three))
-            assert all(one.is_connected for one in three)
+            await eventually(lambda: all(gateway.known == (6.0, 9.0) for gateway in three))
+            assert all(gateway.is_connected for gateway in three)
             assert three[0].value("gateway_state_errors_total", kind="unreachable")
-            assert sum(one.value("gateway_state_errors_total", kind="lost") or 0 for one in three)
-    assert caplog.text.count("stays here until it is back") == 3
-    assert caplog.text.count(f"is kept in redis://127.0.0.1:{failing.port}/0") == 6
+            assert sum(gateway.value("gateway_state_errors_total", kind="lost") or 0 for gateway in three)
+    assert caplog.text.count("are kept in memory until the store is back") == 3
+    assert caplog.text.count(f"state is kept in redis://127.0.0.1:{failing.port}/0") == 6
 
 
 async def test_a_redis_that_is_wiped(three: list[Gateway], redis: RedisServer) -> None:
     async with running(*three):
         for gateway in three:
             gateway.observe(1.0)
-        await until(lambda: all(one.known == (3.0, 3.0) for one in three))
+        await eventually(lambda: all(gateway.known == (3.0, 3.0) for gateway in three))
         redis.flush()
         for gateway in three[:2]:
             gateway.observe(2.0)
-        await until(lambda: all(one.known == (5.0, 7.0) for one in three))
+        await eventually(lambda: all(gateway.known == (5.0, 7.0) for gateway in three))
 
 
-async def test_a_redis_that_hangs_holds_nobody_up(three: list[Gateway], failing: RedisServer) -> None:
-    turns = 0
+async def test_a_redis_that_hangs_does_not_block_the_event_loop(three: list[Gateway], failing: RedisServer) -> None:
+    polls = 0
 
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0.01)
-            turns += 1
+    def all_disconnected() -> bool:
+        nonlocal polls
+        polls += 1
+        return not any(gateway.is_connected for gateway in three)
 
     async with running(*three):
         three[0].observe(1.0)
-        await until(lambda: all(one.known == (1.0, 1.0) for one in three))
+        await eventually(lambda: all(gateway.known == (1.0, 1.0) for gateway in three))
         failing.freeze()
-        turning = asyncio.create_task(turn())
-        await until(lambda: not any(one.is_connected for one in three))
-        turning.cancel()
-        assert turns > 5, "the loop went on while the thread waited for an answer"
+        await eventually(all_disconnected)
+        assert polls > 5, "the loop must run while the thread waits for a reply"
         assert three[0].value("gateway_state_errors_total", kind="timeout")
         three[1].observe(5.0)
         with pytest.raises(StateError):
             await three[2].state.documents.put("m/rules", "text", after=0)
         failing.thaw()
-        await until(lambda: all(one.known == (2.0, 6.0) for one in three))
+        await eventually(lambda: all(gateway.known == (2.0, 6.0) for gateway in three))
 
 
-async def test_stopping_does_not_wait_for_a_redis_that_hangs(three: list[Gateway], failing: RedisServer) -> None:
+async def test_stopping_does_not_wait_for_a_hanging_redis(three: list[Gateway], failing: RedisServer) -> None:
     async with asyncio.timeout(15.0):
         async with running(*three):
             failing.freeze()
@@ -168,38 +161,38 @@ async def test_stopping_does_not_wait_for_a_redis_that_hangs(three: list[Gateway
 async def test_a_gateway_starts_without_its_redis(three: list[Gateway], failing: RedisServer) -> None:
     failing.kill()
     async with running(*three):
-        assert not any(one.state.is_connected for one in three)
+        assert not any(gateway.state.is_connected for gateway in three)
         three[0].observe(1.0)
         await asyncio.to_thread(failing.start)
-        await until(lambda: all(one.known == (1.0, 1.0) for one in three))
+        await eventually(lambda: all(gateway.known == (1.0, 1.0) for gateway in three))
 
 
-async def test_what_was_observed_last_is_pushed_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # only at start and at the end
+async def test_the_last_observations_are_pushed_at_stop(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # synchronise only at start and stop
     clock = Clock()
-    first = Gateway(place.store(), clock)
+    first = Gateway(stores.open(), clock)
     async with running(first):
         first.observe(5.0)
-    second = Gateway(place.store(), clock)
+    second = Gateway(stores.open(), clock)
     async with running(second):
-        assert second.known == (1.0, 5.0), "it is there before the first request"
+        assert second.known == (1.0, 5.0), "known before the first request"
 
 
-async def test_a_change_reaches_whoever_watches(place: Place) -> None:
+async def test_a_change_reaches_every_watcher(stores: Stores) -> None:
     clock = Clock()
-    gateways = [Gateway(place.store(), clock) for _ in range(3)]
+    gateways = [Gateway(stores.open(), clock) for _ in range(3)]
     seen: list[list[str]] = [[], [], []]
     for gateway, texts in zip(gateways, seen, strict=True):
         gateway.state.documents.watch("m/rules", lambda document, texts=texts: texts.append(document.text))  # type: ignore[misc]
     async with running(*gateways):
         await gateways[0].state.documents.put("m/rules", "one", after=0)
         assert seen[0] == ["one"]
-        await until(lambda: seen == [["one"]] * 3)
+        await eventually(lambda: seen == [["one"]] * 3)
         await gateways[1].state.documents.put("m/rules", "two", after=1)
-        await until(lambda: seen == [["one", "two"]] * 3)
+        await eventually(lambda: seen == [["one", "two"]] * 3)
 
 
-async def test_nothing_is_opened_where_nothing_is_to_be_kept(tmp_path: Path) -> None:
+async def test_an_unused_store_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     idle = State(SqliteStore(path), {})
     await idle.start()
@@ -209,11 +202,11 @@ async def test_nothing_is_opened_where_nothing_is_to_be_kept(tmp_path: Path) -> 
     late = State(SqliteStore(path), {})
     late.documents.watch("m/rules", lambda _: None)
     await late.start()
-    assert [one.text for one in late.documents.history("m/rules")] == ["one"]
+    assert [document.text for document in late.documents.history("m/rules")] == ["one"]
     await late.stop()
 
 
-async def test_without_a_store_nothing_is_kept_and_that_is_said() -> None:
+async def test_without_a_store_documents_are_refused() -> None:
     alone = Gateway(None, Clock())
     async with running(alone):
         alone.observe(1.0)
@@ -223,14 +216,14 @@ async def test_without_a_store_nothing_is_kept_and_that_is_said() -> None:
     assert alone.known == (1.0, 1.0)
 
 
-async def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     gateway = Gateway(SqliteStore(tmp_path / "file" / "state.sqlite"), Clock())
     async with running(gateway):
-        await until(lambda: (gateway.value("gateway_state_errors_total", kind="unwritable") or 0) >= 3)
+        await eventually(lambda: (gateway.value("gateway_state_errors_total", kind="unwritable") or 0) >= 3)
         gateway.observe(1.0)
         assert gateway.known == (1.0, 1.0)
         assert gateway.value("gateway_state_connected") == 0
         (tmp_path / "file").unlink()
-        await until(lambda: gateway.is_connected)
+        await eventually(lambda: gateway.is_connected)
     assert caplog.text.count("unwritable") == 1

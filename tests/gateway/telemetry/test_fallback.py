@@ -1,7 +1,8 @@
-"""A policy that fails turns nobody away: requests go by load, and the log and a metric tell of it."""
+"""A policy that fails costs no request: requests are routed by load, with a log entry and a metric."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 class Broken(Policy):
-    """Raises wherever it is told to."""
+    """A policy that raises in the given methods, or chooses an unknown backend."""
 
     name = "broken"
 
@@ -46,72 +47,74 @@ class Broken(Policy):
 
 
 @pytest.mark.parametrize("how", ["choose", "nowhere"])
-async def test_its_requests_go_by_load(gateway_of: Start, how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_of_a_failing_policy_are_routed_by_load(
+    gateway_of: Start, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with gateway_of() as running:
         running.gateway.models[MODEL].policy = Broken(how)
         running.backend("a").in_flight = 7
         answers = [await running.chat() for _ in range(3)]
-        assert {one.status_code for one in answers} == {200}
-        told = {(one.headers["x-gateway-backend"], one.headers["x-gateway-policy"]) for one in answers}
-        assert told == {("b", "least_loaded")}
-        assert {one.headers["x-gateway-reason"] for one in answers} == {"policy_failed"}
-        (record,) = (one for one in caplog.records if "policy broken failed in choose" in one.getMessage())
+        assert {answer.status_code for answer in answers} == {200}
+        routes = {(answer.headers["x-gateway-backend"], answer.headers["x-gateway-policy"]) for answer in answers}
+        assert routes == {("b", "least_loaded")}
+        assert {answer.headers["x-gateway-reason"] for answer in answers} == {"policy_failed"}
+        (record,) = (entry for entry in caplog.records if "policy broken failed in choose" in entry.getMessage())
         assert record.levelno == logging.ERROR
         assert record.exc_info
         series = 'gateway_policy_errors_total{call="choose",model="m"} 3.0'
         page = ""
-        while series not in page:  # counted twice a second
-            page = (await running.client.get("/metrics")).text
+        async with asyncio.timeout(10.0):  # the counter is updated twice a second
+            while series not in page:
+                page = (await running.client.get("/metrics")).text
         assert 'gateway_decisions_total{model="m",policy="least_loaded",reason="policy_failed"} 3.0' in page
 
 
-async def test_what_it_makes_of_answers_does_not_hold_them_up(gateway_of: Start) -> None:
+async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of: Start) -> None:
     keys = [{"name": "one", "key": "sk-one", "max_in_flight": 1}]
     async with gateway_of(keys=keys) as running:
         model = running.gateway.models[MODEL]
         model.policy = Broken("observe", "maintenance")
         for stream in (False, True, False):
-            # The second would be refused if the first were still held to be under way.
+            # The second would be refused if the first still counted as in flight.
             answer = await running.chat(stream=stream, headers={"authorization": "Bearer sk-one"})
             assert answer.status_code == 200
-        await running.until(lambda: model.fallback._failed["maintenance"] >= 2)  # tried again
+        await running.until(lambda: model.fallback._failed["maintenance"] >= 2)  # retried
         assert model.fallback._failed["observe"] == 3
         assert running.gateway.relay.exchanges == set()
 
 
-async def test_it_cannot_be_explained_and_says_so(gateway_of: Start) -> None:
+async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None:
     async with gateway_of() as running:
         running.gateway.models[MODEL].policy = Broken("assess")
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        told = await running.client.post("/admin/explain", json=body, headers=ADMIN)
-        assert told.status_code == 500
-        assert told.json()["error"]["code"] == "policy_failed"
+        response = await running.client.post("/admin/explain", json=body, headers=ADMIN)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "policy_failed"
         running.gateway.models[MODEL].policy = Broken("choose")
-        told = await running.client.post("/admin/explain", json=body, headers=ADMIN)
-        assert told.json()["choice"]["reason"] == "policy_failed"
+        response = await running.client.post("/admin/explain", json=body, headers=ADMIN)
+        assert response.json()["choice"]["reason"] == "policy_failed"
 
 
-async def test_any_other_defect_is_answered_alike_by_both_doors(
+async def test_any_other_defect_is_answered_alike_by_both_frontends(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_of() as running:
 
         def defect(*_: object, **__: object) -> None:
-            raise AttributeError("a slip of ours")
+            raise AttributeError("a defect of the gateway")
 
         with monkeypatch.context() as patched:
-            # Neither is among what may be compiled, where nothing can be replaced.
+            # Neither class is compiled by mypyc, whose classes cannot be patched.
             patched.setattr(Pool, "of", defect)
             answer = await running.chat()
             patched.setattr(Policy, "text_features", property(defect))
             early = await running.chat()
-        for one in (answer, early):
-            assert one.status_code == 500
-            assert one.json()["error"]["type"] == "api_error"
-            assert one.json()["error"]["code"] == "gateway_failed"
-        assert [bool(one.exc_info) for one in caplog.records if "could not be sent on" in one.getMessage()] == [
-            True
-        ] * 2
+        for response in (answer, early):
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] == "api_error"
+            assert response.json()["error"]["code"] == "gateway_failed"
+        entries = [entry for entry in caplog.records if "could not be sent on" in entry.getMessage()]
+        assert [bool(entry.exc_info) for entry in entries] == [True, True]
         assert (await running.chat()).status_code == 200
         assert running.gateway.relay.exchanges == set()
         assert running.gateway.models[MODEL].traffic.in_flight == 0

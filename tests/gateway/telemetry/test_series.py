@@ -1,4 +1,4 @@
-"""What is summed up beside prometheus_client arrives there as if each value had been given to it."""
+"""Values summed outside `prometheus_client` give the same page as values added one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BOUNDS = (0.1, 0.5, 2.0)
 VALUES = (0.0, 0.1, 0.10001, 0.5, 1.0, 2.0, 2.5, 1000.0)
 
 
-def test_a_histogram_is_the_same_as_one_observed_value_by_value() -> None:
+def test_a_summed_histogram_equals_one_observed_value_by_value() -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     ours, theirs = (Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry) for registry in registries)
     distributions = Distributions(ours, BOUNDS)
@@ -24,7 +24,7 @@ def test_a_histogram_is_the_same_as_one_observed_value_by_value() -> None:
     assert generate_latest(registries[0]) == generate_latest(registries[1])
 
 
-def test_a_counter_is_the_same_as_one_added_to_each_time() -> None:
+def test_a_summed_counter_equals_one_incremented_each_time() -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     ours, theirs = (Counter("c", "text", ("a", "b"), registry=registry) for registry in registries)
     counts = Counts(ours)
@@ -40,7 +40,7 @@ def test_a_counter_is_the_same_as_one_added_to_each_time() -> None:
         assert ours_now == theirs_now is not None
 
 
-def test_series_are_there_before_anything_is_counted() -> None:
+def test_series_exist_before_the_first_update() -> None:
     registry = CollectorRegistry()
     Counts(Counter("c", "text", ("a",), registry=registry)).labels("x")
     Distributions(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), BOUNDS).labels("x")

@@ -11,7 +11,7 @@ from lab.bench.arrivals import Arrival, gamma_arrivals, read_trace, shorten
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_intervals_have_the_rate_and_the_variation_of_their_gamma_distribution(burstiness: float) -> None:
+def test_intervals_have_the_rate_and_variation_of_a_gamma_distribution(burstiness: float) -> None:
     times = np.array(gamma_arrivals(20.0, burstiness, np.random.default_rng(1), 20_000, None))
     intervals = np.diff(times)
     assert times[-1] == pytest.approx(20_000 / 20.0)
@@ -19,14 +19,14 @@ def test_intervals_have_the_rate_and_the_variation_of_their_gamma_distribution(b
     assert intervals.std() / intervals.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_a_duration_leaves_the_number_of_arrivals_to_chance() -> None:
+def test_with_a_duration_the_number_of_arrivals_is_random() -> None:
     counts = [len(gamma_arrivals(10.0, 1.0, np.random.default_rng(seed), None, 30.0)) for seed in range(200)]
     assert np.mean(counts) == pytest.approx(300, rel=0.02)
     assert np.std(counts) == pytest.approx(300**0.5, rel=0.2)  # of a Poisson distribution
     assert max(gamma_arrivals(10.0, 0.1, np.random.default_rng(3), None, 30.0)) < 30.0
 
 
-def test_what_ends_first_ends_it() -> None:
+def test_count_and_duration_both_limit_the_arrivals() -> None:
     assert len(gamma_arrivals(100.0, 1.0, np.random.default_rng(0), 7, 30.0)) == 7
     assert len(gamma_arrivals(1.0, 1.0, np.random.default_rng(0), 1000, 5.0)) < 20
 
@@ -51,7 +51,7 @@ def test_a_trace_with_seven_digits_and_any_order_of_columns_is_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize("stamps", [("12.5", "13"), ("2024-05-12 00:00:00.5+00:00", "2024-05-12T00:00:01Z")])
-def test_seconds_and_zones_are_read_too(tmp_path: Path, stamps: tuple[str, str]) -> None:
+def test_times_may_be_seconds_or_have_a_zone(tmp_path: Path, stamps: tuple[str, str]) -> None:
     trace = read_trace(trace_file(tmp_path, HEAD + f"{stamps[1]},1,2\n{stamps[0]},3,4\n"))
     assert [(one.at_s, one.input_tokens) for one in trace] == [(0.0, 3), (0.5, 1)]
 
@@ -66,13 +66,13 @@ def test_seconds_and_zones_are_read_too(tmp_path: Path, stamps: tuple[str, str])
         (HEAD + "1,2.5,3\n", ":2: expected a time and two whole numbers"),
     ],
 )
-def test_a_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_trace_is_rejected_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=r"--trace: .*trace\.csv") as caught:
         read_trace(trace_file(tmp_path, text))
     assert says in str(caught.value)
 
 
-def test_a_trace_is_stretched_to_a_rate_and_cut() -> None:
+def test_a_trace_is_stretched_to_a_rate_and_shortened() -> None:
     trace = [Arrival(float(second), second + 1, 1) for second in range(11)]
     assert [one.at_s for one in shorten(trace, 2.0, None, None)] == [pytest.approx(half / 2) for half in range(11)]
     assert len(shorten(trace, None, 4, None)) == 4

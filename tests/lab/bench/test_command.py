@@ -1,4 +1,4 @@
-"""`gateway bench` as its users start it, against servers on real sockets and the simulator."""
+"""`gateway bench` on the command line, against scripted servers and simulated replicas."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from gateway.cli.app import app
 from tests.support.command import ROOT, alive, family, until
 from tests.support.upstream import Upstream, Wire, answer, delta
+from tests.support.waiting import eventually, stays
 
 POOL = """
 models:
@@ -34,7 +35,7 @@ models:
 
 
 async def run_bench(*arguments: str) -> tuple[int, str, str]:
-    """Run the command and return its status and what it printed to stdout and stderr."""
+    """Run the command; return its status, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "bench", *arguments),
         cwd=ROOT,
@@ -64,15 +65,15 @@ def streaming(tokens: int, per_chunk: int = 1, *, usage: bool = True) -> Any:
         for _ in range(tokens // per_chunk):
             await wire.chunk(delta("x"))
         if usage:
-            told = {"prompt_tokens": 40, "completion_tokens": tokens, "total_tokens": 40 + tokens}
-            await wire.chunk(b"data: " + json.dumps({"choices": [], "usage": told}).encode() + b"\n\n")
+            counts = {"prompt_tokens": 40, "completion_tokens": tokens, "total_tokens": 40 + tokens}
+            await wire.chunk(b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n")
         await wire.chunk(b"data: [DONE]\n\n")
         await wire.end_stream()
 
     return stream
 
 
-async def test_an_endpoint_is_measured_and_written_down(tmp_path: Path) -> None:
+async def test_an_endpoint_is_measured_and_reported(tmp_path: Path) -> None:
     async with Upstream("a", "the-model", streaming(12, 3)) as server:
         status, out, err = await run_bench(
             *("--url", f"{server.url}/v1", "--rate", "200", "--num-requests", "20", "--warmup", "3"),
@@ -88,7 +89,7 @@ async def test_an_endpoint_is_measured_and_written_down(tmp_path: Path) -> None:
     assert [sum(seen.json["temperature"] == t for seen in streamed) for t in (0, 0.5)] == [23, 23]
     texts = [seen.json["messages"][0]["content"] for seen in streamed]
     assert len(set(texts)) == len(texts)
-    assert {len(text.split()) for text in texts} == {round((100 - 9) / 2)}  # as this server counts
+    assert {len(text.split()) for text in texts} == {round((100 - 9) / 2)}  # by this server's token count
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["schema"] == "speculation-gateway.bench/1"
     cold, warm = report["runs"]
@@ -107,7 +108,7 @@ async def test_an_endpoint_is_measured_and_written_down(tmp_path: Path) -> None:
     assert "TPOT" in out
 
 
-async def test_a_pool_is_measured_replica_by_replica_against_its_baseline(tmp_path: Path) -> None:
+async def test_the_replicas_of_a_pool_are_compared_with_its_baseline(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     status, out, err = await run_bench(
@@ -140,7 +141,7 @@ async def test_a_pool_is_measured_replica_by_replica_against_its_baseline(tmp_pa
 
 
 def check_page(html: str, targets: list[str]) -> None:
-    assert not re.search(r"""(src|href)=|url\(|@import|<script""", html)  # it needs nothing but itself
+    assert not re.search(r"""(src|href)=|url\(|@import|<script""", html)  # self-contained
     drawings = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
     assert len(drawings) >= 7
     for drawing in drawings:
@@ -166,14 +167,14 @@ async def test_endpoints_are_compared_by_name() -> None:
     assert sorted(map(str, asked[0])) == sorted(map(str, asked[1]))  # the same prompts
 
 
-async def test_answers_without_usage_are_counted_by_chunks_and_it_says_so() -> None:
+async def test_answers_without_usage_are_counted_by_chunks_with_a_note() -> None:
     async with Upstream("a", "m", streaming(8, usage=False)) as server:
         status, out, _ = await run_bench("--url", server.url, "--concurrency", "2", "--num-requests", "4")
     assert status == 0
     assert "no usage" in out
 
 
-async def test_failures_are_told_by_kind() -> None:
+async def test_failures_are_reported_by_kind() -> None:
     turn = 0
 
     async def every_third_fails(wire: Wire) -> None:
@@ -196,10 +197,10 @@ async def test_failures_are_told_by_kind() -> None:
         (["--num-requests", "3"], "no load given"),
         (["--rate", "2", "--concurrency", "2"], "a loop is open or closed"),
         (["--rate", "0"], "--rate: must be greater than 0"),
-        (["--rate", "2", "--k", "3"], "--k: goes only with --config"),
+        (["--rate", "2", "--k", "3"], "--k: requires --config"),
         (["--rate", "2", "--trace", "nowhere.csv"], "nowhere.csv: no such file"),
         (["--rate", "2", "--dataset", "CHANGELOG.md"], "CHANGELOG.md:1: not JSON"),
-        (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens: the range runs backwards"),
+        (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens: the range is reversed"),
         (["--rate", "2", "--header", "foo"], "--header: expected NAME: VALUE"),
         (["--rate", "2", "--prompts", "randm"], "did you mean 'random'"),
         (["--rate", "2", "--baseline", "x"], "--baseline: no target 'x'"),
@@ -210,11 +211,10 @@ async def test_failures_are_told_by_kind() -> None:
         (["--rate", "2", "--config", "config/pool.yaml"], "--config: given beside --url"),
     ],
 )
-async def test_wrong_input_is_refused_before_anything_is_sent(arguments: list[str], says: str) -> None:
+async def test_wrong_input_is_rejected_before_anything_is_sent(arguments: list[str], says: str) -> None:
     async with Upstream("a", "m") as server:
         result = CliRunner().invoke(app, ["bench", "--url", server.url, *arguments], env={"OPENAI_API_KEY": None})
-        await asyncio.sleep(0.01)
-        assert server.connections == 0
+        await stays(lambda: server.connections == 0, 0.01)
     assert result.exit_code == 2, result.output
     assert says in result.stderr
 
@@ -227,23 +227,23 @@ async def test_wrong_input_is_refused_before_anything_is_sent(arguments: list[st
         (["--k", "x"], "--k: expected a whole number"),
     ],
 )
-def test_a_pool_is_checked_too(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_wrong_options_for_a_pool_are_rejected(tmp_path: Path, arguments: list[str], says: str) -> None:
     (tmp_path / "pool.yaml").write_text(POOL)
     result = CliRunner().invoke(app, ["bench", "--config", str(tmp_path / "pool.yaml"), "--rate", "1", *arguments])
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-async def test_k_is_not_for_replicas_that_run_already(tmp_path: Path) -> None:
+async def test_k_cannot_be_set_for_running_replicas(tmp_path: Path) -> None:
     replica = "{method: eagle, url: 'http://10.0.0.1:1', speculative_config: {num_speculative_tokens: 2}}"
     pool = f"models: {{m: {{policy: {{name: round_robin}}, backends: {{far: {replica}}}}}}}\n"
     (tmp_path / "pool.yaml").write_text(pool)
     status, _, err = await run_bench("--config", str(tmp_path / "pool.yaml"), "--rate", "1", "--k", "3")
     assert status == 2
-    assert "--k: far runs already" in err
+    assert "--k: far already runs" in err
 
 
-async def test_what_cannot_be_reached_or_refuses_is_said_and_the_rest_measured() -> None:
+async def test_targets_that_fail_are_reported_and_the_others_measured() -> None:
     async def refuse(wire: Wire) -> None:
         await wire.json({"error": {"message": "the model is asleep"}}, 400)
 
@@ -259,7 +259,7 @@ async def test_what_cannot_be_reached_or_refuses_is_said_and_the_rest_measured()
     assert re.search(r"^well\b.*\b2\b", out, re.MULTILINE)
 
 
-async def test_a_model_that_is_not_there_is_named() -> None:
+async def test_a_missing_model_is_reported() -> None:
     async with Upstream("a", "m") as server:
         status, out, _ = await run_bench("--url", server.url, "--concurrency", "1", "--model", "other")
     assert status == 1
@@ -283,9 +283,7 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        async with asyncio.timeout(30.0):
-            while len(server.seen) < 12:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(server.seen) >= 12, 30.0)
         process.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(process.communicate(), 30.0)
     assert process.returncode == 130, err
@@ -293,7 +291,7 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["interrupted"]
     (run,) = report["runs"]
-    assert (run["completed"], run["failed"], run["interrupted"]) == (8, 0, True)  # two of the ten were the first look
+    assert (run["completed"], run["failed"], run["interrupted"]) == (8, 0, True)  # two of the ten were the preflight
 
 
 def test_ctrl_c_while_a_pool_starts_leaves_nothing_running(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`docs/bench.md` says all that the command takes and writes."""
+"""`docs/bench.md` describes all options and report fields of `gateway bench`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from lab.bench.report import results
 from tests.support.command import ROOT
 
 TEXT = (ROOT / "docs" / "bench.md").read_text()
-TOLD_ELSEWHERE = {"--help", "--model", "--baseline", "--ignore-eos", "--header", "--api-key", "--timeout", "--endpoint"}
+HELP_ONLY = {
+    "--help",
+    "--model",
+    "--baseline",
+    "--ignore-eos",
+    "--header",
+    "--api-key",
+    "--timeout",
+    "--endpoint",
+}
 
 
 def fields_of(kind: type) -> Iterator[str]:
-    """Yield the names of the fields of a dataclass and of those within it."""
+    """Yield the names of the fields of a dataclass and of nested dataclasses."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         yield field.name
@@ -31,17 +40,17 @@ def fields_of(kind: type) -> Iterator[str]:
                 yield from fields_of(one)
 
 
-def test_every_field_of_the_document_is_told() -> None:
+def test_every_field_of_the_report_is_documented() -> None:
     document = TEXT.partition("## The JSON file")[2].partition("\n## ")[0]
-    told = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`]+`", document))))
-    assert set(fields_of(results.Report)) - told == set()
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`]+`", document))))
+    assert set(fields_of(results.Report)) - documented == set()
     assert results.SCHEMA in document
 
 
-def test_every_option_that_says_what_is_measured_is_told() -> None:
+def test_every_option_for_the_measurement_is_documented() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group) or hasattr(group, "commands")
     options = {name for parameter in group.commands["bench"].params for name in parameter.opts}
     missing = {name for name in options if name not in TEXT}
-    assert missing <= TOLD_ELSEWHERE
+    assert missing <= HELP_ONLY
     assert "--rate" in options

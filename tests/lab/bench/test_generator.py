@@ -1,4 +1,4 @@
-"""The load generator against a server on a real socket that notes when it was asked and when it answered."""
+"""The load generator against a scripted server that records the times of requests and answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from backends.http.client import Address, UpstreamClient
-from lab.bench.generator import Generator, Wire
-from lab.bench.prompts import Form, Prompt
+from lab.bench.generator import Generator, HttpSender
+from lab.bench.prompts import Prompt, RequestFormat
 from lab.bench.record import Record
-from tests.support.upstream import Upstream, delta
-from tests.support.upstream import Wire as Serving
+from tests.support.upstream import Upstream, Wire, delta
+from tests.support.waiting import eventually
 
-BODY = Form("chat", "m").body(Prompt("hi", output_tokens=3))
+BODY = RequestFormat("chat", "m").body(Prompt("hi", output_tokens=3))
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ async def server() -> AsyncIterator[Upstream]:
         yield upstream
 
 
-def wire_to(url: str, timeout_s: float = 5.0, headers: list[tuple[str, str]] | None = None) -> Wire:
-    return Wire(UpstreamClient(Address.parse(url)), "/v1/chat/completions", headers or [], timeout_s)
+def sender_to(url: str, timeout_s: float = 5.0, headers: list[tuple[str, str]] | None = None) -> HttpSender:
+    return HttpSender(UpstreamClient(Address.parse(url)), "/v1/chat/completions", headers or [], timeout_s)
 
 
 def generator_for(server: Upstream, ended: Callable[[Record], None] | None = None, timeout_s: float = 5.0) -> Generator:
-    return Generator(wire_to(server.url, timeout_s), lambda _index: BODY, ended)
+    return Generator(sender_to(server.url, timeout_s), lambda _index: BODY, ended)
 
 
-async def test_chunks_are_noted_when_they_arrive(server: Upstream) -> None:
+async def test_chunks_are_recorded_when_they_arrive(server: Upstream) -> None:
     sent: list[float] = []
 
-    async def slow(wire: Serving) -> None:
+    async def slow(wire: Wire) -> None:
         await wire.begin_stream()
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -48,18 +48,18 @@ async def test_chunks_are_noted_when_they_arrive(server: Upstream) -> None:
     server.behaviour = slow
     generator = generator_for(server)
     await generator.closed_loop(1, 3, None)
-    noted = np.concatenate([record.chunks_s for record in generator.records])
-    assert noted.size == 60
-    delays = noted - np.array(sent)
+    recorded = np.concatenate([record.chunks_s for record in generator.records])
+    assert recorded.size == 60
+    delays = recorded - np.array(sent)
     assert delays.min() > 0
     assert np.median(delays) < 0.002
 
 
-async def test_an_open_loop_sends_when_due_whatever_becomes_of_the_answers(server: Upstream) -> None:
+async def test_an_open_loop_sends_on_time_regardless_of_the_answers(server: Upstream) -> None:
     free = asyncio.Event()
     arrived: list[float] = []
 
-    async def hold(wire: Serving) -> None:
+    async def hold(wire: Wire) -> None:
         arrived.append(time.perf_counter())
         await free.wait()
         await wire.begin_stream()
@@ -67,11 +67,10 @@ async def test_an_open_loop_sends_when_due_whatever_becomes_of_the_answers(serve
         await wire.end_stream()
 
     server.behaviour = hold
-    due_s = [0.05 * place for place in range(10)]
+    due_s = [0.05 * index for index in range(10)]
     generator = generator_for(server)
     running = asyncio.create_task(generator.open_loop(due_s))
-    while len(arrived) < 10:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(arrived) == 10)
     assert not running.done()
     free.set()
     health = await running
@@ -83,13 +82,13 @@ async def test_an_open_loop_sends_when_due_whatever_becomes_of_the_answers(serve
     assert all(record.error is None for record in generator.records)
 
 
-async def test_a_closed_loop_keeps_so_many_under_way(server: Upstream) -> None:
-    now, most = 0, 0
+async def test_a_closed_loop_keeps_its_concurrency(server: Upstream) -> None:
+    now, peak = 0, 0
 
-    async def count(wire: Serving) -> None:
-        nonlocal now, most
+    async def count(wire: Wire) -> None:
+        nonlocal now, peak
         now += 1
-        most = max(most, now)
+        peak = max(peak, now)
         await asyncio.sleep(0.01)
         now -= 1
         await wire.begin_stream()
@@ -100,12 +99,12 @@ async def test_a_closed_loop_keeps_so_many_under_way(server: Upstream) -> None:
     ended: list[int] = []
     generator = generator_for(server, lambda record: ended.append(record.index))
     await generator.closed_loop(4, 30, None)
-    assert most == 4
+    assert peak == 4
     assert sorted(ended) == list(range(30))
-    assert server.connections <= 5  # kept alive
+    assert server.connections <= 5  # connections are reused
 
 
-async def test_a_duration_ends_the_sending_and_not_the_answers(server: Upstream) -> None:
+async def test_a_duration_stops_sending_but_not_the_answers(server: Upstream) -> None:
     generator = generator_for(server)
     begun = time.perf_counter()
     await generator.closed_loop(2, None, 0.3)
@@ -115,29 +114,29 @@ async def test_a_duration_ends_the_sending_and_not_the_answers(server: Upstream)
     assert all(record.error is None for record in generator.records)
 
 
-async def refuse(wire: Serving) -> None:
+async def refuse(wire: Wire) -> None:
     await wire.json({"error": {"message": "no such parameter", "code": 400}}, 400)
 
 
-async def break_off(wire: Serving) -> None:
+async def break_off(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(delta("x"))
     wire.reset()
 
 
-async def hang(wire: Serving) -> None:
+async def hang(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(delta("x"))
     await wire.until_closed()
 
 
 @pytest.mark.parametrize(("behaviour", "error"), [(refuse, "http 400"), (break_off, "broken"), (hang, "timeout")])
-async def test_failures_have_their_kind_and_do_not_stop_the_run(
-    server: Upstream, behaviour: Callable[[Serving], object], error: str
+async def test_failures_are_recorded_by_kind_and_do_not_stop_the_run(
+    server: Upstream, behaviour: Callable[[Wire], object], error: str
 ) -> None:
     well, turn = server.behaviour, 0
 
-    async def every_other(wire: Serving) -> None:
+    async def every_other(wire: Wire) -> None:
         nonlocal turn
         turn += 1
         await (behaviour(wire) if turn % 2 else well(wire))  # type: ignore[misc]
@@ -152,45 +151,42 @@ async def test_failures_have_their_kind_and_do_not_stop_the_run(
         assert server.aborted == 3
 
 
-async def test_a_server_that_is_not_there_is_told_so() -> None:
+async def test_an_unreachable_server_is_a_connect_failure() -> None:
     async with Upstream("gone", "m") as gone:
         url = gone.url
-    generator = Generator(wire_to(url), lambda _index: BODY)
+    generator = Generator(sender_to(url), lambda _index: BODY)
     await generator.closed_loop(2, 4, None)
     assert [record.error for record in generator.records] == ["connect"] * 4
 
 
-async def test_a_dead_server_is_not_hammered_until_the_time_is_over() -> None:
+async def test_a_closed_loop_stops_early_on_a_dead_server() -> None:
     async with Upstream("gone", "m") as gone:
         url = gone.url
-    generator = Generator(wire_to(url), lambda _index: BODY)
+    generator = Generator(sender_to(url), lambda _index: BODY)
     begun = time.perf_counter()
     await generator.closed_loop(2, None, 30.0)
     assert time.perf_counter() - begun < 10.0
     assert len(generator.records) < 200
 
 
-async def test_stopping_keeps_what_has_ended(server: Upstream) -> None:
+async def test_stopping_keeps_the_finished_requests(server: Upstream) -> None:
     well = server.behaviour
 
-    async def two_then_hang(wire: Serving) -> None:
+    async def two_then_hang(wire: Wire) -> None:
         await (well(wire) if len(server.seen) <= 2 else hang(wire))
 
     server.behaviour = two_then_hang
     generator = generator_for(server)
     running = asyncio.create_task(generator.closed_loop(2, 100, None))
-    while len(server.seen) < 4:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(server.seen) >= 4)
     generator.stop()
     await asyncio.wait_for(running, 2.0)
     assert sorted(record.error or "" for record in generator.records) == ["", "", "interrupted", "interrupted"]
-    async with asyncio.timeout(2.0):
-        while server.aborted < 2:  # the engine is told to stop
-            await asyncio.sleep(0.01)
+    await eventually(lambda: server.aborted == 2, 2.0)  # the engine sees the closed connections
 
 
 async def test_headers_and_length_are_sent(server: Upstream) -> None:
-    generator = Generator(wire_to(server.url, headers=[("authorization", "Bearer k"), ("x-a", "b")]), lambda _: BODY)
+    generator = Generator(sender_to(server.url, headers=[("authorization", "Bearer k"), ("x-a", "b")]), lambda _: BODY)
     await generator.closed_loop(1, 1, None)
     (seen,) = server.seen
     assert (seen.header("authorization"), seen.header("x-a")) == ("Bearer k", "b")

@@ -1,4 +1,4 @@
-"""The bar as it is seen on a terminal."""
+"""The progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.bench.record import Record
 from lab.bench.report.progress import RequestBar
 
 
-async def test_a_bar_tells_what_ended_what_failed_and_what_time_is_left() -> None:
+async def test_the_bar_shows_finished_and_failed_requests_and_the_time_left() -> None:
     seen = StringIO()
     bar = RequestBar(Console(file=seen, force_terminal=True, width=120))
     bar.start("an endpoint", 4, lambda ended: ended / 4)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from backends.validation import UsageError
 from lab.bench.arrivals import Arrival
 from lab.bench.datasets import read_dataset, token_counter
-from lab.bench.prompts import KINDS, Form, Prompt, TokenScale, synthetic_text
+from lab.bench.prompts import KINDS, Prompt, RequestFormat, TokenScale, synthetic_text
 from lab.bench.settings import BenchSettings, read_settings
 from lab.bench.workload import Load, Workload
 from policies.features.overlap import overlap_of_text
@@ -18,7 +18,7 @@ from policies.features.overlap import overlap_of_text
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("words", [20, 100, 1000])
-def test_a_prompt_has_the_words_it_should(kind: str, words: int) -> None:
+def test_a_prompt_has_the_requested_number_of_words(kind: str, words: int) -> None:
     assert len(synthetic_text(kind, Random(1), words).split()) == words
 
 
@@ -29,14 +29,14 @@ def test_only_the_repeating_kind_repeats_itself() -> None:
     assert share["copy"] < 0.05
 
 
-def test_the_scale_inverts_what_the_engine_counts() -> None:
+def test_the_scale_inverts_the_engine_s_token_counts() -> None:
     scale = TokenScale.through((32, 11 + 40), (256, 11 + 320))
     assert (scale.fixed, scale.per_word, scale.measured) == (pytest.approx(11), pytest.approx(1.25), True)
     assert scale.words(511) == 400
     assert scale.words(3) == 1
 
 
-def test_a_count_that_makes_no_sense_is_not_believed() -> None:
+def test_counts_that_do_not_increase_are_ignored() -> None:
     assert TokenScale.through((32, 7), (256, 7)) == TokenScale()
 
 
@@ -49,7 +49,7 @@ def workload(cell: int = 0, **given: object) -> Workload:
     return Workload(settings_of(concurrency="2", **given), load, cell, scale=TokenScale())
 
 
-def test_prompts_depend_on_the_seed_and_the_cell_alone() -> None:
+def test_prompts_depend_only_on_seed_and_cell() -> None:
     texts = [workload().prompt(index).text for index in range(5)]
     assert texts == [workload().prompt(index).text for index in range(5)]
     assert not set(texts) & {workload(seed=1).prompt(index).text for index in range(5)}
@@ -63,7 +63,7 @@ def test_lengths_are_drawn_from_their_ranges() -> None:
     assert {one.output_tokens for one in prompts} == set(range(5, 10))
 
 
-def test_a_trace_gives_arrivals_and_lengths_and_leaves_out_what_does_not_fit() -> None:
+def test_a_trace_gives_arrivals_and_lengths_of_the_requests_that_fit() -> None:
     trace = [Arrival(0.0, 20, 3), Arrival(1.0, 4000, 10), Arrival(3.0, 40, 7)]
     settings = settings_of(trace=Path(__file__))
     load = Load("trace", 2 / 3)
@@ -73,9 +73,9 @@ def test_a_trace_gives_arrivals_and_lengths_and_leaves_out_what_does_not_fit() -
     assert [(len(made.prompt(i).text.split()), made.prompt(i).output_tokens) for i in (0, 1)] == [(20, 3), (40, 7)]
 
 
-def test_bodies_are_those_of_the_api() -> None:
+def test_bodies_follow_the_api_of_the_endpoint() -> None:
     prompt = Prompt("hello", output_tokens=9)
-    chat = json.loads(Form("chat", "m", 0.0, ignore_eos=True).body(prompt))
+    chat = json.loads(RequestFormat("chat", "m", 0.0, ignore_eos=True).body(prompt))
     assert chat == {
         "model": "m",
         "messages": [{"role": "user", "content": "hello"}],
@@ -85,11 +85,11 @@ def test_bodies_are_those_of_the_api() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    completion = json.loads(Form("completions", "m").body(prompt))
+    completion = json.loads(RequestFormat("completions", "m").body(prompt))
     assert (completion["prompt"], completion["max_tokens"]) == ("hello", 9)
     assert "temperature" not in completion
     turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert json.loads(Form("chat", "m").body(Prompt(messages=turns)))["messages"] == turns
+    assert json.loads(RequestFormat("chat", "m").body(Prompt(messages=turns)))["messages"] == turns
 
 
 def sharegpt(*texts: tuple[str, str]) -> str:
@@ -110,7 +110,7 @@ def read(path: Path, output_tokens: int | None = None, *, chat: bool = True) -> 
     return read_dataset(path, token_counter(None), output_tokens, chat=chat)
 
 
-def test_sharegpt_gives_first_questions_with_the_length_of_their_answers(tmp_path: Path) -> None:
+def test_sharegpt_gives_the_first_question_with_the_length_of_its_answer(tmp_path: Path) -> None:
     path = write(tmp_path, sharegpt(("q" * 40, "a" * 100), ("short", "a" * 100), ("q" * 5000, "a" * 100)))
     assert read(path) == [Prompt("q" * 40, output_tokens=25)]
     assert read(path, 64) == [Prompt("q" * 40, output_tokens=64)]
@@ -147,7 +147,7 @@ def test_json_lines_give_prompts_and_conversations(tmp_path: Path) -> None:
         ("3\n", ":1: expected an object"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_file_is_rejected_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(write(tmp_path, text))
     assert says in str(caught.value)
@@ -159,7 +159,7 @@ def test_conversations_need_the_chat_endpoint(tmp_path: Path) -> None:
         read(path, chat=False)
 
 
-def test_a_file_is_gone_through_in_one_order_and_its_repeats_are_known() -> None:
+def test_runs_take_consecutive_prompts_of_a_dataset_and_repeats_are_detected() -> None:
     prompts = [Prompt(str(number)) for number in range(10)]
     made = [
         Workload(

@@ -44,14 +44,14 @@ STREAM = (
 def read(*pieces: bytes) -> Record:
     record = Record(0, 0.0, sent_s=10.0)
     reader = AnswerReader(record)
-    for place, piece in enumerate(pieces):
-        reader.feed(piece, 10.0 + place)
+    for index, piece in enumerate(pieces):
+        reader.feed(piece, 10.0 + index)
     reader.close()
     return record
 
 
 @pytest.mark.parametrize("cut", range(1, len(STREAM), 7))
-def test_a_stream_is_read_the_same_wherever_it_is_cut(cut: int) -> None:
+def test_a_stream_can_be_split_anywhere(cut: int) -> None:
     record = read(STREAM[:cut], STREAM[cut:])
     assert record.error is None
     assert len(record.chunks_s) == 3
@@ -61,7 +61,7 @@ def test_a_stream_is_read_the_same_wherever_it_is_cut(cut: int) -> None:
     assert record.drafting == Drafting(6, 20, 9, (5, 3, 1))
 
 
-def test_times_are_those_of_the_chunks_with_output() -> None:
+def test_only_chunks_with_output_have_times() -> None:
     head, *events = STREAM.split(b"\n\n")
     record = read(*(piece + b"\n\n" for piece in (head, *events[:-1])))
     assert list(record.chunks_s) == [12.0, 13.0, 14.0]  # not the role at 10, the comment, the usage
@@ -76,7 +76,7 @@ def test_without_usage_chunks_are_counted() -> None:
     assert record.tpot_s == 1.0
 
 
-def test_completions_have_no_role() -> None:
+def test_every_chunk_of_a_completion_counts() -> None:
     text = {"choices": [{"index": 0, "text": "a", "finish_reason": None}]}
     record = read(event(text), event(text), b"data: [DONE]\n\n")
     assert len(record.chunks_s) == 2
@@ -88,34 +88,34 @@ def test_completions_have_no_role() -> None:
         (b"data: [DONE]\n\n", "empty", "no chunk"),
         (event(delta(role="assistant", content="")) + b"data: [DONE]\n\n", "empty", "no chunk"),
         (event(delta(content="a")), "cut off", "without a finish_reason"),
-        (b"data: {oh\n\n", "garbage", "no JSON"),
-        (b"data: 3\n\n", "garbage", "no object"),
+        (b"data: {oh\n\n", "garbage", "not JSON"),
+        (b"data: 3\n\n", "garbage", "not an object"),
         (event({"error": {"message": "busy", "code": 503}}) + b"data: [DONE]\n\n", "engine error 503", "busy"),
         (event({"error": "oh"}) + b"data: [DONE]\n\n", "engine error", "oh"),
     ],
 )
-def test_what_is_no_answer_is_a_failure(stream: bytes, error: str, detail: str) -> None:
+def test_an_invalid_answer_is_a_failure(stream: bytes, error: str, detail: str) -> None:
     record = read(stream)
     assert record.error == error
     assert detail in record.detail
 
 
 @pytest.mark.parametrize(
-    "told", [None, [], {}, {"num_spec_steps": 1}, {**SPECULATION, "num_draft_tokens": None}, {"num_spec_steps": "1"}]
+    "metrics", [None, [], {}, {"num_spec_steps": 1}, {**SPECULATION, "num_draft_tokens": None}, {"num_spec_steps": "1"}]
 )
-def test_another_form_of_metrics_is_passed_over(told: Any) -> None:
-    assert read_drafting({"metrics": {"speculative_decoding": told}}) is None
-    assert read_drafting({"metrics": told}) is None
+def test_malformed_metrics_are_ignored(metrics: Any) -> None:
+    assert read_drafting({"metrics": {"speculative_decoding": metrics}}) is None
+    assert read_drafting({"metrics": metrics}) is None
 
 
-def test_positions_may_be_missing() -> None:
+def test_the_acceptance_histogram_may_be_missing() -> None:
     assert read_drafting(
         {"metrics": {"speculative_decoding": {**SPECULATION, "acceptance_histogram": None}}}
     ) == Drafting(6, 20, 9, ())
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b'{"error": {"message": "too long", "code": 400}}', "too long"),
         (b'{"error": "plain"}', '{"error": "plain"}'),
@@ -124,5 +124,5 @@ def test_positions_may_be_missing() -> None:
         (b"\xff", "\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_what_an_error_says(body: bytes, told: str) -> None:
-    assert error_message(body) == told
+def test_the_message_of_an_error(body: bytes, message: str) -> None:
+    assert error_message(body) == message

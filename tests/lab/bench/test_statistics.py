@@ -19,16 +19,16 @@ def record(
 
 
 def test_a_distribution_is_in_milliseconds_with_linear_percentiles() -> None:
-    told = distribution([0.001 * value for value in range(1, 101)])
-    assert told is not None
-    assert (told.mean, told.p50) == (pytest.approx(50.5), pytest.approx(50.5))
-    assert told.p95 == pytest.approx(95.05)
-    assert told.p99 == pytest.approx(99.01)
-    assert (len(told.quantiles), told.quantiles[0], told.quantiles[100]) == (101, 1.0, 100.0)
+    times = distribution([0.001 * value for value in range(1, 101)])
+    assert times is not None
+    assert (times.mean, times.p50) == (pytest.approx(50.5), pytest.approx(50.5))
+    assert times.p95 == pytest.approx(95.05)
+    assert times.p99 == pytest.approx(99.01)
+    assert (len(times.quantiles), times.quantiles[0], times.quantiles[100]) == (101, 1.0, 100.0)
     assert distribution([]) is None
 
 
-def test_inter_token_times_stay_within_their_answers() -> None:
+def test_inter_token_times_do_not_cross_answers() -> None:
     itl = inter_token_s([record(0, [1.0, 1.5, 3.0], 3), record(1, [7.0], 1), record(2, [2.0, 2.25], 2)])
     assert itl.tolist() == [0.5, 1.5, 0.25]
     assert inter_token_s([]).size == 0
@@ -43,11 +43,11 @@ def test_failures_are_counted_by_kind() -> None:
     ]
 
 
-def test_acceptance_comes_from_the_answers_where_they_tell() -> None:
+def test_acceptance_comes_from_the_answers_that_report_it() -> None:
     done = [
         record(0, [1.0], 30, Drafting(10, 30, 18, (8, 6, 4))),
         record(1, [1.0], 20, Drafting(5, 10, 2, (2, 0))),
-        record(2, [1.0], 500),  # told nothing: left out
+        record(2, [1.0], 500),  # no report: left out
     ]
     told = acceptance(done, EngineMetrics(), EngineMetrics(drafts=1, draft_tokens=1, accepted_tokens=1))
     assert told is not None
@@ -58,7 +58,7 @@ def test_acceptance_comes_from_the_answers_where_they_tell() -> None:
     assert told.by_position == pytest.approx((10 / 15, 6 / 15, 4 / 15))
 
 
-def test_else_from_the_difference_of_the_counters() -> None:
+def test_otherwise_acceptance_comes_from_the_difference_of_the_counters() -> None:
     before = EngineMetrics(
         drafts=100, draft_tokens=300, accepted_tokens=50, generation_tokens=400, accepted_per_position=(40, 8, 2)
     )
@@ -72,7 +72,7 @@ def test_else_from_the_difference_of_the_counters() -> None:
     assert told.by_position == pytest.approx((0.8, 0.5, 0.2))
 
 
-def test_positions_that_first_occur_in_the_run_are_counted_from_nothing() -> None:
+def test_counters_that_appear_during_the_run_start_at_zero() -> None:
     told = acceptance(
         [record(0, [1.0], 3)],
         EngineMetrics(),
@@ -86,7 +86,7 @@ def test_an_engine_that_drafted_nothing_has_no_acceptance() -> None:
     assert acceptance([record(0, [1.0], 3)], EngineMetrics(), EngineMetrics(generation_tokens=3)) is None
 
 
-def test_else_tokens_per_chunk_stand_in() -> None:
+def test_without_counters_acceptance_is_tokens_per_chunk() -> None:
     told = acceptance([record(0, [1.0, 2.0], 5), record(1, [1.0, 2.0], 3)], None, None)
     assert told is not None
     assert (told.source, told.rate, told.length) == ("chunks", None, 2.0)
@@ -99,7 +99,7 @@ def sample(tpot_s: np.ndarray, *, closed: bool = True) -> Sample:
     return Sample.of(records, len(records) * 100 / total_s if closed else 50.0, closed=closed)
 
 
-def test_a_speedup_that_is_the_same_for_every_prompt_is_certain_when_paired() -> None:
+def test_a_constant_speedup_of_paired_prompts_has_no_uncertainty() -> None:
     base = np.random.default_rng(0).lognormal(-4, 0.5, 200)
     throughput, tpot = compare(sample(base / 1.5), sample(base), seed=1)
     assert tpot is not None
@@ -108,12 +108,12 @@ def test_a_speedup_that_is_the_same_for_every_prompt_is_certain_when_paired() ->
     assert 1.3 < throughput.ratio < 1.5  # the time to first token is no faster
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_has_its_coverage() -> None:
     random = np.random.default_rng(5)
     covered = 0
-    for turn in range(40):
+    for seed in range(40):
         run, base = random.lognormal(-4.0, 0.3, 80), random.lognormal(-3.8, 0.3, 80)
-        _, tpot = compare(sample(run), sample(base), turn)
+        _, tpot = compare(sample(run), sample(base), seed)
         assert tpot is not None
         covered += tpot.low <= np.exp(0.2) <= tpot.high  # the ratio of the medians
     assert covered >= 33

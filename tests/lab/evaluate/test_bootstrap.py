@@ -1,4 +1,4 @@
-"""Intervals against samples of which the truth is known."""
+"""Coverage of intervals on samples with a known truth."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ SIMULATIONS = 120
 
 
 def _covered(hits: int) -> None:
-    """Expect 95%, give or take three standard errors of so many simulations."""
+    """Check for 95% coverage within three standard errors."""
     assert 0.89 <= hits / SIMULATIONS < 1
 
 
-def test_blocks_cover_all_and_grow_slowly() -> None:
+def test_blocks_cover_all_values_and_grow_slowly() -> None:
     values = np.arange(10.0)
     assert block_sums(values, 4).tolist() == [6.0, 22.0, 17.0]
     assert block_length(1000) == 10
     assert block_length(1_000_000) == 500  # no more than 2000 blocks
 
 
-def test_weighted_means_are_covered_as_often_as_said() -> None:
-    """Long-tailed times, a tenth of them with ten times the weight: as a log that explores a tenth has them."""
+def test_intervals_of_weighted_means_have_their_coverage() -> None:
+    """Long-tailed times, a tenth of them with ten times the weight, as in a log with 10% exploration."""
     hits = {"ips": 0, "snips": 0}
     length = block_length(2000)
     for seed in range(SIMULATIONS):
@@ -40,8 +40,8 @@ def test_weighted_means_are_covered_as_often_as_said() -> None:
         _covered(count)
 
 
-def test_neighbours_that_resemble_each_other_make_it_wider() -> None:
-    """Half a log's variance is common to runs of 20: intervals for single requests would hold it far too seldom."""
+def test_correlated_neighbors_widen_the_interval() -> None:
+    """Half of the variance is common to runs of 20, so intervals for independent requests cover far too seldom."""
     hits, hits_of_single = 0, 0
     length = block_length(8000)
     ones = np.ones(8000)
@@ -57,7 +57,7 @@ def test_neighbours_that_resemble_each_other_make_it_wider() -> None:
     assert hits >= 0.88 * SIMULATIONS  # blocks of 20 lose a little at their ends
 
 
-def test_ratio_of_two_means_of_the_same_requests_is_told_better_than_either() -> None:
+def test_a_ratio_of_paired_means_is_more_precise_than_either_mean() -> None:
     rng = np.random.default_rng(7)
     first = rng.lognormal(0.0, 1.0, 4000)
     second = 0.8 * first * rng.lognormal(0.0, 0.1, 4000)
@@ -69,7 +69,7 @@ def test_ratio_of_two_means_of_the_same_requests_is_told_better_than_either() ->
     assert (ratio.high / ratio.low - 1) < (alone.high / alone.low - 1) / 5
 
 
-def test_quantiles_are_covered_as_often_as_said() -> None:
+def test_intervals_of_quantiles_have_their_coverage() -> None:
     hits = {0.5: 0, 0.9: 0}
     truth = {0.5: 1.0, 0.9: float(np.exp(0.8 * 1.2815516))}
     for seed in range(SIMULATIONS):
@@ -83,8 +83,8 @@ def test_quantiles_are_covered_as_often_as_said() -> None:
         _covered(count)
 
 
-def test_what_no_interval_can_be_told_from() -> None:
+def test_too_few_blocks_or_sums_of_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="19 blocks of requests are too few"):
         interval([np.ones(19)], [np.ones(19)])
-    with pytest.raises(ValueError, match="not positive"):
+    with pytest.raises(ValueError, match="must be positive"):
         interval([np.zeros(30)], [np.ones(30)])

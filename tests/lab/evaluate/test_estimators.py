@@ -1,4 +1,4 @@
-"""What logs tell of other policies, against truths that are known."""
+"""Off-policy estimates against known truths."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _with(candidates: Sequence[TraceCandidate], **changes: float | None) -> list
 
 
 def _one(records: list[TraceRecord], policy: Policy) -> Evaluation:
-    (found,) = evaluate(read_log(records, {"p": policy}), metrics=("e2e_s",))
-    return found
+    (evaluation,) = evaluate(read_log(records, {"p": policy}), metrics=("e2e_s",))
+    return evaluation
 
 
-def test_estimates_hold_the_truth_of_a_known_surface() -> None:
-    """Fixed seeds: of 8 logs each interval may miss the truth twice, and the mean error is within its error."""
+def test_estimates_cover_the_truth_of_a_known_surface() -> None:
+    """With fixed seeds, at most 2 of 8 intervals miss the truth, and the mean error is within its standard error."""
     truth = simulated.surface_truth("head", 20_000)
-    seen = [simulated.one("surface", 800, 1.0, "head", seed) for seed in range(8)]
+    seen = [simulated.evaluation_of("surface", 800, 1.0, "head", seed) for seed in range(8)]
     assert not any(found.refusal for found in seen)
     for name in ("ips", "snips", "dr"):
         means = [found.metrics["e2e_s"].estimates[name].mean for found in seen]
@@ -48,10 +48,10 @@ def test_estimates_hold_the_truth_of_a_known_surface() -> None:
         assert abs(values.mean() - truth) < 3.5 * values.std(ddof=1) / 8**0.5, name
     widths = [[found.metrics["e2e_s"].estimates[name].mean for found in seen] for name in ("ips", "snips", "dr")]
     ips, snips, dr = (float(np.median([one.high - one.low for one in kind])) for kind in widths)
-    assert dr < snips < ips  # what the model is for
+    assert dr < snips < ips  # thanks to the model
 
 
-def test_estimates_hold_the_truth_of_simulated_replicas() -> None:
+def test_estimates_cover_the_truth_of_simulated_replicas() -> None:
     records = simulated.replicas_log(8, 2000, 0.5)
     truth = simulated.replicas_truth("thresholds", count=4000)
     found = _one(records, simulated.build("thresholds"))
@@ -61,10 +61,10 @@ def test_estimates_hold_the_truth_of_simulated_replicas() -> None:
         assert estimates[name].mean.low <= truth <= estimates[name].mean.high
     gain = truth / float(np.mean([record.e2e_s for record in records]))
     assert estimates["dr"].to_log.low <= gain <= estimates["dr"].to_log.high
-    assert estimates["dr"].to_log.high < 1  # it is better than what was logged, and the log tells so
+    assert estimates["dr"].to_log.high < 1  # significantly better than the log
 
 
-def test_the_log_s_own_policy_is_told_to_be_what_was_logged() -> None:
+def test_the_policy_of_the_log_is_estimated_as_logged() -> None:
     records = list(simulated.surface_log(3, 800, 1.0))
     found = _one(records, build("random"))
     assert found.effective_sample_size == pytest.approx(800)
@@ -77,58 +77,58 @@ def test_the_log_s_own_policy_is_told_to_be_what_was_logged() -> None:
     assert 0.99 not in quantiles  # eight requests lie beyond it
 
 
-def test_a_log_that_never_tried_is_refused() -> None:
+def test_a_policy_whose_choices_were_never_logged_is_refused() -> None:
     records = list(simulated.surface_log(3, 800, 0.0))
     found = _one(records, build("static", backend="tree"))
-    assert "100% of its choices are ones that the log's policy would never have made" in found.refusal
+    assert "the log's policy would never make 100% of its choices" in found.refusal
     assert "`tree` (100% of its choices, 0% of the log's)" in found.refusal
     assert "random" in found.refusal
     assert not found.metrics
 
 
-def test_a_log_of_which_only_the_choice_is_told_is_refused_too() -> None:
-    """`least_loaded` names no propensity but its own: 1 leaves none for the others."""
+def test_a_log_with_only_the_propensity_of_the_choice_is_refused_too() -> None:
+    """`least_loaded` records only the propensity of its choice; 1 leaves none for the others."""
     records = [
         replace(record, candidates=_with(record.candidates, propensity=None))
         for record in simulated.surface_log(3, 800, 0.0)
     ]
-    assert "never have made" in _one(records, build("random")).refusal
+    assert "would never make" in _one(records, build("random")).refusal
 
 
-def test_a_log_that_tried_too_seldom_says_how_much_more_is_needed() -> None:
+def test_a_log_with_too_little_exploration_is_refused_with_the_needed_size() -> None:
     found = _one(list(simulated.surface_log(3, 800, 0.1)), build("static", backend="tree"))
     assert found.effective_sample_size < 100
     needed = round(800 * 100 / found.effective_sample_size)
-    assert f"Log about {needed:,} requests" in found.refusal
+    assert f"Log about {needed:,} such requests" in found.refusal
 
 
-def test_wrong_propensities_are_noticed() -> None:
+def test_wrong_propensities_are_detected() -> None:
     records = [replace(record, propensity=0.5) for record in simulated.surface_log(3, 3000, 1.0)]
     found = _one(records, build("static", backend="head"))
     assert found.mean_weight == pytest.approx(0.5, abs=0.05)
-    assert "the weights average 0.5" in found.refusal
+    assert "the mean weight is 0.5" in found.refusal
 
 
-def test_moving_the_load_is_said_to_be_beyond_it() -> None:
+def test_a_policy_that_shifts_the_load_gets_a_note() -> None:
     records = [
         replace(record, candidates=_with(record.candidates, in_flight=6))
         for record in simulated.surface_log(3, 800, 1.0)
     ]
     (note,) = [note for note in _one(records, build("static", backend="head")).notes if "replay" in note]
-    assert "`head` 100% for " in note
-    assert "6.0 requests there already" in note
+    assert "`head` 100% instead of " in note
+    assert "6.0 requests in flight" in note
 
 
-def test_what_the_log_does_not_tell_is_said() -> None:
+def test_missing_features_and_loads_get_a_note() -> None:
     records = list(simulated.surface_log(3, 800, 1.0))
     assert any("code_share, overlap" in note for note in _one(records, build("thresholds", seed=1)).notes)
-    told = [replace(record, overlap=0.1, code_share=0.0) for record in records]
-    assert not any("overlap" in note for note in _one(told, build("thresholds", seed=1)).notes)
+    complete = [replace(record, overlap=0.1, code_share=0.0) for record in records]
+    assert not any("overlap" in note for note in _one(complete, build("thresholds", seed=1)).notes)
     idle = [replace(record, candidates=_with(record.candidates, in_flight=None)) for record in records]
-    assert any("how busy" in note for note in _one(idle, build("random")).notes)
+    assert any("lacks the load" in note for note in _one(idle, build("random")).notes)
 
 
-def test_records_that_tell_nothing_are_left_out_and_counted() -> None:
+def test_unusable_records_are_left_out_and_counted() -> None:
     good = list(simulated.surface_log(3, 400, 1.0))
     bad = [
         replace(good[0], error="timeout"),
@@ -142,13 +142,13 @@ def test_records_that_tell_nothing_are_left_out_and_counted() -> None:
     assert log.requests == 400
     assert log.left_out == {
         "failed": 2,
-        "tell of no choice among candidates": 1,
-        "tell of no propensity": 1,
-        "have no time of their end": 1,
-        "were sent again after a failure": 1,
+        "have no choice among candidates": 1,
+        "have no propensity": 1,
+        "have no end time": 1,
+        "were retried after a failure": 1,
     }
-    assert any("3 requests failed or were sent again" in note for note in evaluate(log, metrics=())[0].notes)
-    with pytest.raises(ValueError, match=r"no record of the log tells .*: 2 failed; 1 tell of no choice"):
+    assert any("3 requests that failed or were retried" in note for note in evaluate(log, metrics=())[0].notes)
+    with pytest.raises(ValueError, match=r"no record of the log has .*: 2 failed; 1 have no choice"):
         read_log(bad, {"p": build("random")})
     with pytest.raises(ValueError, match="it is empty"):
         read_log([], {"p": build("random")})
@@ -165,7 +165,7 @@ def test_records_that_tell_nothing_are_left_out_and_counted() -> None:
         ("learned", {}),
     ],
 )
-def test_probabilities_are_those_by_which_a_policy_chooses(name: str, settings: dict[str, object]) -> None:
+def test_propensities_match_the_frequencies_of_choices(name: str, settings: dict[str, object]) -> None:
     candidates = [replace(one, in_flight=requests) for one, requests in zip(POOL, (2, 1, 1, 3), strict=True)]
     request = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=100, temperature=0.0)
     policy = build(name, seed=1, **settings)
@@ -179,14 +179,14 @@ def test_probabilities_are_those_by_which_a_policy_chooses(name: str, settings: 
         assert counted[candidate.name] / draws == pytest.approx(share, abs=4 * 0.5 / draws**0.5)
 
 
-def test_a_policy_that_takes_turns_is_asked_once_for_each_request() -> None:
+def test_round_robin_is_asked_once_for_each_request() -> None:
     policy = build("round_robin")
     request = RequestFeatures("m", Endpoint.CHAT)
     turns = [propensities(policy, request, POOL).index(1.0) for _ in range(8)]
     assert turns == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_a_logged_request_is_what_the_policy_saw() -> None:
+def test_a_logged_request_has_the_features_that_the_policy_saw() -> None:
     known = RequestFeatures(
         "m", Endpoint.COMPLETIONS, stream=True, n=2, temperature=0.3, top_p=0.9, overlap=0.5, code_share=0.2,
         prompt_tokens=77, max_tokens=50, template="0a1b2c3d", turns=3, structured=True, tools=True,
@@ -197,7 +197,7 @@ def test_a_logged_request_is_what_the_policy_saw() -> None:
     assert features_of(record) == known
 
 
-def test_backends_are_what_the_pool_says_and_as_busy_as_the_log_says() -> None:
+def test_candidates_have_settings_from_the_pool_and_load_from_the_log() -> None:
     seen: list[LoggedCandidate] = []
 
     class Watching(type(build("random"))):  # type: ignore[misc]
@@ -216,7 +216,7 @@ def test_backends_are_what_the_pool_says_and_as_busy_as_the_log_says() -> None:
     assert (b.method, b.num_speculative_tokens, b.weight, b.in_flight) == (Method.MTP, 2, 3.0, 0)
 
 
-def test_fixed_seeds_give_fixed_figures() -> None:
+def test_the_same_seed_gives_the_same_evaluation() -> None:
     records = list(simulated.surface_log(Random(1).randrange(99), 600, 1.0))
     first, second = (_one(records, build("thresholds", seed=1)) for _ in range(2))
     assert first == second

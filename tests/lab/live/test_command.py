@@ -1,4 +1,4 @@
-"""`gateway replay --live` as its users start it, against servers on real sockets and a gateway over the simulator."""
+"""`gateway replay --live` on the command line, against scripted servers and a gateway with simulated replicas."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ keys:
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    """Run it in this process."""
+    """Run the command in this process."""
     result = CliRunner(env={"OPENAI_API_KEY": None}).invoke(app, ["replay", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -47,7 +47,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
-    """Start it in a process of its own."""
+    """Start the command in a new process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "replay", *map(str, arguments)),
         cwd=ROOT,
@@ -68,7 +68,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
 
 
 async def streamed(wire: Wire, tokens: int = 4) -> None:
-    """Answer, with usage: as many prompt tokens as words, and 10."""
+    """Answer with usage; the prompt has 10 tokens more than words."""
     asked = wire.seen.json
     words = len(str(asked.get("prompt") or asked["messages"][-1]["content"]).split())
     usage = {"prompt_tokens": words + 10, "completion_tokens": tokens, "total_tokens": words + 10 + tokens}
@@ -83,7 +83,7 @@ async def streamed(wire: Wire, tokens: int = 4) -> None:
     await wire.end_stream()
 
 
-async def test_requests_leave_at_their_time_whatever_the_answers_do(tmp_path: Path) -> None:
+async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path: Path) -> None:
     trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
     write_trace(
         trace,
@@ -113,8 +113,8 @@ async def test_requests_leave_at_their_time_whatever_the_answers_do(tmp_path: Pa
             *(trace, "--live", f"{server.url}/v1", "--warmup", 2, "--api-key", "secret-key", "--slo", "e2e=60"),
             *("--json", out, "--report", page),
         )
-        status, printed, told = await ended(process)
-        assert status == 0, told
+        status, printed, error = await ended(process)
+        assert status == 0, error
     sent = [seen for seen in server.seen if seen.json["stream"]]
     assert [seen.target for seen in sent] == ["/v1/chat/completions"] * 11 + ["/v1/completions"]
     assert {seen.json["model"] for seen in sent} == {"the-model"}
@@ -131,12 +131,12 @@ async def test_requests_leave_at_their_time_whatever_the_answers_do(tmp_path: Pa
         assert list(times) == ["mean", "p50", "p90", "p99"]
     assert 0 < one["ttft_s"]["p50"] <= one["e2e_s"]["p50"]
     assert "10 requests for the-model" in printed
-    assert "not told" in printed
-    assert "1 requests of the trace generate no text, and are left out." in printed
+    assert "unknown" in printed
+    assert "1 requests of the trace generate no text and are left out." in printed
     assert name in page.read_text()
 
 
-async def test_an_endpoint_that_dies_is_told_and_what_it_answered_is_kept(tmp_path: Path) -> None:
+async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp_path: Path) -> None:
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
     streams = 0
@@ -159,7 +159,7 @@ async def test_an_endpoint_that_dies_is_told_and_what_it_answered_is_kept(tmp_pa
     assert " failed: connect</li>" in page.read_text()
 
 
-async def test_ctrl_c_shows_what_has_finished(tmp_path: Path) -> None:
+async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     arrivals = [0.0, 0.01, 0.02, 3600.0]
     write_trace(trace, [TraceRecord(arrived_at=at, prompt_tokens=20, output_tokens=4) for at in arrivals])
@@ -178,10 +178,10 @@ async def test_ctrl_c_shows_what_has_finished(tmp_path: Path) -> None:
         process = await start(trace, "--live", f"first={server.url}", "--live", f"second={server.url}", "--json", out)
         await asyncio.wait_for(two_ended.wait(), 30.0)
         process.send_signal(signal.SIGINT)
-        status, printed, told = await ended(process)
+        status, printed, error = await ended(process)
     assert status == 130
-    assert "Traceback" not in told
-    assert "stopped: requests that had not ended are not in it" in printed
+    assert "Traceback" not in error
+    assert "stopped: unfinished requests are not included" in printed
     document = orjson.loads(out.read_bytes())
     assert document["interrupted"]
     assert {name: (one["requests"], one["errors"]) for name, one in document["policies"].items()} == {"first": (2, 0)}
@@ -196,42 +196,42 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         yield running
 
 
-def test_a_gateway_tells_who_served_and_may_be_asked_for_a_backend(gateway: Command, tmp_path: Path) -> None:
+def test_shares_come_from_the_gateway_and_a_backend_can_be_requested(gateway: Command, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--json", out)
     code, printed, _ = command(*given, "--api-key", "team-key")
     assert code == 0
     [one] = orjson.loads(out.read_bytes())["policies"].values()
     assert (one["requests"], one["errors"]) == (12, 0)
-    assert one["shares"] == {"head": 0.5, "plain": 0.5}  # in turns, the looks before it included
+    assert one["shares"] == {"head": 0.5, "plain": 0.5}  # round robin; the preflight sends an even number of requests
     assert "head 50%  plain 50%" in printed
     asked = ("--policy", "{name: static, backend: head}", "--policy", "{name: static, method: baseline}")
     code, printed, _ = command(*given, "--api-key", "team-key", *asked)
     assert code == 0
-    told = orjson.loads(out.read_bytes())["policies"]
+    by_policy = orjson.loads(out.read_bytes())["policies"]
     shares = {"static head": {"head": 1.0}, "static baseline": {"plain": 1.0}}
-    assert {name: one["shares"] for name, one in told.items()} == shares
+    assert {name: one["shares"] for name, one in by_policy.items()} == shares
 
 
-def test_prefix_caches_save_what_requests_shared_and_nothing_of_an_earlier_run(
-    gateway: Command, tmp_path: Path
-) -> None:
+def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
     write_trace(trace, [replace(shared, arrived_at=n / 10) for n in range(10)])
     rows = ("--live", f"first={gateway.url}", "--live", f"second={gateway.url}")
     asked = ("--policy", "{name: static, backend: plain}", "--api-key", "team-key")
     assert command(trace, *rows, *asked, "--json", out)[0] == 0
-    told = orjson.loads(out.read_bytes())["policies"]
-    assert list(told) == ["first static plain", "second static plain"]
-    for one in told.values():
-        found = [re.search(r"(\d+)% was found in a prefix cache", note) for note in one["notes"]]
-        shares = [int(match[1]) for match in found if match]
+    by_row = orjson.loads(out.read_bytes())["policies"]
+    assert list(by_row) == ["first static plain", "second static plain"]
+    for one in by_row.values():
+        matches = [
+            re.search(r"(\d+)% of the prompt tokens were found in a prefix cache", note) for note in one["notes"]
+        ]
+        shares = [int(match[1]) for match in matches if match]
         assert len(shares) == 1
-        assert 70 <= shares[0] <= 85  # nine of ten times three blocks of 512, less what came before the first was read
+        assert 70 <= shares[0] <= 85  # at most three blocks of 512 in nine of ten requests
 
 
-def test_what_a_key_may_not_is_told_before_anything_is_sent(gateway: Command) -> None:
+def test_missing_permissions_are_reported_before_anything_is_sent(gateway: Command) -> None:
     code, printed, error = command(AZURE, "--live", gateway.url)
     assert (code, printed) == (2, "")
     assert "/v1/models answered 401; give the key with --api-key" in error
@@ -242,29 +242,29 @@ def test_what_a_key_may_not_is_told_before_anything_is_sent(gateway: Command) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--live", "127.0.0.1:8000"], "--live 127.0.0.1:8000: expected http://host:port"),
         (["--live", "http://127.0.0.1:9"], "http://127.0.0.1:9: cannot be reached: ConnectError"),
-        (["--live", "http://127.0.0.1:9", "--config", "config/pool.yaml"], "leave it out with --live"),
+        (["--live", "http://127.0.0.1:9", "--config", "config/pool.yaml"], "omit it with --live"),
         (["--live", "http://127.0.0.1:9", "--policy", "learned"], "a running gateway routes by its own policy"),
         (["--live", "http://127.0.0.1:9", "--policy", "rondom"], "did you mean 'random'?"),
         (["--live", "http://127.0.0.1:9", "--live", "http://127.0.0.1:9"], "is given twice; name them"),
         (["--live", "http://127.0.0.1:9", "--warmup", 40], "--warmup 40 leaves none to count"),
         (["--live", "http://127.0.0.1:9", "--rate", 0], "give a number above 0"),
-        (["--live", "http://127.0.0.1:9", "--slo", "itl=1"], "no bound is called 'itl'"),
+        (["--live", "http://127.0.0.1:9", "--slo", "itl=1"], "unknown bound 'itl'"),
         (["--live", "http://127.0.0.1:9", "--json", "/nowhere/x.json"], "its folder does not exist"),
-        (["--ignore-eos", "--config", "config/pool.yaml"], "goes only with --live"),
-        ([], "give the pool to simulate, or --live URL"),
+        (["--ignore-eos", "--config", "config/pool.yaml"], "requires --live"),
+        ([], "give a pool to simulate, or --live URL"),
     ],
 )
-def test_wrong_input_is_told_and_exits_2(options: list[object], told: str) -> None:
+def test_wrong_input_is_reported_and_exits_2(options: list[object], message: str) -> None:
     code, printed, error = command(AZURE, *options)
     assert (code, printed) == (2, "")
-    assert told in error
+    assert message in error
 
 
-def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
+def test_a_missing_or_empty_trace_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     code, _, error = command(empty, "--live", "http://127.0.0.1:9")
@@ -276,17 +276,17 @@ def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
     assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
 
 
-async def test_what_is_no_gateway_is_asked_for_no_backend() -> None:
+async def test_a_backend_cannot_be_requested_without_a_gateway() -> None:
     async with Upstream("a", "m", streamed) as server:
-        status, printed, told = await ended(
+        status, printed, error = await ended(
             await start(AZURE, "--live", server.url, "--policy", "{name: static, backend: head}")
         )
     assert (status, printed) == (2, "")
-    assert "heeds no --policy" in told
+    assert "ignores --policy" in error
     assert not any(seen.json["stream"] for seen in server.seen)
 
 
-def test_an_endpoint_without_an_answer_exits_1(tmp_path: Path) -> None:
+def test_the_status_is_1_without_any_successful_request(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=0.0, prompt_tokens=9, output_tokens=2)])
 

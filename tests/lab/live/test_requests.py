@@ -1,4 +1,4 @@
-"""What is sent for a record, and text in place of what it only counts."""
+"""Requests built from records, with generated text for records that only have lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def body_of(record: TraceRecord, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_a_record_s_own_prompt_is_sent_as_it_was() -> None:
+def test_a_recorded_prompt_is_sent_unchanged() -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     chat = TraceRecord(messages=messages, prompt="not this", prompt_tokens=9, temperature=0.3, top_p=0.9)
     assert (api_of(chat), body_of(chat)["messages"]) == ("chat", messages)
@@ -35,16 +35,16 @@ def test_a_record_s_own_prompt_is_sent_as_it_was() -> None:
         assert body["stream_options"] == {"include_usage": True}
 
 
-def test_where_only_lengths_are_known_the_prompt_is_as_long_by_the_engine_s_count() -> None:
+def test_a_generated_prompt_has_the_recorded_length_by_the_engine_s_count() -> None:
     chat = body_of(TraceRecord(prompt_tokens=110))["messages"]
     assert [message["role"] for message in chat] == ["user"]
-    assert len(chat[0]["content"].split()) == 100  # and 10 of the template
+    assert len(chat[0]["content"].split()) == 100  # plus 10 tokens of the template
     completion = TraceRecord(endpoint="completions", prompt_tokens=110)
     assert api_of(completion) == "completions"
     assert len(body_of(completion)["prompt"].split()) == 110
 
 
-def test_answers_may_be_as_long_as_they_were() -> None:
+def test_answers_are_limited_to_their_recorded_length() -> None:
     assert body_of(TraceRecord(prompt_tokens=3, output_tokens=40, max_tokens=500))["max_completion_tokens"] == 40
     assert body_of(TraceRecord(prompt="a", output_tokens=0))["max_tokens"] == 1
     assert body_of(TraceRecord(prompt="a", max_tokens=500))["max_tokens"] == 500
@@ -53,23 +53,23 @@ def test_answers_may_be_as_long_as_they_were() -> None:
     assert body_of(TraceRecord(prompt="a", output_tokens=9), ignore_eos=True)["ignore_eos"] is True
 
 
-def test_a_request_asks_for_its_own_model_where_that_is_served() -> None:
+def test_a_request_asks_for_its_own_model_if_it_is_served() -> None:
     assert body_of(TraceRecord(model="other", prompt="a"))["model"] == "other"
     assert body_of(TraceRecord(model="gpt-4", prompt="a"))["model"] == "served"
 
 
-def test_a_gateway_is_told_the_kind_of_text() -> None:
+def test_the_workload_is_sent_as_a_header() -> None:
     records = [TraceRecord(prompt="a", workload="code"), TraceRecord(prompt="a"), TraceRecord(workload="é")]
     requests = LiveRequests(records, [], "m", {}, seed="0", ignore_eos=False)
     assert [requests.headers(number) for number in range(3)] == [[(b"x-gateway-workload", b"code")], [], []]
 
 
 @pytest.mark.parametrize("endpoint", ["embeddings", "other"])
-def test_what_generates_no_text_is_sent_nowhere(endpoint: str) -> None:
+def test_requests_that_generate_no_text_have_no_api(endpoint: str) -> None:
     assert api_of(TraceRecord(endpoint=endpoint, prompt="a")) is None
 
 
-def test_texts_have_in_common_what_prefix_blocks_say() -> None:
+def test_texts_share_their_common_prefix_blocks() -> None:
     texts = Texts(TokenScale(fixed=8.0, per_word=2.0), "seed")
     long = texts.prompt(TraceRecord(prompt_tokens=1608, prefix_blocks=[7, 8, 9, 10]), 0).split()
     short = texts.prompt(TraceRecord(prompt_tokens=1208, prefix_blocks=[7, 8, 9]), 1).split()
@@ -80,7 +80,7 @@ def test_texts_have_in_common_what_prefix_blocks_say() -> None:
     assert long[256:280] != other[256:280]
 
 
-def test_beyond_its_blocks_and_without_any_a_text_is_its_own() -> None:
+def test_texts_differ_beyond_their_prefix_blocks() -> None:
     texts = Texts(TokenScale(), "seed")
     record = TraceRecord(prompt_tokens=700, prefix_blocks=[7], block_tokens=512)
     one, other = (texts.prompt(record, number).split() for number in (1, 2))

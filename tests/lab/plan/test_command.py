@@ -1,4 +1,4 @@
-"""`gateway plan` as a user meets it: what it prints, the pool file and the commands, and its exit statuses."""
+"""`gateway plan` on the command line: output, pool file, commands and exit statuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.memory.estimate import Machine
 from backends.validation import UsageError
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from lab.parallel import all_cores, ray_cluster, tell
+from lab.parallel import all_cores, ray_cluster, report_progress
 from lab.trace import TraceRecord, write_trace
 
 POOL = """\
@@ -55,7 +55,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_it_names_the_best_mix_what_it_gains_and_whether_it_fits(trace: Path, tmp_path: Path) -> None:
+def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_path: Path) -> None:
     pool, out, figures = tmp_path / "pool.yaml", tmp_path / "plan.yaml", tmp_path / "plan.json"
     pool.write_text(POOL)
     code, printed, _ = run(trace, "--replicas", 2, "--config", pool, *FEW, "--out", out, "--json", figures)
@@ -100,7 +100,7 @@ def test_the_plan_can_be_tried_on_simulated_replicas(trace: Path, tmp_path: Path
     assert backend.simulate.calibration == "llama-3.1-8b-h100"
 
 
-def test_several_gpus_and_a_goal(trace: Path, tmp_path: Path) -> None:
+def test_a_plan_for_several_gpus_with_an_slo(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "plan.json"
     code, printed, _ = run(
         trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", *FEW, "--gpu", "h200", "--gpu", "L40S",
@@ -113,8 +113,8 @@ def test_several_gpus_and_a_goal(trace: Path, tmp_path: Path) -> None:
     assert max(one["value"] for one in l40s["mixes"]) < max(one["value"] for one in h200["mixes"])
 
 
-def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU whose step times are known is too small for its target, so the machine is put in by hand."""
+def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is patched, since no GPU with known step times is too small for its target."""
     monkeypatch.setattr("lab.plan.command.machine_of", lambda *_: Machine(gpu("l4")))
     path, out = tmp_path / "long.jsonl", tmp_path / "plan.yaml"
     write_trace(path, [TraceRecord(arrived_at=float(n), prompt_tokens=60_000, output_tokens=10) for n in range(20)])
@@ -126,9 +126,9 @@ def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ([], "--calibration: say which model on which GPU"),
+        ([], "--calibration: name the target model and GPU"),
         (["--calibration", "llama"], "no calibration is called 'llama'"),
         (
             ["--calibration", "llama-3.1-8b-h100", "--gpu", "b200"],
@@ -136,43 +136,43 @@ def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["--calibration", "llama-3.1-8b-h100", "--gpu", "h10"], "no such GPU: 'h10'"),
         (["--calibration", "llama-3.1-8b-h100", "--slo", "ttft=fast"], "write it as ttft=0.5"),
-        (["--calibration", "llama-3.1-8b-h100", "--slo", "itl=1"], "no bound is called 'itl'"),
-        (["--calibration", "llama-3.1-8b-h100", "--method", "eagel"], "no method is called 'eagel'"),
+        (["--calibration", "llama-3.1-8b-h100", "--slo", "itl=1"], "unknown bound 'itl'"),
+        (["--calibration", "llama-3.1-8b-h100", "--method", "eagel"], "unknown method 'eagel'"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "mtp"], "no acceptance and draft of mtp are published"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagle=x"], "write k as eagle=2,3,5"),
         (["--calibration", "llama-3.1-8b-h100", "--policy", "rondom"], "did you mean 'random'?"),
     ],
 )
-def test_wrong_input_is_told_and_exits_2(trace: Path, options: list[str], told: str) -> None:
+def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], message: str) -> None:
     code, printed, error = run(trace, "--replicas", 2, "--jobs", 1, *options)
     assert (code, printed) == (2, "")
-    assert told in error
+    assert message in error
 
 
 def _square(number: int) -> int:
-    tell(number)
+    report_progress(number)
     return number * number
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_all_cores_answer_in_order_and_tell_what_is_done(jobs: int) -> None:
-    told: list[int] = []
-    with all_cores(_square, jobs, told.append) as run_all:
+def test_all_cores_returns_results_in_order_and_reports_progress(jobs: int) -> None:
+    reported: list[int] = []
+    with all_cores(_square, jobs, reported.append) as run_all:
         assert run_all(range(20)) == [number * number for number in range(20)]
-        assert sum(told) == sum(range(20))
+        assert sum(reported) == sum(range(20))
         assert run_all([7]) == [49]
-    assert sum(told) == sum(range(20)) + 7
+    assert sum(reported) == sum(range(20)) + 7
 
 
 def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
-    """The default policy draws among equals, and has no seed of its own."""
+    """The default policy breaks ties at random and has no seed in its settings."""
     out = [tmp_path / name for name in ("first.json", "second.json")]
     for path in out:
         run(trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--json", path)
     assert out[0].read_bytes() == out[1].read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore")  # of Ray's own
+@pytest.mark.filterwarnings("ignore")  # from Ray
 def test_a_local_ray_gives_the_same_plan(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="an extra")
     given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200)
@@ -181,9 +181,9 @@ def test_a_local_ray_gives_the_same_plan(trace: Path, tmp_path: Path) -> None:
     assert (tmp_path / "ray.json").read_bytes() == (tmp_path / "here.json").read_bytes()
 
 
-def test_a_ray_that_is_not_there() -> None:
+def test_an_unreachable_ray_cluster_is_reported() -> None:
     pytest.importorskip("ray", reason="an extra")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free once it is closed
-    with pytest.raises(UsageError, match=f"--ray 127.0.0.1:{port}: nothing answers there"):
+    with pytest.raises(UsageError, match=f"--ray 127.0.0.1:{port}: no answer"):
         ray_cluster(_square, f"127.0.0.1:{port}").__enter__()

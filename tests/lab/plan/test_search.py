@@ -1,4 +1,4 @@
-"""Which mixes there are, which fit, and whether the search finds the best of them."""
+"""Kinds, mixes, and the search for the best mix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.memory.catalogue import gpu
 from backends.memory.estimate import Machine
 from backends.speculation import Method
 from lab.plan.mixes import Kind, calibration_on, count_mixes, kind_of, kinds, machine_of, mixes, neighbours, title
-from lab.plan.search import Game, Objective, Task, find
+from lab.plan.search import MixRunner, Objective, Task, find_mix
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
 from lab.trace import TraceRecord
@@ -48,22 +48,22 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
     return Replayed(times, ttft_s, tpot_s, np.full(len(times), 9), np.zeros(len(times), np.int64), 0, 1.0)
 
 
-def _game(known: Sequence[Kind], parts: int = 4, **given: object) -> Game:
+def _runner(known: Sequence[Kind], parts: int = 4, **given: object) -> MixRunner:
     entry = policies()["least_loaded"]
     settings = entry.Settings.model_validate({"seed": 1})
-    return Game(
+    return MixRunner(
         CALIBRATION, tuple(known), "least_loaded", settings, tuple(_requests(60, 0.2, seed=n) for n in range(parts))
     )
 
 
-def test_mixes_are_all_and_each_once() -> None:
-    found = list(mixes(4, 3))
-    assert len(found) == len(set(found)) == count_mixes(4, 3) == 20
-    assert all(list(mix) == sorted(mix) for mix in found)
+def test_every_mix_is_generated_once() -> None:
+    generated = list(mixes(4, 3))
+    assert len(generated) == len(set(generated)) == count_mixes(4, 3) == 20
+    assert all(list(mix) == sorted(mix) for mix in generated)
     assert set(neighbours((0, 0, 2), 3)) == {(0, 1, 2), (0, 2, 2), (0, 0, 0), (0, 0, 1)}
 
 
-def test_kinds_are_those_of_which_speed_and_draft_are_known() -> None:
+def test_kinds_need_a_known_speed_and_draft() -> None:
     known = _kinds()
     assert [kind.title for kind in known] == [
         "baseline", "ngram k=3", "ngram k=5", "suffix", "eagle k=3", "eagle3 k=2", "eagle3 k=3", "eagle3 k=5",
@@ -75,18 +75,18 @@ def test_kinds_are_those_of_which_speed_and_draft_are_known() -> None:
     assert known[0].config == {}
     assert known[1].config == {"num_speculative_tokens": 3, "prompt_lookup_max": 4}
     assert title((0, 3, 3), known) == "1x baseline, 2x suffix"
-    # nothing was published of MTP's acceptance for this target
+    # MTP's acceptance is not published for this target
     assert kinds(H100, machine_of(H100), 8192, [(Method.MTP, (1,))]) == []
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_kinds_that_do_not_fit_have_a_reason() -> None:
     small = Machine(gpu("l4"))
     known = kinds(H100, small, 131_072)
     assert not any(kind.fit.fits for kind in known)
     assert "less than one request" in known[0].fit.reason
 
 
-def test_another_gpu_has_its_own_step_times_or_none() -> None:
+def test_another_gpu_needs_its_own_step_times() -> None:
     assert calibration_on(H100, "h100") is H100
     assert calibration_on(H100, "h200").name == "llama-3.1-8b-h200"
     assert calibration_on(H100, "l40s").name == "llama-3.1-8b-l40s"
@@ -101,13 +101,13 @@ def test_another_gpu_has_its_own_step_times_or_none() -> None:
     assert machine_of(seventy, gpu("h200")).tensor_parallel == 4
 
 
-def test_a_replica_of_the_present_pool_is_a_kind() -> None:
+def test_a_replica_of_the_present_pool_has_a_kind() -> None:
     config = {"num_speculative_tokens": 4, "prompt_lookup_max": 2}
     kind = kind_of(Method.NGRAM, config, H100, machine_of(H100))
     assert (kind.k, kind.config, kind.fit.fits) == (4, config, True)
 
 
-def test_a_replica_has_the_room_for_its_kv_cache_that_fits() -> None:
+def test_a_replica_has_the_kv_cache_of_its_memory_fit() -> None:
     known = _kinds()
     part = tuple(replace(one, arrived_s=0.0) for one in _requests(120, 0.1))
     entry = policies()["round_robin"]
@@ -115,24 +115,24 @@ def test_a_replica_has_the_room_for_its_kv_cache_that_fits() -> None:
     def e2e_s(tokens: int) -> float:
         small = [replace(kind, fit=replace(kind.fit, tokens=tokens)) for kind in known]
         return float(
-            Game(CALIBRATION, tuple(small), "round_robin", entry.Settings(), (part,))(((0, 6), 0, 3)).e2e_s.mean()
+            MixRunner(CALIBRATION, tuple(small), "round_robin", entry.Settings(), (part,))(((0, 6), 0, 3)).e2e_s.mean()
         )
 
-    assert e2e_s(4_000) > 2 * e2e_s(known[0].fit.tokens)  # a handful at a time instead of all at once
+    assert e2e_s(4_000) > 2 * e2e_s(known[0].fit.tokens)  # a few requests at a time instead of all at once
 
 
-def test_recorded_acceptance_goes_before_the_calibration() -> None:
+def test_recorded_acceptance_has_precedence_over_the_calibration() -> None:
     known = _kinds()
     entry = policies()["round_robin"]
     parts = tuple(_requests(40, 1.0, acceptance=told) for told in ({}, {"eagle3": 4.0}, {"eagle3": 40 * [1]}))
-    game = Game(CALIBRATION, tuple(known), "round_robin", entry.Settings(), parts)
+    runner = MixRunner(CALIBRATION, tuple(known), "round_robin", entry.Settings(), parts)
     eagle3 = [kind.title for kind in known].index("eagle3 k=3")
-    drawn, best, worst = (float(game(((eagle3,), part, 0)).e2e_s.mean()) for part in range(3))
+    drawn, best, worst = (float(runner(((eagle3,), part, 0)).e2e_s.mean()) for part in range(3))
     assert best < 0.8 * drawn
     assert worst > 1.3 * drawn
 
 
-def test_a_learning_policy_learns_while_it_is_played() -> None:
+def test_a_learning_policy_observes_outcomes_during_the_replay() -> None:
     entry = policies()["learned"]
     seen: list[int] = []
 
@@ -146,40 +146,40 @@ def test_a_learning_policy_learns_while_it_is_played() -> None:
     contract._REGISTRY["watched"] = Watched
     try:
         settings = entry.Settings.model_validate({"seed": 1})
-        Game(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(((3, 6), 0, 0))
+        MixRunner(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(((3, 6), 0, 0))
     finally:
         del contract._REGISTRY["watched"]
     assert seen[-1] > 40
 
 
-def test_what_only_a_baseline_serves_asks_for_one() -> None:
+def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     known = _kinds()
     parts = tuple(
         (*_requests(30, 0.5, seed=n), *_requests(1, 40.0, seed=n, baseline_only=("min_p",))) for n in range(2)
     )
     parts = tuple(tuple(sorted(part, key=lambda one: one.arrived_s)) for part in parts)
     entry = policies()["least_loaded"]
-    game = Game(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
+    runner = MixRunner(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
 
     def run_all(tasks: Sequence[Task]) -> list[Replayed]:
-        return list(map(game, tasks))
+        return list(map(runner, tasks))
 
-    plan = find(game, [0, 6], 2, run_all, objective=Objective(), present=(6, 6))
+    plan = find_mix(runner, [0, 6], 2, run_all, objective=Objective(), present=(6, 6))
     assert plan.chosen == (0, 6)  # two heads would be faster
     present = next(one for one in plan.judged if one.mix == (6, 6))
     assert (present.gain, present.better_in, present.value) == (None, 1.0, np.inf)
     with pytest.raises(ValueError, match="need a baseline"):
-        find(game, [6], 2, run_all, objective=Objective())
+        find_mix(runner, [6], 2, run_all, objective=Objective())
 
 
-def test_all_mixes_are_tried_where_they_are_few_and_the_best_is_right() -> None:
+def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     known = _kinds()
-    game = _game(known)
+    runner = _runner(known)
     usable = [0, 3, 6]
-    plan = find(game, usable, 2, lambda tasks: list(map(game, tasks)), objective=Objective(), present=(0, 0))
+    plan = find_mix(runner, usable, 2, lambda tasks: list(map(runner, tasks)), objective=Objective(), present=(0, 0))
     assert (plan.tried, plan.possible) == (6, 6)
     means = {
-        mix: float(np.mean([game((mix, part, 0)).e2e_s.mean() for part in (0, 2)]))
+        mix: float(np.mean([runner((mix, part, 0)).e2e_s.mean() for part in (0, 2)]))
         for mix in [(0, 0), (0, 3), (0, 6), (3, 3), (3, 6), (6, 6)]
     }
     assert plan.chosen == min(means, key=lambda mix: means[mix])
@@ -192,7 +192,7 @@ def test_all_mixes_are_tried_where_they_are_few_and_the_best_is_right() -> None:
 
 
 def _made_up(task: Task) -> Replayed:
-    """As if each replica of kind 2 or 3 saved time, and one of each most of all."""
+    """Return a synthetic result: replicas of kinds 2 and 3 save time, up to three of each."""
     mix, part, seed = task
     rng = np.random.default_rng((part, seed))
     mean = 10 - 1.5 * min(mix.count(2), 3) - 1.6 * min(mix.count(3), 3) + 0.1 * len(set(mix))
@@ -200,35 +200,37 @@ def _made_up(task: Task) -> Replayed:
     return _played(times)
 
 
-def test_the_search_finds_the_best_of_more_than_it_may_try() -> None:
-    game = _game(_kinds(), parts=2)
-    plan = find(game, range(8), 6, lambda tasks: list(map(_made_up, tasks)), objective=Objective(), budget=150)
+def test_the_search_finds_the_best_mix_without_trying_all() -> None:
+    runner = _runner(_kinds(), parts=2)
+    plan = find_mix(runner, range(8), 6, lambda tasks: list(map(_made_up, tasks)), objective=Objective(), budget=150)
     assert plan.possible == count_mixes(8, 6) == 1716
     assert plan.tried < 300
     assert plan.chosen == (2, 2, 2, 3, 3, 3)
 
 
-def test_the_mix_that_keeps_most_within_the_slo() -> None:
+def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
     objective = Objective({"ttft": 0.5, "tpot": 0.01})
     played = _played(np.array([1.0, 1.0, 99.0]), np.array([0.4, 0.6, 0.4]), np.array([0.009, 0.009, np.nan]))
     assert objective.values(played).tolist() == [1.0, 0.0, 1.0]
-    assert objective.value([played, replace(played, errors=2)]) == pytest.approx(4 / 8)  # unserved is not kept
-    game = _game(_kinds(), parts=4)
+    assert objective.value([played, replace(played, errors=2)]) == pytest.approx(
+        4 / 8
+    )  # unserved requests miss the SLO
+    runner = _runner(_kinds(), parts=4)
 
     def run(tasks: Sequence[Task]) -> list[Replayed]:
         return list(map(_made_up, tasks))
 
-    plan = find(game, range(4), 4, run, objective=Objective({"e2e": 5.0}), present=(0, 0, 0, 0))
+    plan = find_mix(runner, range(4), 4, run, objective=Objective({"e2e": 5.0}), present=(0, 0, 0, 0))
     assert plan.chosen in {(2, 2, 3, 3), (2, 3, 3, 3)}
     present = next(one for one in plan.judged if one.mix == (0, 0, 0, 0))
     assert present.value < plan.judged[0].value <= 1.0
     assert present.gain is None or present.gain.low > 0
 
 
-def test_what_cannot_be_planned() -> None:
-    game = _game(_kinds(), parts=2)
-    with pytest.raises(ValueError, match="no way of running a replica fits"):
-        find(game, [], 2, lambda tasks: [], objective=Objective())
-    with pytest.raises(ValueError, match="two parts at least"):
-        find(replace(game, parts=game.parts[:1]), [0], 2, lambda tasks: [], objective=Objective())
-    assert isinstance(game.settings, PolicySettings)
+def test_without_a_usable_kind_or_two_parts_there_is_no_plan() -> None:
+    runner = _runner(_kinds(), parts=2)
+    with pytest.raises(ValueError, match="no kind of replica fits"):
+        find_mix(runner, [], 2, lambda tasks: [], objective=Objective())
+    with pytest.raises(ValueError, match="at least two parts"):
+        find_mix(replace(runner, parts=runner.parts[:1]), [0], 2, lambda tasks: [], objective=Objective())
+    assert isinstance(runner.settings, PolicySettings)

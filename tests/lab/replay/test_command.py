@@ -1,4 +1,4 @@
-"""`gateway replay` as a user meets it: the table, the figures, the page, what is kept, and its exit statuses."""
+"""`gateway replay` on the command line: table, figures, page, learned state and exit statuses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def figures(tmp_path: Path, *arguments: object) -> dict[str, Any]:
     return document
 
 
-def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
+def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) -> None:
     out, report = tmp_path / "figures.json", tmp_path / "page.html"
     code, printed, _ = run(
         AZURE, "--config", pool, "--policy", "thresholds", "--policy", "oracle", "--warmup", 5,
@@ -95,7 +95,7 @@ def test_table_figures_and_page(pool: Path, tmp_path: Path) -> None:
 
 
 def parsed(page: Path) -> tuple[dict[str, int], list[str]]:
-    """Return how often each tag was opened, all of which must be closed in order, and the texts."""
+    """Return the number of each tag and the texts; check that tags are closed in order."""
     opened: dict[str, int] = {}
     open_tags: list[str] = []
     texts: list[str] = []
@@ -117,19 +117,19 @@ def parsed(page: Path) -> tuple[dict[str, int], list[str]]:
     return opened, texts
 
 
-def test_same_seed_same_figures(pool: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_figures(pool: Path, tmp_path: Path) -> None:
     given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned")
     first, again, other = (figures(tmp_path, *given, "--seed", seed) for seed in (4, 4, 5))
     assert first == again
     assert first["policies"] != other["policies"]
 
 
-def test_policies_that_are_played_side_by_side_give_the_same_figures(
+def test_policies_in_parallel_processes_give_the_same_figures(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned", "--warmup", 3)
     alone = figures(tmp_path, *given, "--state", tmp_path / "alone")
-    monkeypatch.setattr("lab.replay.play._FEW", 0)
+    monkeypatch.setattr("lab.replay.play._MIN_PARALLEL_REQUESTS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert figures(tmp_path, *given, "--state", tmp_path / "together") == alone
     assert (tmp_path / "together").read_bytes() == (tmp_path / "alone").read_bytes()
@@ -139,16 +139,18 @@ def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
     given = (AZURE, "--config", pool, "--policy", "least_loaded")
     own = figures(tmp_path, *given)["policies"]["least_loaded"]
     fast = figures(tmp_path, *given, "--speed", 10)["policies"]["least_loaded"]
-    assert fast["output_tokens_per_s"] == pytest.approx(10 * own["output_tokens_per_s"], rel=0.2)  # and the last end
+    assert fast["output_tokens_per_s"] == pytest.approx(
+        10 * own["output_tokens_per_s"], rel=0.2
+    )  # plus the time to finish the last requests
     assert fast["e2e_s"]["mean"] > own["e2e_s"]["mean"]
     at_rate = figures(tmp_path, *given, "--rate", 4)["policies"]["least_loaded"]
     assert at_rate["goodput"] == pytest.approx(4.0, rel=0.1)
     code, _, error = run(*given, "--rate", 4, "--speed", 2)
     assert code == 2
-    assert "takes the place of --speed" in error
+    assert "cannot be combined with --speed" in error
 
 
-def test_goodput_counts_what_keeps_its_bounds(pool: Path, tmp_path: Path) -> None:
+def test_goodput_counts_the_requests_that_keep_their_bounds(pool: Path, tmp_path: Path) -> None:
     given = (AZURE, "--config", pool, "--policy", "least_loaded")
     all_kept = figures(tmp_path, *given)["policies"]["least_loaded"]
     assert all_kept["slo_kept"] == 1.0
@@ -161,13 +163,13 @@ def test_goodput_counts_what_keeps_its_bounds(pool: Path, tmp_path: Path) -> Non
 def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path: Path) -> None:
     code, printed, error = run(untimed, "--config", pool)
     assert (code, printed) == (2, "")
-    assert error == "gateway replay: the trace does not tell when requests came; give --rate\n"
+    assert error == "gateway replay: the trace has no arrival times; give --rate\n"
     given = (untimed, "--config", pool, "--policy", "least_loaded", "--rate", 5)
     assert figures(tmp_path, *given)["policies"]["least_loaded"]["goodput"] == pytest.approx(5.0, rel=0.2)
-    assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # one request has its time
+    assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # a single request needs no rate
 
 
-def test_what_was_learned_is_kept_and_read_again(pool: Path, untimed: Path, tmp_path: Path) -> None:
+def test_learned_state_is_written_and_read_again(pool: Path, untimed: Path, tmp_path: Path) -> None:
     state = tmp_path / "learned.json"
     given = (untimed, "--config", pool, "--policy", "learned", "--rate", 4, "--state", state)
     first = figures(tmp_path, *given)["policies"]["learned"]
@@ -178,30 +180,30 @@ def test_what_was_learned_is_kept_and_read_again(pool: Path, untimed: Path, tmp_
     state.write_text('{"learned": [')
     code, _, error = run(*given)
     assert code == 2
-    assert "this is no file that `gateway replay --state` has written" in error
+    assert "not a file written by `gateway replay --state`" in error
 
 
-def test_policies_of_one_name_are_kept_apart(pool: Path, tmp_path: Path) -> None:
+def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> None:
     given = ("{name: static, backend: head}", "oracle", "{name: static, backend: tree}")
     options = [word for policy in given for word in ("--policy", policy)]
-    told = figures(tmp_path, MOONCAKE, "--config", pool, *options)["policies"]
-    assert list(told) == ["static", "oracle", "static (2)"]
-    assert told["static"]["shares"]["head"] == told["static (2)"]["shares"]["tree"] == 1.0
+    by_policy = figures(tmp_path, MOONCAKE, "--config", pool, *options)["policies"]
+    assert list(by_policy) == ["static", "oracle", "static (2)"]
+    assert by_policy["static"]["shares"]["head"] == by_policy["static (2)"]["shares"]["tree"] == 1.0
     assert list(figures(tmp_path, MOONCAKE, "--config", pool)["policies"]) == ["thresholds"]  # the pool's own
 
 
 def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=10_000_000, output_tokens=5) for n in range(3)])
-    told = figures(tmp_path, trace, "--config", pool)
-    assert told["requests"] == 3
-    assert told["clairvoyant_mean_e2e_s"] is None
-    only = told["policies"]["thresholds"]
+    document = figures(tmp_path, trace, "--config", pool)
+    assert document["requests"] == 3
+    assert document["clairvoyant_mean_e2e_s"] is None
+    only = document["policies"]["thresholds"]
     assert (only["requests"], only["errors"], only["goodput"], only["regret"]) == (0, 3, 0.0, None)
     assert only["e2e_s"]["mean"] is None
 
 
-def test_a_context_that_the_pool_sets_is_the_replicas(tmp_path: Path) -> None:
+def test_the_pool_file_sets_the_context_of_its_replicas(tmp_path: Path) -> None:
     pool, trace = tmp_path / "pool.yaml", tmp_path / "trace.jsonl"
     lengths = [500, 1000, 5000, 9000]
     write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=n, output_tokens=5) for n in lengths])
@@ -215,7 +217,7 @@ def test_a_context_that_the_pool_sets_is_the_replicas(tmp_path: Path) -> None:
     assert list(errors.values()) == [0, 3, 1]
 
 
-def test_broken_lines_are_told_and_skipped_or_refused(pool: Path, tmp_path: Path) -> None:
+def test_broken_lines_are_reported_and_skipped_or_refused(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = MOONCAKE.read_bytes().splitlines()
     trace.write_bytes(b"\n".join([*lines[:7], b"{broken", *lines[7:]]))
@@ -229,7 +231,7 @@ def test_broken_lines_are_told_and_skipped_or_refused(pool: Path, tmp_path: Path
     assert "trace.jsonl:8: not JSON" in error
 
 
-def test_a_file_that_was_begun_and_never_written_does_not_hide_the_others(pool: Path, tmp_path: Path) -> None:
+def test_an_empty_file_does_not_hide_the_others(pool: Path, tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     folder.mkdir()
     (folder / "requests-1.jsonl").touch()
@@ -239,7 +241,7 @@ def test_a_file_that_was_begun_and_never_written_does_not_hide_the_others(pool: 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--policy", "rondom"], "--policy rondom: name: no such policy; did you mean 'random'?"),
         (["--policy", "{name: static}"], "static takes either `backend: NAME` or `method: METHOD`"),
@@ -247,13 +249,13 @@ def test_a_file_that_was_begun_and_never_written_does_not_hide_the_others(pool: 
         (["--config", "nowhere.yaml"], "nowhere.yaml:1:1: cannot read it"),
         (["--calibration", "abacus"], "abacus"),
         (["--slo", "ttft"], "write it as ttft=0.5,tpot=0.02,e2e=10, in seconds"),
-        (["--slo", "itl=1"], "no bound is called 'itl'"),
+        (["--slo", "itl=1"], "unknown bound 'itl'"),
         (["--warmup", "30"], "the trace has 30 requests; --warmup 30 leaves none to count"),
-        (["--format", "cvs"], "no format is called 'cvs'"),
+        (["--format", "cvs"], "unknown format 'cvs'"),
         (["--json", "/nowhere/figures.json"], "/nowhere/figures.json"),
     ],
 )
-def test_wrong_input_is_told_and_exits_2(pool: Path, options: list[str], told: str) -> None:
+def test_wrong_input_is_reported_and_exits_2(pool: Path, options: list[str], message: str) -> None:
     code, printed, error = run(MOONCAKE, "--config", pool, *options)
     assert (code, printed) == (2, "")
-    assert told in error
+    assert message in error

@@ -1,4 +1,4 @@
-"""A trace played with a policy in the loop: what each part of a record is worth, and that nobody beats knowing."""
+"""Replay of a trace with a policy in the loop: the use of each part of a record, and the oracle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record(**given: object) -> TraceRecord:
 
 
 def mixed(count: int, gap_s: float) -> list[ReplayRequest]:
-    """Requests of which half are copied by lookups and half are not, in templates that tell them apart."""
+    """Return requests in two templates; n-gram and suffix drafting work well in one of them only."""
     rng = np.random.default_rng(5)
     requests = []
     for number, arrived_s in enumerate(np.cumsum(rng.exponential(gap_s, count))):
@@ -73,7 +73,7 @@ def steps(request: ReplayRequest, method: Method, k: int) -> tuple[list[int], li
 
 
 def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], drafted: Sequence[int]) -> float:
-    """Return the seconds of one request by the engine that stands behind HTTP, which shares no code with a fleet."""
+    """Return the time of one request by the engine of the HTTP server, which shares no code with the fleet."""
     config = {"num_speculative_tokens": k} if k else {}
     engine = Engine(EngineParameters.of(load_calibration(CALIBRATION), method, config))
     script = Script(prompt_tokens, len(emitted), np.array(emitted, np.int32), np.array(drafted, np.int32))
@@ -84,35 +84,35 @@ def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], name: s
     return replay(pool, requests, policy(name))
 
 
-def test_recorded_steps_take_the_seconds_that_they_say() -> None:
-    # from position 1: 4 tokens, then 2 at 5, then 9 at 7 which k cuts to 4, and the last one
-    told = [1, 4, 1, 1, 1, 2, 1, 9, 1, 1, 1, 1]
-    request = replay_request(record(acceptance={"eagle3": told}), 0.0, 0.0)
+def test_recorded_steps_determine_the_time_of_a_request() -> None:
+    # from position 1: 4 tokens, then 2 at 5, then 9 at 7, which k limits to 4, and the last one
+    recorded = [1, 4, 1, 1, 1, 2, 1, 9, 1, 1, 1, 1]
+    request = replay_request(record(acceptance={"eagle3": recorded}), 0.0, 0.0)
     emitted, drafted = steps(request, Method.EAGLE3, 3)
     assert emitted == [1, 4, 1, 1, 1, 2, 1, 4, 1, 1, 1, 1]
     assert drafted == [0] + 11 * [3]
     result = play([replica(Method.EAGLE3, 3)], [request])
     assert result.e2e_s[0] == pytest.approx(alone(Method.EAGLE3, 3, 100, emitted, drafted), rel=1e-12)
     slow = play([replica(Method.EAGLE3, 3)], [replay_request(record(acceptance={"eagle3": 12 * [1]}), 0.0, 0.0)])
-    # a prefill and 4 steps of one token each against a prefill and 11: the same step time but for a longer context
+    # a prefill and 4 steps against a prefill and 11: the same step time except for a longer context
     assert (slow.e2e_s - slow.ttft_s)[0] / (result.e2e_s - result.ttft_s)[0] == pytest.approx(11 / 4, rel=0.01)
 
 
-def test_recorded_steps_begin_again_where_they_end_before_the_answer() -> None:
+def test_recorded_steps_are_repeated_to_the_length_of_the_answer() -> None:
     emitted, drafted = steps(replay_request(record(acceptance={"suffix": [1, 3, 2]}), 0.0, 0.0), Method.SUFFIX, 24)
     assert emitted == [1, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 1]  # never past the end
     assert drafted == [0, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 0]
 
 
-@pytest.mark.parametrize(("told", "mean"), [(2.4, 2.4), (0.3, 1.0), (9.0, 4.0)])
-def test_a_recorded_mean_is_kept_as_far_as_k_allows(told: float, mean: float) -> None:
-    request = replay_request(record(output_tokens=4000, acceptance={"eagle3": told}), 0.0, 0.0)
+@pytest.mark.parametrize(("recorded", "mean"), [(2.4, 2.4), (0.3, 1.0), (9.0, 4.0)])
+def test_a_recorded_mean_is_kept_as_far_as_k_allows(recorded: float, mean: float) -> None:
+    request = replay_request(record(output_tokens=4000, acceptance={"eagle3": recorded}), 0.0, 0.0)
     emitted, _ = steps(request, Method.EAGLE3, 3)
     assert np.mean(emitted[1:-4]) == pytest.approx(mean, rel=0.02)
     assert max(emitted) - min(emitted[:-4][1:]) <= 1
 
 
-def test_lookups_run_on_the_text_where_it_is_there() -> None:
+def test_ngram_and_suffix_drafting_run_on_the_text() -> None:
     prompt = list(range(100, 150))
     output = list(range(110, 140))
     request = replay_request(
@@ -121,25 +121,25 @@ def test_lookups_run_on_the_text_where_it_is_there() -> None:
     emitted, drafted = steps(request, Method.NGRAM, 5)
     assert emitted[:30] == ngram_replay(prompt, output, 5, *lookup_bounds({}))[0].tolist()
     assert max(emitted) == 6  # the answer is copied
-    assert emitted[30:] == 10 * [1]  # the text ends before the length that the record tells
+    assert emitted[30:] == 10 * [1]  # the text is shorter than the recorded length
     assert drafted[30:] == 10 * [0]
     assert max(steps(request, Method.SUFFIX, 24)[0]) > 1
     assert request.script(Method.EAGLE3, 3, {}) is None
-    told = replace_acceptance(request, {"ngram": 1.0})
-    assert steps(told, Method.NGRAM, 5)[0] == 40 * [1]  # what was recorded goes before the text
+    recorded = replace_acceptance(request, {"ngram": 1.0})
+    assert steps(recorded, Method.NGRAM, 5)[0] == 40 * [1]  # recorded acceptance has precedence over the text
 
 
-def test_lookups_that_look_in_other_ways_are_told_apart() -> None:
+def test_steps_depend_on_the_options_of_ngram_drafting() -> None:
     prompt = [1, 2, 3, 9, 9, 3, 4, 5]
     text = {"prompt_token_ids": prompt, "output_token_ids": [3, 4, 5, 3, 4, 5]}
     request = replay_request(record(prompt_tokens=8, output_tokens=6, **text), 0.0, 0.0)
-    ways = [{"prompt_lookup_min": shortest, "prompt_lookup_max": 3} for shortest in (1, 3)]
+    configs = [{"prompt_lookup_min": shortest, "prompt_lookup_max": 3} for shortest in (1, 3)]
     emitted = []
-    for way in ways:
-        script = request.script(Method.NGRAM, 2, way)
+    for config in configs:
+        script = request.script(Method.NGRAM, 2, config)
         assert script is not None
         emitted.append(script.emitted.tolist())
-        assert emitted[-1] == ngram_replay(prompt, [3, 4, 5, 3, 4, 5], 2, *lookup_bounds(way))[0].tolist()
+        assert emitted[-1] == ngram_replay(prompt, [3, 4, 5, 3, 4, 5], 2, *lookup_bounds(config))[0].tolist()
     assert emitted[0] != emitted[1]
 
 
@@ -157,28 +157,28 @@ def test_without_acceptance_or_text_steps_are_drawn_by_workload_and_seed() -> No
     plain = play([replica(Method.BASELINE)], requests)
     assert first.e2e_s.mean() < plain.e2e_s.mean()
     chat = play(pool, [replay_request(record(output_tokens=200, workload="chat"), 60.0 * n, 0.0) for n in range(20)])
-    assert first.e2e_s.mean() < chat.e2e_s.mean()  # code is found again more often
+    assert first.e2e_s.mean() < chat.e2e_s.mean()  # code repeats itself more often
 
 
 @pytest.mark.parametrize("name", ["thresholds", "random", "learned"])
-def test_same_seed_same_figures(name: str) -> None:
+def test_the_same_seed_gives_the_same_figures(name: str) -> None:
     requests = mixed(150, 0.05)
     first, again = (replay(POOL, requests, policy(name), seed=3) for _ in range(2))
     assert first.e2e_s.tolist() == again.e2e_s.tolist()
     assert first.backend.tolist() == again.backend.tolist()
 
 
-def test_the_warm_up_is_played_but_does_not_count() -> None:
+def test_the_warm_up_is_simulated_but_not_counted() -> None:
     requests = mixed(100, 0.02)
     whole = play(POOL, requests)
     rest = replay(POOL, requests, policy("least_loaded"), warmup=30)
     assert rest.e2e_s.tolist() == whole.e2e_s.tolist()[30:]
     assert rest.duration_s < whole.duration_s
     cold = play(POOL, requests[30:])
-    assert rest.e2e_s.tolist() != cold.e2e_s.tolist()  # it met what the warm-up had left under way
+    assert rest.e2e_s.tolist() != cold.e2e_s.tolist()  # requests of the warm-up were still in flight
 
 
-def test_too_long_requests_are_errors_and_those_of_the_warm_up_do_not_count() -> None:
+def test_too_long_requests_are_errors_except_in_the_warm_up() -> None:
     pool = [replica(Method.BASELINE, max_model_len=400), replica(Method.EAGLE3, 3, max_model_len=400)]
     lengths = [300, 5000, 300, 5000, 300]
     requests = [replay_request(record(prompt_tokens=n), 0.1 * at, 0.0) for at, n in enumerate(lengths)]
@@ -186,15 +186,15 @@ def test_too_long_requests_are_errors_and_those_of_the_warm_up_do_not_count() ->
         chosen = None if name is None else policy(name)
         result = replay(pool, requests, chosen)
         assert (result.errors, len(result.e2e_s)) == (2, 3)
-        if isinstance(chosen, Learned):  # nor do they weigh on a replica for ever
-            assert {one.backlog.requests for one in chosen.predictor.known.values()} == {0}
+        if isinstance(chosen, Learned):  # they do not remain in the backlog
+            assert {one.backlog.requests for one in chosen.predictor.backend_models.values()} == {0}
     after = replay(pool, requests, policy("least_loaded"), warmup=2)
     assert (after.errors, len(after.e2e_s)) == (1, 2)
     none = replay(pool, requests[1:2], policy("least_loaded"))
     assert (none.errors, len(none.e2e_s), none.duration_s) == (1, 0, 0.0)
 
 
-def test_what_only_a_baseline_serves_goes_to_one() -> None:
+def test_requests_that_need_a_baseline_go_to_one() -> None:
     requests = [replay_request(record(baseline_only=("min_p",)), 0.1 * n, 0.0) for n in range(6)]
     for chosen in (policy("random"), None):
         assert set(replay(POOL, requests, chosen).backend.tolist()) == {0}
@@ -202,14 +202,14 @@ def test_what_only_a_baseline_serves_goes_to_one() -> None:
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 0.02])
-def test_nobody_beats_knowing_lengths_and_acceptance(gap_s: float) -> None:
+def test_no_policy_beats_the_oracle(gap_s: float) -> None:
     requests = mixed(300, gap_s)
     best = replay(POOL, requests, None).e2e_s.mean()
     for name in ("least_loaded", "random", "learned"):
         assert best <= replay(POOL, requests, policy(name)).e2e_s.mean()
 
 
-def test_what_was_learned_is_there_from_the_first_request() -> None:
+def test_learned_state_is_used_from_the_first_request() -> None:
     requests = mixed(400, 0.1)
     first = policy("learned")
     cold = replay(POOL, requests, first)
@@ -219,7 +219,7 @@ def test_what_was_learned_is_there_from_the_first_request() -> None:
     set_learned(second, rows, requests[0].arrived_s)
     assert {row.key for row in learned_rows(second)} == {row.key for row in rows}
     warm = replay(POOL, requests[:100], second)
-    # before it has seen one request: those that lookups copy go to lookups, the others to the head
+    # copied requests go to n-gram and suffix drafting, the others to the head
     early = warm.backend[:40]
     right = np.where(np.arange(40) % 2, early != 3, early == 3).mean()
     early = cold.backend[:40]
@@ -227,17 +227,17 @@ def test_what_was_learned_is_there_from_the_first_request() -> None:
     assert learned_rows(policy("least_loaded")) == []
 
 
-def test_traces_of_others_play() -> None:
+def test_published_traces_can_be_replayed() -> None:
     for name, count in (("AzureLLMInferenceTrace_code.csv", 40), ("mooncake_synthetic_trace.jsonl", 30)):
         records = list(read_trace(DATA / name))
         first = records[0].arrived_at or 0.0
         requests = [replay_request(one, (one.arrived_at or 0.0) - first, 0.7) for one in records]
         result = replay(POOL, requests, policy("thresholds"))
         assert len(result.e2e_s) == count
-        assert {request.features.temperature for request in requests} == {0.7}  # the model's, for want of another
+        assert {request.features.temperature for request in requests} == {0.7}  # the model's default
 
 
-def test_shared_prefixes_are_found_in_the_cache() -> None:
+def test_shared_prefixes_hit_the_cache() -> None:
     blocks = {"prefix_blocks": (7, 8, 9), "block_tokens": 512, "prompt_tokens": 1600, "output_tokens": 2}
     alike = [replay_request(record(**blocks), 10.0 * n, 0.0) for n in range(2)]
     result = play([replica(Method.BASELINE)], alike)

@@ -1,4 +1,4 @@
-"""A trace in rows: every request comes out as it went in, in order, here and in other processes, and nothing stays."""
+"""The request table: requests survive unchanged and in order, also in other processes, and files are removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lab.replay.request import ReplayRequest, replay_request, under_load
-from lab.replay.table import RequestTable, tabulated
+from lab.replay.table import RequestTable, request_table
 from lab.trace import Hashing, TraceRecord, in_arrival_order, read_trace
 from tests.support.paths import DATA
 
@@ -27,9 +27,9 @@ UNLIKE = [
 
 
 def expected(records: list[TraceRecord]) -> list[ReplayRequest]:
-    """Requests without the table, idle: the load that they met when they were recorded is not theirs here."""
-    made = [replay_request(record, 0.0, 0.7) for record in in_arrival_order(records)]
-    return [replace(one, features=under_load(one.features, 0.0, 0)) for one in made]
+    """Return the requests without the table and without their recorded load, which a replay does not use."""
+    requests = [replay_request(record, 0.0, 0.7) for record in in_arrival_order(records)]
+    return [replace(one, features=under_load(one.features, 0.0, 0)) for one in requests]
 
 
 @pytest.mark.parametrize(
@@ -42,26 +42,26 @@ def expected(records: list[TraceRecord]) -> list[ReplayRequest]:
     ],
     ids=["unlike", "azure", "mooncake", "none"],
 )
-def test_requests_come_out_as_they_went_in_and_in_order(records: list[TraceRecord]) -> None:
-    wanted = expected(records)
-    with tabulated(records, 0.7) as table:
-        assert list(table) == wanted
-        assert [table[place] for place in range(len(table))] == wanted
-        assert list(table[2:5]) == wanted[2:5]
-        elsewhere = pickle.loads(pickle.dumps(table[1:]))
-        assert list(elsewhere) == wanted[1:]
+def test_requests_are_unchanged_and_in_order(records: list[TraceRecord]) -> None:
+    requests = expected(records)
+    with request_table(records, 0.7) as table:
+        assert list(table) == requests
+        assert [table[index] for index in range(len(table))] == requests
+        assert list(table[2:5]) == requests[2:5]
+        unpickled = pickle.loads(pickle.dumps(table[1:]))
+        assert list(unpickled) == requests[1:]
 
 
-def test_what_is_left_at_the_end_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with tabulated(UNLIKE, 0.7) as table:
+    with request_table(UNLIKE, 0.7) as table:
         assert len(list(tmp_path.iterdir())) == 1
         assert len(list(table)) == len(UNLIKE)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pace_is_given_afterwards() -> None:
-    with tabulated(UNLIKE, 0.7) as table:
+def test_arrival_times_can_be_replaced() -> None:
+    with request_table(UNLIKE, 0.7) as table:
         assert np.isnan(table.arrived_at[:2]).all()
         assert table.arrived_at[2:].tolist() == [-4.5, 1.0, 1.0, 2.0, 2.0, 3.0]
         paced = table.paced(np.arange(8.0))[3:]

@@ -27,7 +27,7 @@ def run(*words: object, status: int = 0) -> tuple[str, str]:
 
 
 def own(count: int = 200) -> list[TraceRecord]:
-    """Return requests of ten sessions and two templates, one a second, the latest first."""
+    """Return requests of ten sessions and two templates, one per second, the latest first."""
     return [
         TraceRecord(
             id=f"r{number}",
@@ -62,20 +62,20 @@ def read(path: Path) -> list[TraceRecord]:
     return list(read_trace(path, strict=True))
 
 
-def test_the_formats_to_choose_from_are_those_there_are() -> None:
+def test_the_command_offers_all_formats() -> None:
     assert {one.value for one in Format} == set(FORMATS)
 
 
-def test_show_tells_what_is_in_a_trace(trace: Path, tmp_path: Path) -> None:
+def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    told, _ = run("show", trace, "--json", figures)
-    assert "200 requests" in told
-    assert "from 2023-11-14 22:13:20+00:00, 199.0 s, 1 requests/s" in told
-    assert "10 sessions" in told
-    assert re.search(r"prompt tokens +200 +99.5 +99.5 +179.1 +197 +199", told)
-    assert re.search(r"error +requests +share", told)
-    assert re.search(r"x y@z +10 +5.0%", told)
-    assert re.search(r"eagle3 +200 +2.50", told)
+    printed, _ = run("show", trace, "--json", figures)
+    assert "200 requests" in printed
+    assert "from 2023-11-14 22:13:20+00:00, 199.0 s, 1 requests/s" in printed
+    assert "10 sessions" in printed
+    assert re.search(r"prompt tokens +200 +99.5 +99.5 +179.1 +197 +199", printed)
+    assert re.search(r"error +requests +share", printed)
+    assert re.search(r"x y@z +10 +5.0%", printed)
+    assert re.search(r"eagle3 +200 +2.50", printed)
     document = orjson.loads(figures.read_bytes())
     assert document["requests"] == document["texts"] == 200
     assert document["measures"]["prompt_tokens"]["p50"] == 99.5
@@ -84,58 +84,58 @@ def test_show_tells_what_is_in_a_trace(trace: Path, tmp_path: Path) -> None:
     assert document["prefix_reuse"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_mean_of_an_acceptance_is_over_the_steps_that_are_taken() -> None:
+def test_the_mean_acceptance_length_is_over_the_steps_of_the_output() -> None:
     assert mean_acceptance_length([1, 3, 9, 9, 2, 1]) == 2.0
-    assert mean_acceptance_length([2, 9, 5]) == 1.5  # a last step that emits more than is left
+    assert mean_acceptance_length([2, 9, 5]) == 1.5  # the last step emits more tokens than remain
     assert mean_acceptance_length(2.5) == 2.5
     assert mean_acceptance_length([]) is None
 
 
-def test_show_tells_of_broken_lines(tmp_path: Path) -> None:
+def test_show_reports_broken_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt_tokens": 1}\n' + "broken\n" * 15)
-    told, complained = run("show", path)
-    assert "1 requests, 15 broken lines" in told
-    assert "no times" in told
-    assert f"{path}:2: not JSON" in complained
-    assert complained.count("skipped\n") == 10
-    assert "15 broken lines skipped." in complained
-    _, complained = run("show", path, "--strict", status=2)
-    assert complained.startswith(f"gateway trace show: {path}:2: not JSON")
+    printed, errors = run("show", path)
+    assert "1 requests, 15 broken lines" in printed
+    assert "no times" in printed
+    assert f"{path}:2: not JSON" in errors
+    assert errors.count("skipped\n") == 10
+    assert "15 broken lines skipped." in errors
+    _, errors = run("show", path, "--strict", status=2)
+    assert errors.startswith(f"gateway trace show: {path}:2: not JSON")
 
 
-def test_what_cannot_be_read_or_written(tmp_path: Path, trace: Path) -> None:
+def test_errors_of_reading_and_writing(tmp_path: Path, trace: Path) -> None:
     assert "No such file" in run("show", tmp_path / "none", status=2)[1]
     assert "is being read" in run("convert", trace, trace, status=2)[1]
     assert "is being read" in run("convert", tmp_path, trace, status=2)[1]
-    assert "cannot write it" in run("convert", trace, tmp_path / "no" / "x", status=2)[1]
+    assert "cannot write the file" in run("convert", trace, tmp_path / "no" / "x", status=2)[1]
     assert "give one of" in run("sample", trace, tmp_path / "x", "--limit", 1, "--first", 1, status=2)[1]
     assert read(trace) == own()
 
 
-def test_convert_to_and_from_others(tmp_path: Path, trace: Path) -> None:
-    there, back = tmp_path / "there.csv.gz", tmp_path / "back.jsonl"
-    _, told = run("convert", trace, there, "--to", "azure", "--in-order")
-    assert told == f"200 requests written to {there}\n"
-    run("convert", there, back, "--model", "m", "--workload", "chat")
+def test_convert_to_and_from_another_format(tmp_path: Path, trace: Path) -> None:
+    azure, back = tmp_path / "azure.csv.gz", tmp_path / "back.jsonl"
+    _, errors = run("convert", trace, azure, "--to", "azure", "--in-order")
+    assert errors == f"200 requests written to {azure}\n"
+    run("convert", azure, back, "--model", "m", "--workload", "chat")
     records = read(back)
     assert [one.prompt_tokens for one in records] == list(range(200))
     assert [one.arrived_at for one in records] == [1.7e9 + number for number in range(200)]
     assert {(one.model, one.workload, one.output_tokens) for one in records} == {("m", "chat", 10)}
-    _, told = run("convert", AZURE, tmp_path / "x", "--to", "vllm")
-    assert "0 requests written" in told
-    assert "40 left out" in told
+    _, errors = run("convert", AZURE, tmp_path / "x", "--to", "vllm")
+    assert "0 requests written" in errors
+    assert "40 left out" in errors
 
 
-def test_convert_prints(tmp_path: Path) -> None:
-    # Whatever captures the output has no /dev/stdout of its own, so that a file stands for it here.
+def test_convert_writes_to_a_device(tmp_path: Path) -> None:
+    # The captured output has no /dev/stdout, so another device stands in for it.
     out = tmp_path / "printed"
     out.symlink_to("/dev/null")
     assert "40 requests" in run("convert", AZURE, out)[1]
     assert out.is_symlink()
 
 
-def test_a_share_is_the_same_each_time_and_within_a_larger_one(tmp_path: Path, trace: Path) -> None:
+def test_a_share_is_reproducible_and_contained_in_a_larger_one(tmp_path: Path, trace: Path) -> None:
     def sample(*options: object) -> list[str]:
         out = tmp_path / "out.jsonl"
         run("sample", trace, out, *options)
@@ -182,7 +182,7 @@ def test_a_window_of_time(tmp_path: Path, trace: Path) -> None:
     assert min(drawn) >= 100
 
 
-def test_an_anonymous_trace_tells_of_nobody_and_of_all_that_was_equal(tmp_path: Path, trace: Path) -> None:
+def test_an_anonymized_trace_has_no_secrets_and_preserves_equality(tmp_path: Path, trace: Path) -> None:
     out = tmp_path / "out.jsonl"
     run("anonymize", trace, out, "--salt", "s")
     written = out.read_text()
@@ -205,7 +205,7 @@ def test_an_anonymous_trace_tells_of_nobody_and_of_all_that_was_equal(tmp_path: 
     assert not {one.id for one in read(again)} & {one.id for one in after}
 
 
-def test_hashes_may_be_left_of_the_texts(tmp_path: Path, trace: Path) -> None:
+def test_texts_can_be_replaced_by_hashes(tmp_path: Path, trace: Path) -> None:
     out = tmp_path / "out.jsonl"
     run("anonymize", trace, out, "--salt", "s", "--text", "hashes", "--ngram", 2, "--keep-time")
     record = read(out)[0]
@@ -214,7 +214,7 @@ def test_hashes_may_be_left_of_the_texts(tmp_path: Path, trace: Path) -> None:
     assert (record.prompt, record.output, record.arrived_at) == ("", "", 1.7e9 + 199)
 
 
-def test_the_page_names_every_field_and_format() -> None:
+def test_every_field_and_format_is_documented() -> None:
     named = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
     assert set(TraceRecord.__slots__) <= named
     assert set(FORMATS) <= named

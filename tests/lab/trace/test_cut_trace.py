@@ -1,4 +1,4 @@
-"""A recording that was cut off in the middle of a write: commands take all before, and say that it was."""
+"""A truncated recording: commands read everything before the damage, and report it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ models:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """What the recorder leaves when it is killed while it writes the third of its frames."""
+    """A recording whose recorder was killed while writing the third frame."""
     candidates = [TraceCandidate(name, propensity=0.5, in_flight=0) for name in ("tree", "plain")]
     lines = [
         encode(
@@ -41,7 +41,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "output"),
     [
         (("replay", "--policy", "round_robin"), "100 requests on simulated replicas"),
         (("evaluate", "--policy", "random"), "100 requests (left out: 1 broken lines)"),
@@ -52,8 +52,8 @@ def recording(tmp_path: Path) -> Path:
     ],
     ids=["replay", "evaluate", "tune"],
 )
-def test_all_before_the_cut_is_taken(
-    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], told: str
+def test_everything_before_the_damage_is_read(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], output: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pool = tmp_path / "pool.yaml"
@@ -61,7 +61,7 @@ def test_all_before_the_cut_is_taken(
     given = [command[0], str(recording), "--config", str(pool), *command[1:]]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.stderr
-    assert told in result.stdout
+    assert output in result.stdout
     assert (
         f"{recording}:101: the file is damaged from here on: it was cut off within a zstd frame; skipped"
         in result.stderr

@@ -1,4 +1,4 @@
-"""Files of traces: packed, cut off, damaged, many, large."""
+"""Trace files: compressed, truncated, damaged, many, large."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ids(path: Path) -> tuple[list[str], list[BrokenLine]]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_packed_files_are_known_by_their_content(tmp_path: Path, suffix: str) -> None:
+def test_compression_is_detected_from_the_content(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t.jsonl{suffix}"
     write_trace(path, some(1000))
     other = path.rename(tmp_path / "renamed")
@@ -45,7 +45,7 @@ def frames(count: int, size: int) -> list[bytes]:
     return [zstandard.compress(lines(some(size, size * number))) for number in range(count)]
 
 
-def test_every_frame_before_the_place_where_a_file_was_cut_off_is_read(tmp_path: Path) -> None:
+def test_every_complete_frame_of_a_truncated_file_is_read(tmp_path: Path) -> None:
     written = frames(4, 50)
     whole = b"".join(written)
     path = tmp_path / "t.jsonl.zst"
@@ -54,7 +54,7 @@ def test_every_frame_before_the_place_where_a_file_was_cut_off_is_read(tmp_path:
         assert ids(path)[0] == [str(number) for number in range(150)]
 
 
-def test_a_last_line_that_was_cut_off_is_told(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(lines(some(3))[:-5])
     found, broken = ids(path)
@@ -62,7 +62,7 @@ def test_a_last_line_that_was_cut_off_is_told(tmp_path: Path) -> None:
     assert [one.number for one in broken] == [3]
 
 
-def test_damage_is_told_and_what_comes_before_it_is_read(tmp_path: Path) -> None:
+def test_damage_is_reported_and_everything_before_it_is_read(tmp_path: Path) -> None:
     packer = zstandard.ZstdCompressor(write_checksum=True)
     written = [packer.compress(lines(some(500, 500 * number))) for number in range(8)]
     packed = bytearray(b"".join(written))
@@ -82,7 +82,7 @@ def test_damage_is_told_and_what_comes_before_it_is_read(tmp_path: Path) -> None
     assert "damaged from here on" in broken[-1].why
 
 
-def test_a_folder_is_read_by_name_and_what_is_no_trace_is_left_alone(tmp_path: Path) -> None:
+def test_the_trace_files_of_a_folder_are_read_by_name(tmp_path: Path) -> None:
     write_trace(tmp_path / "b.jsonl.zst", some(2, 2))
     write_trace(tmp_path / "a.jsonl", some(2))
     (tmp_path / "notes.txt").write_text("no trace")
@@ -95,7 +95,7 @@ def test_a_folder_is_read_by_name_and_what_is_no_trace_is_left_alone(tmp_path: P
 
 
 @pytest.mark.parametrize(("held", "heap"), [(10, False), (1000, False), (1000, True)])
-def test_records_in_order_of_arrival_in_memory_and_on_disk(held: int, heap: bool) -> None:
+def test_records_are_sorted_by_arrival_in_memory_and_on_disk(held: int, heap: bool) -> None:
     rng = Random(3)
     records = [TraceRecord(id=str(place), arrived_at=rng.randrange(50), prompt_tokens=5) for place in range(500)]
     records[77] = TraceRecord(id="77", prompt_tokens=5, messages=[{"role": "user", "content": "no time"}])
@@ -106,7 +106,7 @@ def test_records_in_order_of_arrival_in_memory_and_on_disk(held: int, heap: bool
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
-def test_so_many_records_must_be_held_and_no_fewer(arrivals: list[int]) -> None:
+def test_lateness_is_the_smallest_buffer_that_sorts(arrivals: list[int]) -> None:
     records = [TraceRecord(id=str(place), arrived_at=arrived_at) for place, arrived_at in enumerate(arrivals)]
     late = lateness(arrivals)
     most = max(
@@ -149,14 +149,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
             for number in range(15_000):
                 file.write((b"," if number else b"[") + orjson.dumps({"id": number, "conversations": turns}))
             file.write(b"]")
-    told = subprocess.run([sys.executable, "-c", _MEMORY, str(path)], capture_output=True, check=True, text=True)
-    count, grown_mib = told.stdout.split()
+    result = subprocess.run([sys.executable, "-c", _MEMORY, str(path)], capture_output=True, check=True, text=True)
+    count, grown_mib = result.stdout.split()
     assert int(count) == 15_000
     assert path.stat().st_size > 140 * 2**20
-    assert float(grown_mib) < 130  # most of it is DuckDB itself
+    assert float(grown_mib) < 130  # mostly DuckDB itself
 
 
-def test_a_file_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_frame(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_read_up_to_its_last_complete_frame(tmp_path: Path) -> None:
     records = [TraceRecord(id=str(number), arrived_at=float(number), prompt_tokens=5) for number in range(9)]
     frames = [
         zstandard.ZstdCompressor(write_checksum=True).compress(b"".join(map(encode, records[start : start + 3])))
@@ -167,13 +167,13 @@ def test_a_file_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_frame(tmp_
     path = tmp_path / "requests.jsonl.zst"
     for length in range(5, len(whole) + 1):
         path.write_bytes(whole[:length])
-        told: list[BrokenLine] = []
-        read = list(read_trace(path, report=told.append))
+        broken: list[BrokenLine] = []
+        read = list(read_trace(path, report=broken.append))
         assert read == records[: len(read)]
         assert len(read) >= max((count for end, count in ends.items() if end <= length), default=0)
         if length in ends:
-            assert (len(read), told) == (ends[length], [])
+            assert (len(read), broken) == (ends[length], [])
         else:
-            assert [str(one) for one in told] == [
+            assert [str(one) for one in broken] == [
                 f"{path}:{len(read) + 1}: the file is damaged from here on: it was cut off within a zstd frame"
             ]

@@ -94,7 +94,7 @@ def test_every_field_survives_writing_and_reading() -> None:
     assert decode(orjson.loads(encode(FULL)), 1) == FULL
 
 
-def test_candidates_are_columns_and_were_objects_before_version_3() -> None:
+def test_candidates_are_columns_since_version_3_and_objects_before() -> None:
     written = orjson.loads(encode(FULL))
     assert written["version"] == 3
     assert written["candidates"] == {
@@ -118,11 +118,11 @@ def test_candidates_are_columns_and_were_objects_before_version_3() -> None:
 
 
 def test_a_mean_acceptance_length_is_written_by_its_name() -> None:
-    told = orjson.loads(encode(FULL))["acceptance"]
-    assert told == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
+    acceptance = orjson.loads(encode(FULL))["acceptance"]
+    assert acceptance == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
 
 
-def test_a_record_with_little_in_it() -> None:
+def test_missing_and_unknown_keys_are_ignored() -> None:
     document = {
         "arrived_at": 3,
         "prompt_tokens": 9,
@@ -170,12 +170,12 @@ def test_times_are_seconds_or_iso(written: object, seconds: float) -> None:
         ({"prompt_tokens": 1, "version": 99}, "version 99 of the schema"),
     ],
 )
-def test_what_a_record_cannot_be(fields: dict[str, object], why: str) -> None:
+def test_invalid_records_are_rejected(fields: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         decode(fields, 1)
 
 
-def test_lengths_come_from_ids_and_texts_where_they_are_not_told() -> None:
+def test_missing_lengths_come_from_ids_and_texts() -> None:
     assert decode({"prompt_token_ids": [1, 2, 3], "output_token_ids": [4]}, 1).output_tokens == 1
     assert decode({"prompt": [5, 6], "output": "x" * 40}, 1).prompt_token_ids == [5, 6]
     text = decode({"prompt": "x" * 400, "output": "é" * 20}, 1)
@@ -185,11 +185,11 @@ def test_lengths_come_from_ids_and_texts_where_they_are_not_told() -> None:
     assert counted.output_tokens is None
 
 
-def test_a_step_emits_a_token_whatever_is_written() -> None:
+def test_a_step_emits_at_least_one_token() -> None:
     assert decode({"prompt_tokens": 1, "acceptance": {"NGRAM": [0, 3, 1.0]}}, 1).acceptance == {"ngram": [1, 3, 1]}
 
 
-def test_text_is_ids_or_hashes() -> None:
+def test_the_text_for_drafting_is_ids_or_hashes() -> None:
     assert FULL.text is not None
     assert FULL.text.exact
     hashed = TraceRecord(prompt_hashes=[1], output_hashes=[2], hashing=Hashing("token", 2))
@@ -279,23 +279,23 @@ def test_vllm_bench(tmp_path: Path) -> None:
     assert [(one.prompt, one.output_tokens) for one in records] == [("Say hello.", 12), ("And?", None)]
 
 
-def test_the_format_is_found_after_a_broken_line_and_can_be_forced(tmp_path: Path) -> None:
+def test_the_format_is_detected_after_a_broken_line_and_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text('{"broken\n{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
     assert detect_format(path) == "mooncake"
     records, broken = read(path, format="gateway")
     assert records == []
     assert [one.number for one in broken] == [1, 2]
-    with pytest.raises(ValueError, match="no format is called 'x'"):
+    with pytest.raises(ValueError, match="unknown format 'x'"):
         read(path, format="x")
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(TraceError, match="in no format that is known"):
+    with pytest.raises(TraceError, match="unknown format; give one of"):
         read(path)
     with pytest.raises(TraceError, match="must name the columns TIMESTAMP, ContextTokens, GeneratedTokens"):
         read(path, format="azure")
 
 
-def test_broken_lines_are_told_by_number_and_skipped(tmp_path: Path) -> None:
+def test_broken_lines_are_reported_with_their_number_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(
         '{"prompt_tokens": 1, "arrived_at": 0}\n\n{"prompt_tok\n[]\n{"prompt_tokens": "x"}\n{"prompt_tokens": 2}'
@@ -334,7 +334,7 @@ def test_broken_lines_of_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_written_in_a_format_is_read_in_it(tmp_path: Path, form: str) -> None:
+def test_every_format_can_be_written_and_read(tmp_path: Path, form: str) -> None:
     path = tmp_path / "out"
     record = TraceRecord(
         "1",
@@ -353,11 +353,11 @@ def test_what_is_written_in_a_format_is_read_in_it(tmp_path: Path, form: str) ->
     assert broken == []
     assert len(records) == (3 if form == "gateway" else 2)
     for one in (records[0], records[-1]):
-        assert one.output_tokens == (1 if form == "sharegpt" else 9)  # there, a quarter of its bytes
+        assert one.output_tokens == (1 if form == "sharegpt" else 9)  # estimated from the text
         assert one.arrived_at == (None if form in ("sharegpt", "vllm") else record.arrived_at)
 
 
-def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("before")
 
@@ -369,5 +369,5 @@ def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
         write_trace(path, records())
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(TraceError, match="cannot write it"):
+    with pytest.raises(TraceError, match="cannot write the file"):
         write_trace(tmp_path / "no" / "x", [FULL])

@@ -1,4 +1,4 @@
-"""`gateway tune` as a user meets it: rules that `thresholds` reads, what they gained, and its exit statuses."""
+"""`gateway tune` on the command line: rules, gains and exit statuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ models:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A pool whose rule asks for too much overlap, and a trace in which above a half is copied."""
+    """A pool whose rule requires too much overlap, and a trace in which requests with overlap above 0.5 are copied."""
     folder = tmp_path_factory.mktemp("tune")
     pool, trace = folder / "pool.yaml", folder / "trace.jsonl"
     pool.write_text(POOL)
@@ -58,12 +58,12 @@ def run(command: str, *arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_it_writes_rules_that_are_better_on_the_rest(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path], tmp_path: Path) -> None:
     pool, trace = files
     out, figures = tmp_path / "rules.yaml", tmp_path / "figures.json"
     code, printed, _ = run("tune", trace, "--config", pool, "--out", out, "--trials", 15, "--json", figures)
     assert code == 0
-    assert "15 trials on the first 90 requests, judged on the other 60." in printed
+    assert "15 trials on the first 90 requests, validated on the other 60." in printed
     text = out.read_text()
     for line in printed.splitlines()[-3:]:
         assert f"# {line}" in text
@@ -80,11 +80,11 @@ def test_it_writes_rules_that_are_better_on_the_rest(files: tuple[Path, Path], t
     replayed = tmp_path / "replayed.json"
     options = ("--policy", out, "--policy", "thresholds", "--json", replayed)
     assert run("replay", trace, "--config", pool, *options)[0] == 0
-    told = orjson.loads(replayed.read_bytes())["policies"]
-    assert told["rules"]["e2e_s"]["mean"] < told["thresholds"]["e2e_s"]["mean"]
+    by_policy = orjson.loads(replayed.read_bytes())["policies"]
+    assert by_policy["rules"]["e2e_s"]["mean"] < by_policy["thresholds"]["e2e_s"]["mean"]
 
 
-def test_without_a_gain_the_present_rules_are_kept_and_it_says_so(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_without_a_gain_the_present_rules_are_kept(files: tuple[Path, Path], tmp_path: Path) -> None:
     pool, trace = files
     out = tmp_path / "rules.yaml"
     only = "{name: thresholds, rules: [{name: all, prefer: [eagle3]}], spill: {slack: 500}}"
@@ -97,21 +97,21 @@ def test_without_a_gain_the_present_rules_are_kept_and_it_says_so(files: tuple[P
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        (["--objective", "median"], "--objective median: there are mean, p99, goodput"),
+        (["--objective", "median"], "--objective median: unknown; the objectives are mean, p99, goodput"),
         (["--objective", "goodput"], "--objective goodput needs bounds: --slo"),
         (["--policy", "learned"], "--policy learned: only rules can be tuned"),
         (["--part", "1"], "the trace has 30 requests; --part 1 leaves none"),
         (["--config", "nowhere.yaml"], "nowhere.yaml:1:1: cannot read it"),
         (["--out", "/nowhere/rules.yaml", "--trials", "1"], "/nowhere/rules.yaml"),
-        (["--rate", "2", "--speed", "2"], "takes the place of --speed"),
+        (["--rate", "2", "--speed", "2"], "cannot be combined with --speed"),
     ],
 )
-def test_wrong_input_is_told_and_exits_2(
-    files: tuple[Path, Path], tmp_path: Path, options: list[str], told: str
+def test_wrong_input_is_reported_and_exits_2(
+    files: tuple[Path, Path], tmp_path: Path, options: list[str], message: str
 ) -> None:
     given = (MOONCAKE, "--config", files[0], "--out", tmp_path / "rules.yaml")
     code, printed, error = run("tune", *given, *options)
     assert (code, printed) == (2, "")
-    assert told in error
+    assert message in error

@@ -1,4 +1,4 @@
-"""Numbers in rules, searched: which may be moved, that what helps is found, and that the rest is left alone."""
+"""Tunable numbers in rules, their scores, and the search for better ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.trace import TraceRecord
 from lab.tune.knobs import Goal, Scoring, knobs, mean_ratio, with_values
-from lab.tune.search import BUDGET, Ground, PlayAll, Schedule, Search, Task, Window
+from lab.tune.search import BUDGET, PlayAll, Schedule, Search, Task, Window, WindowRunner
 from policies.load_balancing import LoadSettings
 from policies.rules.policy import ThresholdSettings
 
@@ -37,7 +37,7 @@ RULES = ThresholdSettings.model_validate(
 
 
 def requests(count: int, seed: int = 3) -> list[ReplayRequest]:
-    """Requests of which lookups copy those with an overlap above a half; nothing tells of `top_p` or `max_tokens`."""
+    """Return requests; suffix drafting suits those with overlap above 0.5, and `top_p` and `max_tokens` are unknown."""
     rng = np.random.default_rng(seed)
     made = []
     for arrived_s in np.cumsum(rng.exponential(0.4, count)):
@@ -56,7 +56,7 @@ def requests(count: int, seed: int = 3) -> list[ReplayRequest]:
     return made
 
 
-def test_bounds_may_be_moved_but_not_exact_numbers_or_words() -> None:
+def test_bounds_are_tunable_but_not_exact_numbers_or_words() -> None:
     found = {knob.name: knob for knob in knobs(RULES)}
     assert list(found) == [
         "few.max_tokens.high", "one.top_p.low", "one.top_p.high", "copies.overlap.low", "spill.slack", "spill.ratio",
@@ -65,7 +65,7 @@ def test_bounds_may_be_moved_but_not_exact_numbers_or_words() -> None:
     assert all(knob.least <= knob.present <= knob.most for knob in found.values())
 
 
-def test_numbers_are_put_in_place_and_nothing_else_changes() -> None:
+def test_only_the_given_numbers_change() -> None:
     moved = with_values(RULES, {"copies.overlap.low": 0.25, "spill.slack": 3.0})
     assert str(moved.rules[2].when) == "overlap >= 0.25, workload chat"
     assert moved.spill.slack == 3.0
@@ -75,7 +75,7 @@ def test_numbers_are_put_in_place_and_nothing_else_changes() -> None:
         with_values(RULES, {"one.top_p.low": 0.95})
 
 
-def test_weights_and_slack_of_a_rule_may_be_moved() -> None:
+def test_weights_and_slack_of_a_rule_are_tunable() -> None:
     rule = {"name": "all", "weights": {"suffix": 1.0, "eagle3": 0.5}, "slack": 20}
     rules = ThresholdSettings.model_validate({"rules": [rule]})
     found = {knob.name: knob for knob in knobs(rules)}
@@ -88,8 +88,8 @@ def test_weights_and_slack_of_a_rule_may_be_moved() -> None:
 
 
 def play_all(made: Sequence[ReplayRequest], pool: Sequence[ReplicaSpec] = POOL) -> PlayAll:
-    ground = Ground(pool, made, seed=0)
-    return lambda tasks: list(map(ground, tasks))
+    runner = WindowRunner(pool, made, seed=0)
+    return lambda tasks: list(map(runner, tasks))
 
 
 def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replayed:
@@ -99,7 +99,7 @@ def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replaye
 MEAN = Scoring(Goal.MEAN, {})
 
 
-def test_what_helps_is_found_and_the_rest_left_alone() -> None:
+def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     made = requests(120)
     scores: list[float] = []
     found = Search(play_all(made), MEAN, len(made), 25, 1).run(RULES, scores.append)
@@ -121,13 +121,13 @@ def test_what_helps_is_found_and_the_rest_left_alone() -> None:
     assert Search(play_all(made), MEAN, len(made), 25, 1).run(RULES) == found  # the same seed
 
 
-def test_rules_that_cannot_be_bettered_are_kept() -> None:
+def test_rules_that_cannot_be_improved_are_kept() -> None:
     made, only = requests(20), [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
     found = Search(play_all(made, only), Scoring(Goal.P99, {}), len(made), 5, 0).run(RULES)
     assert found.settings is RULES
 
 
-def test_scores_are_of_the_goal_over_all_that_was_played() -> None:
+def test_scores_follow_the_goal_over_all_results() -> None:
     made = requests(60)
     first, second = (rules(part, RULES) for part in (made[:40], made[40:]))
     e2e_s = np.concatenate([first.e2e_s, second.e2e_s])
@@ -135,13 +135,13 @@ def test_scores_are_of_the_goal_over_all_that_was_played() -> None:
     assert Scoring(Goal.P99, {})([first, second]) == pytest.approx(np.percentile(e2e_s, 99))
     half = Scoring(Goal.GOODPUT, {"e2e": float(np.median(e2e_s))})
     assert half([first, second]) == pytest.approx(0.5)
-    unserved = replace(second, errors=20)  # break the SLO as well
+    unserved = replace(second, errors=20)  # miss the SLO as well
     assert half([first, unserved]) == pytest.approx(1 - 30 / 80)
     idle = play_all(made)([Task("least_loaded", LoadSettings(seed=0), Window(0, 60))])[0]
     assert MEAN([idle]) != pytest.approx(e2e_s.mean())
 
 
-def test_windows_lie_evenly_and_each_rung_takes_in_those_before() -> None:
+def test_windows_are_spread_evenly_and_rungs_add_windows() -> None:
     schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
     sizes = {window.stop - window.start for window in schedule.windows}
     assert len(schedule.windows) == 18
@@ -155,7 +155,7 @@ def test_windows_lie_evenly_and_each_rung_takes_in_those_before() -> None:
     assert [len(places) for places in schedule.rungs] == [2, 4, 12]
     assert sorted(sum(schedule.rungs, ())) == list(range(18))
     assert schedule.rungs[0] == (4, 13)
-    # as the budget has it, if a third of them goes on, and a third of that
+    # the budget, if a third of the trials is promoted, and a third of these
     assert 100 * each * (2 + 4 / 3 + 12 / 9) == pytest.approx(1_500_000, rel=0.4)
     whole = Schedule.of(100_000, 100, 10**9).windows
     assert all(after.start - before.stop in {0, 1} for before, after in pairwise(whole))
@@ -163,7 +163,7 @@ def test_windows_lie_evenly_and_each_rung_takes_in_those_before() -> None:
 
 
 def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
-    """As if the time to finish were least at a bound of 0.3, and windows in `bad` left requests unserved below 0.2."""
+    """Return a synthetic play function: best at a bound of 0.3, with errors below 0.2 in windows starting in `bad`."""
     seen: list[Task] = []
 
     def play(tasks: Sequence[Task]) -> list[Replayed]:
@@ -181,12 +181,12 @@ def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
     return play, seen
 
 
-def test_only_what_does_well_on_little_is_tried_on_more_and_the_best_on_all() -> None:
+def test_good_trials_are_promoted_and_the_best_are_compared_on_all_requests() -> None:
     play, seen = made_up()
     search = Search(play, MEAN, 600_000, 60, 0)
     found = search.run(RULES)
     assert found.asked == 60 >= found.trials[0]
-    assert found.trials[1:] == (20, 7)  # of each nine 3 and 1, of the last six 2 and 1
+    assert found.trials[1:] == (20, 7)  # 3 and 1 of each nine, 2 and 1 of the last six
     low = {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"]
     assert low == pytest.approx(0.3, abs=0.05)
     assert found.verified == 600_000
@@ -196,7 +196,7 @@ def test_only_what_does_well_on_little_is_tried_on_more_and_the_best_on_all() ->
     assert sum(task.window.stop - task.window.start for task in small) < BUDGET / 2
 
 
-def test_a_budget_ends_the_search_and_is_kept_in_what_is_verified() -> None:
+def test_the_budget_limits_the_search_and_the_final_comparison() -> None:
     play, seen = made_up()
     found = Search(play, MEAN, 600_000, 1000, 0, budget=400_000).run(RULES)
     assert found.trials[0] < 100
@@ -204,19 +204,19 @@ def test_a_budget_ends_the_search_and_is_kept_in_what_is_verified() -> None:
     assert sum(task.window.stop - task.window.start for task in seen) < 600_000
 
 
-def test_what_leaves_requests_unserved_is_not_taken() -> None:
+def test_settings_that_leave_requests_unserved_are_rejected() -> None:
     play, _ = made_up(bad=range(600_000))
     worst = RULES.model_copy(deep=True)
     found = Search(play, MEAN, 600_000, 40, 0).run(worst)
     assert {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"] >= 0.2
 
 
-def test_texts_are_looked_up_once_for_all_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafting_on_texts_is_replayed_once_for_all_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     text = list(range(50))
     record = TraceRecord(prompt_tokens=50, output_tokens=40, prompt_token_ids=text, output_token_ids=text[:40])
     made = [replay_request(record, 0.5 * n, 0.0) for n in range(5)]
-    ground = Ground(POOL, made, 0)
+    runner = WindowRunner(POOL, made, 0)
     task = Task("thresholds", RULES, Window(0, 5))
-    first = ground(task)
+    first = runner(task)
     monkeypatch.setattr("lab.replay.request.SuffixCache", None)
-    assert ground(task).e2e_s.tolist() == first.e2e_s.tolist()
+    assert runner(task).e2e_s.tolist() == first.e2e_s.tolist()

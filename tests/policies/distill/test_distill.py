@@ -1,4 +1,4 @@
-"""Rules from experience: where they send what, what they say of themselves, and what they are worth."""
+"""Distilled rules: where they send requests, their text, and their gain."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ def request(**features: object) -> RequestFeatures:
 
 
 def train(policy: Learned, requests: int = 500) -> None:
-    """Show it requests that tell by their temperature what they are."""
+    """Train a policy on requests whose temperature reveals their kind: code or chat."""
     now_s, rng, backends = 1e9, Random(0), pool()
     policy.set_clock(lambda: now_s)
     for _ in range(requests):
         code = rng.random() < 0.5
-        asked = request(temperature=0.0 if code else 0.7, prompt_tokens=rng.randint(40, 900))
-        decision = policy.choose(asked, backends)
+        features = request(temperature=0.0 if code else 0.7, prompt_tokens=rng.randint(40, 900))
+        decision = policy.choose(features, backends)
         per_step = (CODE if code else CHAT)[decision.backend] * rng.lognormvariate(0.0, 0.1)
         tokens, step_s = int(rng.lognormvariate(5.0, 0.5)) + 8, 0.009
         tpot_s = step_s / max(1.0, per_step)
         now_s += 0.01
         method = Method(decision.backend)
         policy.observe(
-            Outcome(asked, decision, method, 200, 0.02, tpot_s, 0.02 + tpot_s * tokens, 100, tokens, max(1.0, per_step))
+            Outcome(
+                features, decision, method, 200, 0.02, tpot_s, 0.02 + tpot_s * tokens, 100, tokens, max(1.0, per_step)
+            )
         )
 
 
@@ -65,11 +67,11 @@ def distilled(policy: Learned) -> Distilled:
     return distill(policy, pool(), levels=LEVELS)
 
 
-def first_choice(settings: ThresholdSettings, asked: RequestFeatures) -> str:
-    return Thresholds(settings).choose(asked, pool()).backend
+def first_choice(settings: ThresholdSettings, features: RequestFeatures) -> str:
+    return Thresholds(settings).choose(features, pool()).backend
 
 
-def test_the_rules_send_each_kind_where_it_was_learned_to_be_fast(distilled: Distilled) -> None:
+def test_the_rules_prefer_the_fastest_method_for_each_kind(distilled: Distilled) -> None:
     code, chat = request(temperature=0.0, prompt_tokens=300), request(temperature=0.7, prompt_tokens=300)
     assert first_choice(distilled.settings, code) in ("suffix", "ngram")
     assert first_choice(distilled.settings, chat) == "eagle3"
@@ -77,24 +79,24 @@ def test_the_rules_send_each_kind_where_it_was_learned_to_be_fast(distilled: Dis
     assert sum(leaf.share for leaf in distilled.leaves) == pytest.approx(1.0)
 
 
-def test_under_load_they_use_every_backend_and_most_the_best(distilled: Distilled) -> None:
+def test_under_load_the_rules_use_every_backend_and_mostly_the_best(distilled: Distilled) -> None:
     rules, backends = Thresholds(distilled.settings), pool()
     for _ in range(400):
         name = rules.choose(request(temperature=0.7, prompt_tokens=300), backends).backend
-        next(one for one in backends if one.name == name).in_flight += 1
-    loads = {one.name: one.in_flight for one in backends}
+        next(backend for backend in backends if backend.name == name).in_flight += 1
+    loads = {backend.name: backend.in_flight for backend in backends}
     assert max(loads, key=loads.__getitem__) == "eagle3"
     assert min(loads.values()) > 30
 
 
-def test_they_keep_most_of_the_gain_and_beat_rules_that_know_nothing(distilled: Distilled) -> None:
+def test_the_rules_keep_most_of_the_gain_and_beat_the_default_rules(distilled: Distilled) -> None:
     assert distilled.learned_gain > 0.1
     assert distilled.kept_share is not None
     assert distilled.kept_share > 0.9
     assert distilled.rules_gain > distilled.default_gain
 
 
-def test_the_text_is_a_policy_and_means_the_same(distilled: Distilled, tmp_path: Path) -> None:
+def test_the_text_parses_to_the_same_rules(distilled: Distilled, tmp_path: Path) -> None:
     assert settings_of(distilled.text) == distilled.settings
     path = tmp_path / "rules.yaml"
     path.write_text(distilled.text)
@@ -104,26 +106,26 @@ def test_the_text_is_a_policy_and_means_the_same(distilled: Distilled, tmp_path:
     assert f"{distilled.kept_share:.0%} of that gain" in distilled.text
 
 
-def test_it_says_the_same_twice_and_changes_nothing(policy: Learned, distilled: Distilled) -> None:
-    before = dict(policy.predictor.known)
+def test_distilling_is_deterministic_and_has_no_side_effects(policy: Learned, distilled: Distilled) -> None:
+    before = dict(policy.predictor.backend_models)
     assert distill(policy, pool(), levels=LEVELS).text == distilled.text
-    assert policy.predictor.known == before
+    assert policy.predictor.backend_models == before
 
 
-def test_there_must_be_something_to_learn_from_and_to_choose_between(policy: Learned) -> None:
+def test_distilling_needs_observations_and_two_backends(policy: Learned) -> None:
     with pytest.raises(NothingLearnedError, match="no request was observed"):
         distill(Learned(LearnedSettings()), pool())
     with pytest.raises(NothingLearnedError, match="two backends"):
         distill(policy, pool()[:1])
 
 
-def test_backends_of_a_method_that_are_not_alike_are_weighed_by_name(policy: Learned) -> None:
+def test_different_arms_of_a_method_get_weights_by_backend_name(policy: Learned) -> None:
     backends = [*pool(), Backend("eagle-5", "m", Method.EAGLE3, "http://127.0.0.1:9", num_speculative_tokens=5)]
     for rule in distill(policy, backends, levels=(2.0,)).settings.rules:
         assert set(rule.weights) == {"baseline", "ngram", "suffix", "backend:eagle3", "backend:eagle-5"}
 
 
-def test_pinned_rules_decide_and_the_policy_goes_on_learning(distilled: Distilled) -> None:
+def test_pinned_rules_decide_while_the_policy_continues_to_learn(distilled: Distilled) -> None:
     policy = Learned(LearnedSettings(seed=0))
     policy.pinned = Thresholds(distilled.settings)
     decision = policy.choose(request(temperature=0.7, prompt_tokens=300), pool())
@@ -131,4 +133,4 @@ def test_pinned_rules_decide_and_the_policy_goes_on_learning(distilled: Distille
     assert policy.assess(request(temperature=0.7), pool())[0].note.startswith("rule")
     train(policy, 50)
     assert all(policy.statistics.buckets(table) for table in policy.statistics.tables.values())
-    assert np.isnan(policy.guardrail.ratio), "rules take no part in the comparison"
+    assert np.isnan(policy.guardrail.ratio), "pinned rules are not part of the comparison"

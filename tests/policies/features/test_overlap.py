@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from policies.features.overlap import WINDOW_BYTES, overlap_of_ids, overlap_of_text
 
 
-def counted(units: Sequence[object], run: int) -> float:
-    """Count as the definition says: runs that occur earlier, over all."""
-    runs = [tuple(units[place : place + run]) for place in range(len(units) - run + 1)]
-    return sum(one in runs[:place] for place, one in enumerate(runs)) / len(runs) if runs else 0.0
+def counted(units: Sequence[object], length: int) -> float:
+    """Return the share of runs that occur earlier, straight from the definition."""
+    runs = [tuple(units[start : start + length]) for start in range(len(units) - length + 1)]
+    return sum(run in runs[:index] for index, run in enumerate(runs)) / len(runs) if runs else 0.0
 
 
 @given(
     st.lists(st.sampled_from(["a", "bc", "def ghij klmnop qrst", "\u6f22\u5b57", "\ud800"]), max_size=30).map("".join)
 )
-def test_of_text_it_is_the_share_of_runs_of_16_bytes_that_occur_earlier(text: str) -> None:
+def test_overlap_of_text_is_the_share_of_repeated_16_byte_runs(text: str) -> None:
     assert abs(overlap_of_text(text) - counted(text.encode("utf-8", "surrogatepass"), 16)) < 1e-12
 
 
 @given(st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=40))
-def test_of_ids_it_is_the_share_of_3_grams_that_occur_earlier(ids: list[int]) -> None:
+def test_overlap_of_ids_is_the_share_of_repeated_3_grams(ids: list[int]) -> None:
     assert abs(overlap_of_ids(ids) - counted(ids, 3)) < 1e-12
 
 
@@ -34,6 +34,6 @@ def test_only_the_window_counts() -> None:
     assert overlap_of_ids([7] * 1000 + list(range(256))) == 0.0
 
 
-def test_what_are_no_ids_has_none() -> None:
-    for given_ids in ([1, 2, 3, "x"] * 9, [1.0] * 9, [-1] * 9, [2**32] * 9, [None] * 9):
-        assert overlap_of_ids(given_ids) == 0.0  # type: ignore[arg-type]
+def test_invalid_ids_have_no_overlap() -> None:
+    for invalid in ([1, 2, 3, "x"] * 9, [1.0] * 9, [-1] * 9, [2**32] * 9, [None] * 9):
+        assert overlap_of_ids(invalid) == 0.0  # type: ignore[arg-type]

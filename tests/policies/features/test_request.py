@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from policies.features.request import Endpoint, RequestFeatures, describe
 
 
-def told(body: dict[str, Any], endpoint: Endpoint = Endpoint.CHAT, workload: str = "") -> RequestFeatures:
+def described(body: dict[str, Any], endpoint: Endpoint = Endpoint.CHAT, workload: str = "") -> RequestFeatures:
     return describe(endpoint, body, model="m", default_temperature=0.6, qps=3.0, in_flight=7, workload=workload)
 
 
-def asking(text: object, /, **fields: object) -> dict[str, Any]:
+def chat_body(text: object, /, **fields: object) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
 
 
 def test_a_plain_chat_request() -> None:
-    body = asking("Why is the sky blue?", temperature=0.2, stream=True, max_completion_tokens=50, max_tokens=9, n=2)
-    features = told(body)
+    body = chat_body("Why is the sky blue?", temperature=0.2, stream=True, max_completion_tokens=50, max_tokens=9, n=2)
+    features = described(body)
     assert (features.model, features.endpoint, features.stream, features.n) == ("m", Endpoint.CHAT, True, 2)
     assert (features.temperature, features.max_tokens, features.turns) == (0.2, 50, 1)
     assert (features.qps, features.in_flight) == (3.0, 7)
@@ -30,15 +30,15 @@ def test_a_plain_chat_request() -> None:
     assert not features.tools
 
 
-def test_what_is_absent_or_null_takes_the_default() -> None:
-    for body in (asking("x"), asking("x", temperature=None, max_tokens=None, n=None, top_p=None, stream=None)):
-        features = told(body)
+def test_absent_and_null_fields_have_defaults() -> None:
+    for body in (chat_body("x"), chat_body("x", temperature=None, max_tokens=None, n=None, top_p=None, stream=None)):
+        features = described(body)
         assert (features.temperature, features.top_p, features.max_tokens, features.n) == (0.6, 1.0, None, 1)
         assert not features.stream
 
 
 @pytest.mark.parametrize(
-    ("body", "missing"),
+    ("body", "rejected"),
     [
         ({"min_p": 0.1}, ("min_p",)),
         ({"min_p": "0.1"}, ("min_p",)),
@@ -50,10 +50,8 @@ def test_what_is_absent_or_null_takes_the_default() -> None:
         ({"min_p": 1e-6}, ()),
     ],
 )
-def test_baseline_only_follows_what_a_speculating_server_refuses(
-    body: dict[str, Any], missing: tuple[str, ...]
-) -> None:
-    assert told(asking("x", **body)).baseline_only == missing
+def test_baseline_only_lists_what_a_speculating_server_rejects(body: dict[str, Any], rejected: tuple[str, ...]) -> None:
+    assert described(chat_body("x", **body)).baseline_only == rejected
 
 
 @pytest.mark.parametrize(
@@ -76,19 +74,19 @@ def test_baseline_only_follows_what_a_speculating_server_refuses(
     ],
 )
 def test_structured_output(fields: dict[str, Any], structured: bool) -> None:
-    assert told(asking("x", **fields)).structured is structured
+    assert described(chat_body("x", **fields)).structured is structured
 
 
-def test_tools_count_where_they_may_be_called() -> None:
+def test_tools_count_only_if_they_may_be_called() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 400}}]
-    assert told(asking("x", tools=tools)).tools
-    assert not told(asking("x", tools=tools, tool_choice="none")).tools
-    assert not told(asking("x", tools=tools, tool_choice={"type": "none"})).tools
-    assert not told(asking("x", tools=[])).tools
-    assert told(asking("x", tools=tools)).prompt_tokens > told(asking("x")).prompt_tokens + 90
+    assert described(chat_body("x", tools=tools)).tools
+    assert not described(chat_body("x", tools=tools, tool_choice="none")).tools
+    assert not described(chat_body("x", tools=tools, tool_choice={"type": "none"})).tools
+    assert not described(chat_body("x", tools=[])).tools
+    assert described(chat_body("x", tools=tools)).prompt_tokens > described(chat_body("x")).prompt_tokens + 90
 
 
-def test_the_same_conversation_reads_alike_in_every_api() -> None:
+def test_a_conversation_has_the_same_features_in_every_api() -> None:
     system, question, answer, more = "You are terse.", "What is a monad?", "A monoid, of sorts.", "In what category?"
     parts = [{"type": "text", "text": more}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 9000}}]
     chat = {
@@ -109,69 +107,74 @@ def test_the_same_conversation_reads_alike_in_every_api() -> None:
         ],
         "max_output_tokens": 5,
     }
-    seen = [
-        told(chat),
-        told(messages, Endpoint.MESSAGES),
-        told(responses, Endpoint.RESPONSES),
+    all_features = [
+        described(chat),
+        described(messages, Endpoint.MESSAGES),
+        described(responses, Endpoint.RESPONSES),
     ]
-    assert len({(it.template, it.turns, it.prompt_tokens, it.overlap) for it in seen}) == 1
-    assert seen[0].turns == 3
-    assert [it.max_tokens for it in seen] == [None, 5, 5]
+    assert (
+        len(
+            {(features.template, features.turns, features.prompt_tokens, features.overlap) for features in all_features}
+        )
+        == 1
+    )
+    assert all_features[0].turns == 3
+    assert [features.max_tokens for features in all_features] == [None, 5, 5]
 
 
-def test_a_template_is_the_system_prompt_whatever_is_asked() -> None:
+def test_the_template_depends_on_the_system_prompt_only() -> None:
     def of(system: str, question: str) -> str:
-        return told(
+        return described(
             {"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]}
         ).template
 
     assert of("You translate.", "Guten Tag") == of("You translate.", "Bonjour") != of("You sum up.", "Bonjour")
     assert of("A" * 256 + " it is Monday", "x") == of("A" * 256 + " it is Tuesday", "x")
     developer = {"messages": [{"role": "developer", "content": "You translate."}, {"role": "user", "content": "x"}]}
-    assert told(developer).template == of("You translate.", "x")
+    assert described(developer).template == of("You translate.", "x")
     assert len(of("You translate.", "x")) == 8
 
 
-def test_without_a_system_prompt_the_first_line_is_the_template() -> None:
-    first = told(asking("Translate into French:\nGood day"))
-    assert first.template == told(asking("Translate into French:\nGood night")).template
-    assert first.template == told({"prompt": "Translate into French:\nHello"}, Endpoint.COMPLETIONS).template
-    assert first.template != told(asking("Translate into Greek:\nGood day")).template
-    assert told(asking("")).template == ""
-    assert told({}).template == ""
+def test_without_a_system_prompt_the_template_is_the_first_line() -> None:
+    first = described(chat_body("Translate into French:\nGood day"))
+    assert first.template == described(chat_body("Translate into French:\nGood night")).template
+    assert first.template == described({"prompt": "Translate into French:\nHello"}, Endpoint.COMPLETIONS).template
+    assert first.template != described(chat_body("Translate into Greek:\nGood day")).template
+    assert described(chat_body("")).template == ""
+    assert described({}).template == ""
 
 
 def test_a_template_is_the_same_in_every_process() -> None:
-    assert told(asking("Translate into French:")).template == "734433b4"
+    assert described(chat_body("Translate into French:")).template == "734433b4"
 
 
-def test_prompts_as_token_ids_are_counted_exactly() -> None:
+def test_prompts_of_token_ids_are_counted_exactly() -> None:
     ids = list(range(300)) * 2
-    one = told({"prompt": ids}, Endpoint.COMPLETIONS)
-    assert (one.prompt_tokens, one.n) == (600, 1)
-    several = told({"prompt": [ids, ids[:100]], "n": 3}, Endpoint.COMPLETIONS)
+    single = described({"prompt": ids}, Endpoint.COMPLETIONS)
+    assert (single.prompt_tokens, single.n) == (600, 1)
+    several = described({"prompt": [ids, ids[:100]], "n": 3}, Endpoint.COMPLETIONS)
     assert (several.prompt_tokens, several.n) == (700, 6)
-    assert told({"prompt": ["one", "two"]}, Endpoint.COMPLETIONS).n == 2
-    assert told({"prompt": [*ids[:32], 7]}, Endpoint.COMPLETIONS).template == one.template
+    assert described({"prompt": ["one", "two"]}, Endpoint.COMPLETIONS).n == 2
+    assert described({"prompt": [*ids[:32], 7]}, Endpoint.COMPLETIONS).template == single.template
 
 
 def test_a_completion_without_a_limit_has_sixteen_tokens() -> None:
-    assert told({"prompt": "x"}, Endpoint.COMPLETIONS).max_tokens == 16
-    assert told({"prompt": "x", "max_tokens": None}, Endpoint.COMPLETIONS).max_tokens is None
+    assert described({"prompt": "x"}, Endpoint.COMPLETIONS).max_tokens == 16
+    assert described({"prompt": "x", "max_tokens": None}, Endpoint.COMPLETIONS).max_tokens is None
 
 
-def test_overlap_and_code_share_tell_kinds_of_prompts_apart() -> None:
+def test_overlap_and_code_share_distinguish_kinds_of_prompts() -> None:
     prose = "The committee met on Tuesday. It heard three reports, and adjourned at noon without having voted."
     code = "def area(width, height):\n    if width < 0:\n        raise ValueError(width)\n    return width * height\n"
-    assert told(asking(prose)).code_share == 0.0
-    assert told(asking(prose)).overlap == 0.0
-    assert told(asking(code)).code_share == 1.0
-    assert told(asking(f"Please simplify this:\n```\n{code}```")).code_share == pytest.approx(4 / 7)
-    assert told(asking("\n".join([prose] * 4))).overlap > 0.7
-    assert told(asking("1. Wash\n2. Rinse\n  - twice\n  - cold\n3. Dry")).code_share == 0.0
+    assert described(chat_body(prose)).code_share == 0.0
+    assert described(chat_body(prose)).overlap == 0.0
+    assert described(chat_body(code)).code_share == 1.0
+    assert described(chat_body(f"Please simplify this:\n```\n{code}```")).code_share == pytest.approx(4 / 7)
+    assert described(chat_body("\n".join([prose] * 4))).overlap > 0.7
+    assert described(chat_body("1. Wash\n2. Rinse\n  - twice\n  - cold\n3. Dry")).code_share == 0.0
 
 
-def test_an_agents_calls_and_their_results_belong_to_the_prompt() -> None:
+def test_tool_calls_and_results_are_part_of_the_prompt() -> None:
     arguments = orjson.dumps({"path": "a.py", "text": "x = 1\n" * 200}).decode()
     call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": arguments}}
     chat = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
@@ -180,21 +183,21 @@ def test_an_agents_calls_and_their_results_belong_to_the_prompt() -> None:
     messages = {"messages": [{"role": "assistant", "content": [use]}]}
     result = {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": arguments}]}]}
     for body in (chat, responses, messages, result):
-        assert told(body).prompt_tokens == pytest.approx(len(arguments) / 4, rel=0.05)
+        assert described(body).prompt_tokens == pytest.approx(len(arguments) / 4, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("declared", "workload"),
     [("code", "code"), (" Code-Review.v2 ", "code-review.v2"), ("", ""), ("a b", ""), ("x" * 41, ""), ("\u00e9", "")],
 )
-def test_a_declared_workload_counts_where_it_is_a_name(declared: str, workload: str) -> None:
-    assert told(asking("x"), workload=declared).workload == workload
+def test_a_declared_workload_must_be_a_valid_name(declared: str, workload: str) -> None:
+    assert described(chat_body("x"), workload=declared).workload == workload
 
 
-def test_embeddings_and_unknown_endpoints_are_described_too() -> None:
-    assert told({"input": ["a b c", "d e f"]}, Endpoint.EMBEDDINGS).n == 2
-    assert told({"input": [1, 2, 3]}, Endpoint.EMBEDDINGS).prompt_tokens == 3
-    assert told({"prompt": "tokenize me"}, Endpoint.OTHER).prompt_tokens > 0
+def test_embeddings_and_unknown_endpoints_are_described() -> None:
+    assert described({"input": ["a b c", "d e f"]}, Endpoint.EMBEDDINGS).n == 2
+    assert described({"input": [1, 2, 3]}, Endpoint.EMBEDDINGS).prompt_tokens == 3
+    assert described({"prompt": "tokenize me"}, Endpoint.OTHER).prompt_tokens > 0
 
 
 _SCALARS = (
@@ -225,8 +228,8 @@ _JSON = st.recursive(
 @given(
     body=st.dictionaries(_KEYS, _JSON, max_size=8), endpoint=st.sampled_from(Endpoint), workload=st.text(max_size=50)
 )
-def test_any_json_is_described(body: dict[str, Any], endpoint: Endpoint, workload: str) -> None:
-    features = told(body, endpoint, workload)
+def test_any_json_can_be_described(body: dict[str, Any], endpoint: Endpoint, workload: str) -> None:
+    features = described(body, endpoint, workload)
     assert 0.0 <= features.overlap < 1.0
     assert 0.0 <= features.code_share <= 1.0
     assert 0.0 <= features.temperature < float("inf")
@@ -238,11 +241,11 @@ def test_any_json_is_described(body: dict[str, Any], endpoint: Endpoint, workloa
     hash(features)
 
 
-def test_nesting_without_end_is_described() -> None:
+def test_excessive_nesting_can_be_described() -> None:
     deep: Any = "x"
     for _ in range(sys.getrecursionlimit() * 2):
         deep = [deep]
-    assert told({"messages": [{"role": "user", "content": deep}], "tools": deep, "prompt": deep}).turns == 1
+    assert described({"messages": [{"role": "user", "content": deep}], "tools": deep, "prompt": deep}).turns == 1
 
 
 @pytest.mark.parametrize(
@@ -250,8 +253,8 @@ def test_nesting_without_end_is_described() -> None:
     ["x ", "\n", " ", "\t", "<a\n", "a(", ")", "; ", "def a ", "a = ", "{", "  1", "a.", "(\n", "``` ", "@a", "\u6f22"],
 )
 def test_no_text_makes_description_slow(unit: str) -> None:
-    # A quadratic step would take seconds on these; a few milliseconds leave room for a busy machine.
-    body = asking(unit * (200_000 // len(unit)) + "x.")
+    # A quadratic step would take seconds on these texts; the bound leaves room for a busy machine.
+    body = chat_body(unit * (200_000 // len(unit)) + "x.")
     started = time.process_time()
-    told(body)
+    described(body)
     assert time.process_time() - started < 0.05

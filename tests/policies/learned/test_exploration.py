@@ -1,4 +1,4 @@
-"""Exploring is a probability distribution whose price is bounded, whatever the costs and however little is known."""
+"""Exploration yields a probability distribution of bounded cost for any costs and observations."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from hypothesis import strategies as st
 from policies.learned.exploration import explore
 from policies.learned.settings import Exploration
 
-USUAL = Exploration()
+DEFAULT = Exploration()
 COSTS = st.floats(0.0, 1e4, allow_nan=False)
-SEEN = st.one_of(st.floats(0.0, 1e6), st.just(math.inf))
-CANDIDATES = st.lists(st.tuples(COSTS, SEEN), min_size=1, max_size=8)
+OBSERVATIONS = st.one_of(st.floats(0.0, 1e6), st.just(math.inf))
+CANDIDATES = st.lists(st.tuples(COSTS, OBSERVATIONS), min_size=1, max_size=8)
 SETTINGS = st.builds(Exploration, share=st.floats(0, 0.5), most=st.floats(0, 1))
 
 
 @settings(max_examples=300, deadline=None)
 @given(SETTINGS, CANDIDATES)
-def test_probabilities_sum_to_one_and_cost_no_more_than_the_share(
+def test_probabilities_sum_to_one_and_the_cost_is_bounded(
     setting: Exploration, candidates: list[tuple[float, float]]
 ) -> None:
-    costs, seen = [cost for cost, _ in candidates], [count for _, count in candidates]
-    propensities = explore(setting.share, setting.most, costs, seen)
+    costs, observations = [cost for cost, _ in candidates], [count for _, count in candidates]
+    propensities = explore(setting.share, setting.most, costs, observations)
     assert len(propensities) == len(costs)
-    assert all(0.0 <= chance <= 1.0 for chance in propensities)
+    assert all(0.0 <= propensity <= 1.0 for propensity in propensities)
     assert sum(propensities) == pytest.approx(1.0)
     best = min(costs)
-    expected = sum(chance * cost for chance, cost in zip(propensities, costs, strict=True))
+    expected = sum(propensity * cost for propensity, cost in zip(propensities, costs, strict=True))
     assert expected <= best * (1 + setting.share) + 1e-9 * (1 + best)
-    place = costs.index(best)
-    assert 1.0 - propensities[place] <= setting.most + 1e-12
+    assert 1.0 - propensities[costs.index(best)] <= setting.most + 1e-12
 
 
 @pytest.mark.parametrize("setting", [Exploration(share=0), Exploration(most=0)])
-def test_none_where_none_is_wanted(setting: Exploration) -> None:
+def test_exploration_can_be_disabled(setting: Exploration) -> None:
     assert explore(setting.share, setting.most, [2.0, 1.0, 3.0], [0, 0, 0]) == [0.0, 1.0, 0.0]
 
 
-def test_none_where_there_is_no_choice_or_nothing_to_learn() -> None:
-    assert explore(USUAL.share, USUAL.most, [2.0], [0.0]) == [1.0]
-    assert explore(USUAL.share, USUAL.most, [2.0, 1.0], [math.inf, 0.0]) == [0.0, 1.0]
-    assert explore(USUAL.share, USUAL.most, [2.0, 1.0], [math.inf, math.inf]) == [0.0, 1.0]
+def test_there_is_no_exploration_without_alternatives_or_uncertainty() -> None:
+    assert explore(DEFAULT.share, DEFAULT.most, [2.0], [0.0]) == [1.0]
+    assert explore(DEFAULT.share, DEFAULT.most, [2.0, 1.0], [math.inf, 0.0]) == [0.0, 1.0]
+    assert explore(DEFAULT.share, DEFAULT.most, [2.0, 1.0], [math.inf, math.inf]) == [0.0, 1.0]
 
 
-def test_costs_of_zero_divide_nothing() -> None:
-    assert explore(USUAL.share, USUAL.most, [0.0, 1.0], [0, 0]) == [1.0, 0.0]
-    free = explore(USUAL.share, 0.05, [0.0, 0.0], [0, 0])
+def test_zero_costs_do_not_cause_division_by_zero() -> None:
+    assert explore(DEFAULT.share, DEFAULT.most, [0.0, 1.0], [0, 0]) == [1.0, 0.0]
+    free = explore(DEFAULT.share, 0.05, [0.0, 0.0], [0, 0])
     assert sorted(free) == pytest.approx([0.05, 0.95])
 
 
-def test_the_unknown_is_tried_more_than_the_known_and_all_less_as_it_becomes_known() -> None:
+def test_uncertain_candidates_are_explored_more_and_exploration_fades() -> None:
     setting = Exploration(share=0.05)
     propensities = explore(setting.share, setting.most, [1.0, 1.1, 1.1], [0, 500, 0])
     assert propensities[2] > 3 * propensities[1] > 0
@@ -60,8 +59,8 @@ def test_the_unknown_is_tried_more_than_the_known_and_all_less_as_it_becomes_kno
     assert known < fresh / 10
 
 
-def test_the_price_is_spent_where_it_binds() -> None:
+def test_the_cost_bound_is_used_in_full_when_it_binds() -> None:
     setting = Exploration(share=0.003, most=0.05)
     costs = [1.0, 2.0, 5.0]
     propensities = explore(setting.share, setting.most, costs, [0, 0, 0])
-    assert sum(map(lambda chance, cost: chance * cost, propensities, costs)) == pytest.approx(1.003)
+    assert sum(map(lambda propensity, cost: propensity * cost, propensities, costs)) == pytest.approx(1.003)

@@ -1,4 +1,4 @@
-"""A prediction is what a request takes and what it takes from others, each for a reason that can be named."""
+"""A prediction: the time of the request itself, and the delay that it causes to others."""
 
 from __future__ import annotations
 
@@ -44,36 +44,38 @@ def _busy(predictor: Predictor, candidate: Backend, requests: int, share: Share)
     return replace(candidate, in_flight=requests)
 
 
-def test_alone_it_is_steps_times_the_time_of_a_step() -> None:
+def test_alone_a_request_takes_its_steps_times_the_step_time() -> None:
     predictor, backend = _predictor(), _backend()
-    found = _predict(predictor, backend)
+    prediction = _predict(predictor, backend)
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
-    assert found.steps == pytest.approx(found.output_tokens / found.tokens_per_step)
-    step_s = cost.base_s + cost.per_request_s + cost.per_context_token_s * (400 + found.output_tokens / 2)
-    assert found.step_s == pytest.approx(step_s)
-    assert found.decode_s == pytest.approx(found.steps * step_s)
-    assert found.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
-    assert found.own_s == found.ttft_s + found.decode_s
-    assert found.others_s == 0.0
-    assert found.share == Share(found.steps, found.context_tokens, found.prompt_tokens)
+    assert prediction.steps == pytest.approx(prediction.output_tokens / prediction.tokens_per_step)
+    step_s = cost.base_s + cost.per_request_s + cost.per_context_token_s * (400 + prediction.output_tokens / 2)
+    assert prediction.step_s == pytest.approx(step_s)
+    assert prediction.decode_s == pytest.approx(prediction.steps * step_s)
+    assert prediction.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
+    assert prediction.own_s == prediction.ttft_s + prediction.decode_s
+    assert prediction.others_s == 0.0
+    assert prediction.share == Share(prediction.steps, prediction.context_tokens, prediction.prompt_tokens)
 
 
-def test_others_are_delayed_by_every_shared_step_and_by_the_prompt() -> None:
+def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
     predictor, others = _predictor(), Share(50.0, 800.0, 300.0)
     backend = _busy(predictor, _backend(), 8, others)
-    found = _predict(predictor, backend)
+    prediction = _predict(predictor, backend)
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
-    shared = 8 * found.steps * 50.0 / (found.steps + 50.0)
-    mine_s = cost.per_request_s + cost.per_context_token_s * found.context_tokens
-    assert found.requests == 8
-    assert found.others_s == pytest.approx(shared * mine_s + 8 * 400 * cost.per_prompt_token_s)
+    shared = 8 * prediction.steps * 50.0 / (prediction.steps + 50.0)
+    own_step_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
+    assert prediction.requests == 8
+    assert prediction.others_s == pytest.approx(shared * own_step_s + 8 * 400 * cost.per_prompt_token_s)
     alone = _predict(_predictor(), _backend())
-    assert found.decode_s > alone.decode_s
-    assert found.step_s > alone.step_s
-    assert cost_of(Objective.LATENCY, None, None).of(REQUEST, found) == pytest.approx(found.own_s + found.others_s)
+    assert prediction.decode_s > alone.decode_s
+    assert prediction.step_s > alone.step_s
+    assert cost_of(Objective.LATENCY, None, None).of(REQUEST, prediction) == pytest.approx(
+        prediction.own_s + prediction.others_s
+    )
 
 
-def test_a_long_prompt_costs_others_more_than_a_short_one() -> None:
+def test_a_long_prompt_delays_others_more_than_a_short_one() -> None:
     predictor = _predictor()
     backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
     short, long = (_predict(predictor, backend, replace(REQUEST, prompt_tokens=tokens)) for tokens in (100, 8000))
@@ -82,16 +84,16 @@ def test_a_long_prompt_costs_others_more_than_a_short_one() -> None:
     assert long.ttft_s > short.ttft_s
 
 
-def test_a_long_answer_shares_no_more_steps_than_the_others_have() -> None:
+def test_a_long_answer_shares_at_most_the_steps_of_the_others() -> None:
     predictor = _predictor()
     backend = _busy(predictor, _backend(), 4, Share(10.0, 500.0, 100.0))
-    found = _predict(predictor, backend, replace(REQUEST, n=1, prompt_tokens=1))
+    prediction = _predict(predictor, backend, replace(REQUEST, n=1, prompt_tokens=1))
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
-    mine_s = cost.per_request_s + cost.per_context_token_s * found.context_tokens
-    assert found.others_s < 4 * 10.0 * mine_s + 4 * cost.per_prompt_token_s + 1e-9
+    own_step_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
+    assert prediction.others_s < 4 * 10.0 * own_step_s + 4 * cost.per_prompt_token_s + 1e-9
 
 
-def test_what_the_prefix_cache_holds_need_not_be_computed() -> None:
+def test_cached_prompt_tokens_are_not_computed() -> None:
     predictor, backend = _predictor(), _backend()
     backend = _busy(predictor, backend, 4, Share(50.0, 800.0, 300.0))
     request = replace(REQUEST, prompt_tokens=4000, prefix=(1, 2, 3), prefix_tokens=(1000, 2000, 3900))
@@ -108,12 +110,14 @@ def test_what_the_prefix_cache_holds_need_not_be_computed() -> None:
     assert distrusted.prompt_tokens > 3800
 
 
-def test_a_conversation_is_drawn_back_to_where_it_was() -> None:
+def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:
     predictor = _predictor()
     two = [_backend("e1"), _backend("e2")]
     request = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
     predictor.of(two[1]).prefixes.remember(request)
-    costs = [each.own_s + each.others_s for each in predictor.predict(request, key_of(request), two, NOW_S)]
+    costs = [
+        prediction.own_s + prediction.others_s for prediction in predictor.predict(request, key_of(request), two, NOW_S)
+    ]
     assert costs[1] < costs[0]
 
 
@@ -126,7 +130,7 @@ def test_waiting_delays_the_first_token() -> None:
     assert full.decode_s == free.decode_s
 
 
-def test_several_sequences_take_as_much_from_others_as_several_requests() -> None:
+def test_several_sequences_delay_others_like_several_requests() -> None:
     predictor = _predictor()
     backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
     tiny = replace(REQUEST, prompt_tokens=1)
@@ -135,7 +139,7 @@ def test_several_sequences_take_as_much_from_others_as_several_requests() -> Non
     assert four.others_s == pytest.approx(4 * one.others_s, rel=0.02)
 
 
-def test_what_was_fitted_is_taken_over_whole() -> None:
+def test_fitted_models_replace_the_prior() -> None:
     predictor, backend = _predictor(), _backend()
     before = _predict(predictor, backend)
     key = key_of(REQUEST)
@@ -146,11 +150,11 @@ def test_what_was_fitted_is_taken_over_whole() -> None:
     assert after.tokens_per_step == pytest.approx(4.0, rel=0.05) != before.tokens_per_step
     assert after.step_s == pytest.approx(0.1)
     assert predictor.of(backend).acceptance(key)[1] == 100
-    # A backend that appears later knows it too.
+    # A backend that is added later uses the fitted models too.
     assert _predict(predictor, _backend("e2")).tokens_per_step == pytest.approx(4.0, rel=0.2)
 
 
-def test_a_slow_backend_is_slow_in_everything() -> None:
+def test_slowness_scales_every_predicted_time() -> None:
     predictor = _predictor()
     backend = _busy(predictor, _backend(), 4, Share(50.0, 800.0, 300.0))
     before = _predict(predictor, backend)
@@ -164,15 +168,15 @@ def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Predicti
     return Prediction(ttft_s, 100 * step_s, others_s, step_s, 100.0, 2.0, 200.0, 500.0, 400.0, 3)
 
 
-def test_goodput_keeps_a_promise_even_at_a_price() -> None:
+def test_goodput_meets_an_slo_at_the_expense_of_others() -> None:
     cost = cost_of(Objective.GOODPUT, None, 0.010)
     quick, slow = _prediction(0.1, 0.015, others_s=2.0), _prediction(0.1, 0.030)
-    assert cost.of(REQUEST, quick) < cost.of(REQUEST, slow)  # 7.5 ms a token against 15
+    assert cost.of(REQUEST, quick) < cost.of(REQUEST, slow)  # 7.5 ms per token against 15
     plain = cost_of(Objective.LATENCY, None, None)
     assert plain.of(REQUEST, quick) > plain.of(REQUEST, slow)
 
 
-def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
+def test_requests_without_an_slo_yield_to_those_with_one() -> None:
     cost = cost_of(Objective.GOODPUT, None, None)
     alone, beside = _prediction(0.1, 0.015), _prediction(0.1, 0.0145, others_s=0.045)
     assert cost.of(REQUEST, beside) < cost.of(REQUEST, alone)
@@ -182,7 +186,7 @@ def test_who_has_no_bound_makes_way_for_those_who_have() -> None:
     assert cost.of(REQUEST, beside) > cost.of(REQUEST, alone)
 
 
-def test_what_is_rehearsed_makes_nobody_more_urgent() -> None:
+def test_a_dry_run_copy_does_not_change_the_mean_urgency() -> None:
     cost, one, strict = (
         cost_of(Objective.GOODPUT, None, None),
         _prediction(0.1, 0.015, 1.0),
@@ -198,21 +202,21 @@ def test_what_is_rehearsed_makes_nobody_more_urgent() -> None:
     assert cost.of(REQUEST, one) == untouched
 
 
-def test_the_requests_own_bound_comes_first() -> None:
+def test_the_slo_of_a_request_overrides_the_default() -> None:
     cost = cost_of(Objective.GOODPUT, 10.0, None)
     late, early = _prediction(0.5, 0.010), _prediction(0.05, 0.015)
-    assert cost.of(REQUEST, late) < cost.of(REQUEST, early)  # both keep ten seconds
+    assert cost.of(REQUEST, late) < cost.of(REQUEST, early)  # both meet the default of ten seconds
     strict = replace(REQUEST, slo_ttft_s=0.1)
     assert cost.of(strict, late) > cost.of(strict, early)
 
 
-def test_goodput_without_any_bound_is_latency() -> None:
+def test_goodput_without_an_slo_equals_latency() -> None:
     cost, plain = cost_of(Objective.GOODPUT, None, None), cost_of(Objective.LATENCY, None, None)
     one = _prediction(0.5, 0.010, 0.7)
     assert cost.of(REQUEST, one) == pytest.approx(plain.of(REQUEST, one))
 
 
-def test_each_objective_looks_at_its_own_time() -> None:
+def test_each_objective_minimises_its_own_time() -> None:
     first, tokens = _prediction(0.1, 0.020), _prediction(1.0, 0.012)
     ttft, tpot = cost_of(Objective.TTFT, None, None), cost_of(Objective.TPOT, None, None)
     assert ttft.of(REQUEST, first) < ttft.of(REQUEST, tokens)

@@ -27,7 +27,7 @@ from policies.rules.conditions import Bounds, When
         (0.5, [0.5], [0.4]),
     ],
 )
-def test_comparisons_are_read_as_written(written: object, inside: list[float], outside: list[float]) -> None:
+def test_comparisons_are_parsed(written: object, inside: list[float], outside: list[float]) -> None:
     bounds = Bounds.parse(written)
     assert all(bounds.holds(value) for value in inside)
     assert not any(bounds.holds(value) for value in outside)
@@ -37,13 +37,13 @@ def test_comparisons_are_read_as_written(written: object, inside: list[float], o
 @pytest.mark.parametrize(
     "written", ["", ">> 1", "> x", "0.5", ">= 1 or < 3", "> 1 and", True, None, [1], "=> 1", "> nan"]
 )
-def test_what_is_no_comparison_is_refused_with_an_example(written: object) -> None:
-    with pytest.raises(ValueError, match=r"is no condition on a number: write a comparison such as '>= 0\.5'"):
+def test_invalid_comparisons_are_rejected_with_an_example(written: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a condition on a number: write a comparison such as '>= 0\.5'"):
         Bounds.parse(written)
 
 
 @pytest.mark.parametrize("written", ["> 3 and < 2", "> 3 and < 3", "= 1 and > 1", ">= 2 and < 2"])
-def test_what_no_number_satisfies_is_refused(written: str) -> None:
+def test_unsatisfiable_comparisons_are_rejected(written: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"'{written}' can never hold")):
         Bounds.parse(written)
 
@@ -53,7 +53,7 @@ _NUMBERS = st.integers(-4, 4).map(lambda quarter: quarter / 4)
 
 
 @given(_OPERATORS, _NUMBERS, _OPERATORS, _NUMBERS, _NUMBERS)
-def test_bounds_mean_both_comparisons_and_can_be_written_again(
+def test_bounds_are_the_conjunction_of_comparisons_and_round_trip(
     first: str, low: float, second: str, high: float, value: float
 ) -> None:
     def compare(operator: str, number: float) -> bool:
@@ -67,7 +67,7 @@ def test_bounds_mean_both_comparisons_and_can_be_written_again(
 
     try:
         bounds = Bounds.parse(f"{first} {low} and {second} {high}")
-    except ValueError:  # it can never hold, so not for this value either
+    except ValueError:  # unsatisfiable, so it does not hold for this value either
         assert not (compare(first, low) and compare(second, high))
         return
     assert bounds.holds(value) == (compare(first, low) and compare(second, high))
@@ -80,13 +80,13 @@ def issues(when: dict[str, object]) -> dict[str, Issue]:
     return {str(issue.path[0]): issue for issue in issues_of(raised.value, When)}
 
 
-def test_an_unknown_feature_is_told_with_the_nearest() -> None:
+def test_an_unknown_feature_is_reported_with_a_suggestion() -> None:
     issue = issues({"temprature": "> 1"})["temprature"]
     assert (issue.message, issue.hint) == ("unknown feature 'temprature'", "did you mean 'temperature'?")
 
 
-def test_each_wrong_condition_is_told_at_its_place() -> None:
-    told = issues(
+def test_each_invalid_condition_is_reported_under_its_feature() -> None:
+    found = issues(
         {
             "overlap": ">= 35",
             "turns": "< 1",
@@ -97,22 +97,22 @@ def test_each_wrong_condition_is_told_at_its_place() -> None:
             "temperature": "hot",
         }
     )
-    assert told["overlap"].message == "'>= 35' can never hold: overlap runs from 0 to 1"
-    assert told["turns"].message == "'< 1' can never hold: turns runs from 1 to inf"
-    assert told["tools"].message == "expected true or false"
-    assert told["template"].message == "12345678 is not text: put it in quotes"
-    assert told["workload"].message.startswith("'Code' can never hold: a workload is in lower case")
-    assert told["endpoint"].message.startswith("'chats' can never hold: the endpoints are chat, completions")
-    assert told["temperature"].message.startswith("'hot' is no condition on a number")
-    assert len(told) == 7
+    assert found["overlap"].message == "'>= 35' can never hold: overlap ranges from 0 to 1"
+    assert found["turns"].message == "'< 1' can never hold: turns ranges from 1 to inf"
+    assert found["tools"].message == "expected true or false"
+    assert found["template"].message == "12345678 is not text: put it in quotes"
+    assert found["workload"].message.startswith("'Code' can never hold: a workload has at most 40")
+    assert found["endpoint"].message.startswith("'chats' can never hold: the endpoints are chat, completions")
+    assert found["temperature"].message.startswith("'hot' is not a condition on a number")
+    assert len(found) == 7
 
 
-def test_a_feature_with_nothing_beside_it_is_not_taken_for_absent() -> None:
-    assert issues({"overlap": None})["overlap"].message == "nothing stands here"
+def test_a_feature_without_a_condition_is_an_error() -> None:
+    assert issues({"overlap": None})["overlap"].message == "no condition is given"
     assert issues({"workload": []})["workload"].message.startswith("an empty list can never hold")
 
 
-def test_conditions_are_written_as_a_person_would() -> None:
+def test_conditions_are_written_readably() -> None:
     when = When.model_validate({"temperature": "<=0.50", "workload": ["code", "agent"], "tools": True, "n": 1})
     assert str(when) == "temperature <= 0.5, n = 1, tools true, workload agent or code"
     assert When.model_validate(when.model_dump(exclude_none=True)) == when

@@ -41,8 +41,8 @@ def pool(**in_flight: int) -> list[Backend]:
     return [backend(name, in_flight.get(name, 0)) for name in ("baseline", "ngram", "suffix", "eagle3", "draft_model")]
 
 
-def features(**given: Any) -> RequestFeatures:
-    return RequestFeatures(**{"model": "m", "endpoint": Endpoint.CHAT, "temperature": 0.0, **given})
+def features(**fields: Any) -> RequestFeatures:
+    return RequestFeatures(**{"model": "m", "endpoint": Endpoint.CHAT, "temperature": 0.0, **fields})
 
 
 def chosen(request: RequestFeatures, candidates: list[Backend], text: str = RULES) -> tuple[str, str]:
@@ -50,7 +50,7 @@ def chosen(request: RequestFeatures, candidates: list[Backend], text: str = RULE
     return decision.backend, decision.reason
 
 
-def test_the_first_rule_that_matches_decides() -> None:
+def test_the_first_matching_rule_decides() -> None:
     assert chosen(features(overlap=0.4), pool()) == ("suffix", "repeats-itself")
     assert chosen(features(overlap=0.4, tools=True, max_tokens=5), pool()) == ("suffix", "repeats-itself")
     assert chosen(features(overlap=0.3, tools=True, max_tokens=5), pool()) == ("ngram", "tools")
@@ -67,17 +67,17 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
     assert policy().choose(features(tools=True, stream=True, max_tokens=5), pool()).reason == "no_rule"
 
 
-def test_a_request_without_a_limit_meets_no_condition_on_it() -> None:
+def test_a_request_without_a_limit_meets_no_condition_on_the_limit() -> None:
     assert policy().choose(features(tools=True, max_tokens=None), pool()).reason == "no_rule"
 
 
-def test_without_a_rule_or_a_preferred_backend_the_least_loaded_is_taken() -> None:
+def test_the_least_loaded_backend_is_chosen_without_a_rule_or_target() -> None:
     loads = {"baseline": 3, "ngram": 2, "suffix": 1, "eagle3": 5, "draft_model": 4}
     assert chosen(features(), pool(**loads)) == ("suffix", "no_rule")
     assert chosen(features(temperature=1.0), pool(**loads)) == ("suffix", "none_preferred")
 
 
-def test_a_preferred_backend_with_too_much_to_do_is_passed_over() -> None:
+def test_an_overloaded_preferred_backend_is_skipped() -> None:
     request = features(overlap=0.4)
     assert chosen(request, pool(suffix=4)) == ("suffix", "repeats-itself")
     assert chosen(request, pool(suffix=5)) == ("ngram", "repeats-itself")
@@ -87,7 +87,7 @@ def test_a_preferred_backend_with_too_much_to_do_is_passed_over() -> None:
     assert chosen(request, pool(suffix=20, ngram=10, **level)) == ("ngram", "repeats-itself")
 
 
-def test_a_rule_may_have_slack_of_its_own() -> None:
+def test_a_rule_may_have_its_own_slack() -> None:
     text = RULES.replace("prefer: [suffix, ngram]}", "prefer: [suffix, ngram], slack: 0}")
     assert chosen(features(overlap=0.4), pool(), text) == ("suffix", "repeats-itself")
     assert chosen(features(overlap=0.4), pool(suffix=1), text) == ("ngram", "repeats-itself")
@@ -102,23 +102,23 @@ rules:
 """
 
 
-def weighed(in_flight: dict[str, int]) -> tuple[str, str]:
+def by_weights(in_flight: dict[str, int]) -> tuple[str, str]:
     return chosen(features(workload="code"), pool(**in_flight), WEIGHTS)
 
 
-def test_of_a_rule_with_weights_the_least_requests_with_slack_for_its_weight_are_taken() -> None:
-    assert weighed({}) == ("suffix", "code")
-    assert weighed({"suffix": 1}) == ("suffix", "code")  # (1 + 1 + 4) / 1 against (0 + 1 + 4) / 0.8
-    assert weighed({"suffix": 2}) == ("eagle3", "code")
-    assert weighed({"suffix": 7, "eagle3": 5}) == ("suffix", "code")
-    assert weighed({"suffix": 8, "eagle3": 5}) in {("baseline", "code"), ("eagle3", "code")}  # 12.5 both
-    assert weighed({"suffix": 8, "eagle3": 6}) == ("baseline", "code"), "n-gram has no weight, and is not taken"
+def test_a_rule_with_weights_picks_the_lowest_load_per_weight() -> None:
+    assert by_weights({}) == ("suffix", "code")
+    assert by_weights({"suffix": 1}) == ("suffix", "code")  # (1 + 1 + 4) / 1 against (0 + 1 + 4) / 0.8
+    assert by_weights({"suffix": 2}) == ("eagle3", "code")
+    assert by_weights({"suffix": 7, "eagle3": 5}) == ("suffix", "code")
+    assert by_weights({"suffix": 8, "eagle3": 5}) in {("baseline", "code"), ("eagle3", "code")}  # both have 12.5
+    assert by_weights({"suffix": 8, "eagle3": 6}) == ("baseline", "code"), "n-gram has no weight, so it is never chosen"
 
 
-def test_under_load_requests_are_shared_in_proportion_to_the_weights() -> None:
-    built, candidates = policy(WEIGHTS), pool()
+def test_load_is_distributed_in_proportion_to_the_weights() -> None:
+    thresholds, candidates = policy(WEIGHTS), pool()
     for _ in range(2200):
-        name = built.choose(features(workload="code"), candidates).backend
+        name = thresholds.choose(features(workload="code"), candidates).backend
         next(candidate for candidate in candidates if candidate.name == name).in_flight += 1
     loads = {candidate.name: candidate.in_flight for candidate in candidates}
     assert loads["eagle3"] == pytest.approx(0.8 * loads["suffix"], rel=0.01)
@@ -126,7 +126,7 @@ def test_under_load_requests_are_shared_in_proportion_to_the_weights() -> None:
     assert loads["ngram"] == loads["draft_model"] == 0
 
 
-def test_weights_may_name_backends_and_hold_with_the_backends_own_weights() -> None:
+def test_weights_may_name_backends_and_combine_with_backend_weights() -> None:
     candidates = [backend("own", 9, method="mtp"), backend("other", 0, weight=2, method="mtp"), backend("suffix", 0)]
     own = features(workload="own")
     assert chosen(own, candidates, WEIGHTS) == ("other", "own")  # (10 + 8) / 2 against (1 / 2 + 8) / 1
@@ -136,15 +136,15 @@ def test_weights_may_name_backends_and_hold_with_the_backends_own_weights() -> N
     assert policy(WEIGHTS).settings.named_backends() == {("rules", 1, "weights", "backend:own"): "own"}
 
 
-def test_assessments_of_weights_show_how_the_score_comes_about() -> None:
-    notes = {it.backend: it for it in policy(WEIGHTS).assess(features(workload="code"), pool(eagle3=3))}
+def test_assessments_by_weight_show_how_the_score_is_computed() -> None:
+    notes = {rating.backend: rating for rating in policy(WEIGHTS).assess(features(workload="code"), pool(eagle3=3))}
     assert notes["eagle3"].score == pytest.approx(10.0)
     assert notes["eagle3"].note == "rule 'code' (workload code): (4 requests with this one + slack 4) / weight 0.8"
     assert notes["ngram"].score is None
     assert notes["ngram"].note.endswith("does not name it")
 
 
-def test_a_rule_is_written_as_it_was_read() -> None:
+def test_rules_round_trip_through_their_lines() -> None:
     for text in (RULES, WEIGHTS):
         settings = policy(text).settings
         lines = [line for rule in settings.rules for line in rule.lines()]
@@ -152,19 +152,19 @@ def test_a_rule_is_written_as_it_was_read() -> None:
         assert written.rules == settings.rules
 
 
-def test_weight_counts_in_what_is_too_much() -> None:
+def test_the_load_limit_respects_backend_weights() -> None:
     candidates = [backend("suffix", 8, weight=2), backend("ngram", 0), backend("eagle3", 0)]
     assert chosen(features(overlap=0.4), candidates) == ("suffix", "repeats-itself")
     candidates[0].in_flight = 9
     assert chosen(features(overlap=0.4), candidates) == ("ngram", "repeats-itself")
 
 
-def test_of_one_method_the_least_loaded_is_taken_and_ties_are_drawn() -> None:
+def test_the_least_loaded_backend_of_a_method_is_chosen_with_random_ties() -> None:
     candidates = [backend(name, load, method="suffix") for name, load in (("a", 2), ("b", 1), ("c", 1))]
     decisions = [policy().choose(features(overlap=0.4), candidates)]
     assert decisions[0].propensity == 0.5
-    built = policy()
-    drawn = Counter(built.choose(features(overlap=0.4), candidates).backend for _ in range(400))
+    thresholds = policy()
+    drawn = Counter(thresholds.choose(features(overlap=0.4), candidates).backend for _ in range(400))
     assert set(drawn) == {"b", "c"}
     assert min(drawn.values()) > 150
 
@@ -175,21 +175,21 @@ def test_load_is_the_mean_over_the_candidates() -> None:
     assert chosen(features(), [backend("baseline", 24), backend("ngram", 16)]) == ("baseline", "busy")
 
 
-def test_assessments_tell_the_rule_its_conditions_and_what_is_passed_over() -> None:
-    notes = {it.backend: it for it in policy().assess(features(overlap=0.4), pool(suffix=5))}
+def test_assessments_show_the_rule_its_conditions_and_skipped_backends() -> None:
+    notes = {rating.backend: rating for rating in policy().assess(features(overlap=0.4), pool(suffix=5))}
     assert notes["ngram"].score == 2
     assert "rule 'repeats-itself' (temperature <= 0.5, overlap >= 0.35) names it at place 2" in notes["ngram"].note
     assert notes["suffix"].score is None
-    assert "passed over: 5 requests, at most 4 go by rule" in notes["suffix"].note
+    assert "skipped: 5 requests are over the limit of 4" in notes["suffix"].note
     assert notes["eagle3"].note.endswith("does not name it")
-    assert all("no rule matches" in it.note for it in policy().assess(features(), pool()))
+    assert all("no rule matches" in rating.note for rating in policy().assess(features(), pool()))
 
 
 @pytest.mark.parametrize(
     ("rules", "path", "message", "hint"),
     [
         ([], ("rules",), "no rules", "write one"),
-        ([{"name": "a", "prefer": []}], ("rules", 0, "prefer"), "prefers nothing", "name a method"),
+        ([{"name": "a", "prefer": []}], ("rules", 0, "prefer"), "names no target", "name a method"),
         (
             [{"name": "a", "prefer": ["eagel3"]}],
             ("rules", 0, "prefer", 0),
@@ -197,15 +197,15 @@ def test_assessments_tell_the_rule_its_conditions_and_what_is_passed_over() -> N
             "did you mean 'eagle3'?",
         ),
         ([{"name": "a", "prefer": ["backend:"]}], ("rules", 0, "prefer", 0), "names no backend", "backend:NAME"),
-        ([{"name": "a", "prefer": ["mtp", "mtp"]}], ("rules", 0, "prefer", 1), "'mtp' stands here twice", "leave"),
-        ([{"name": "a"}], ("rules", 0, "prefer"), "prefers nothing", "name a method"),
-        ([{"name": "a", "weights": {}}], ("rules", 0, "weights"), "prefers nothing", "name a method"),
+        ([{"name": "a", "prefer": ["mtp", "mtp"]}], ("rules", 0, "prefer", 1), "'mtp' is listed twice", "remove"),
+        ([{"name": "a"}], ("rules", 0, "prefer"), "names no target", "name a method"),
+        ([{"name": "a", "weights": {}}], ("rules", 0, "weights"), "names no target", "name a method"),
         ([{"name": "a", "weights": {"mtpp": 1}}], ("rules", 0, "weights", "mtpp"), "unknown method", "'mtp'?"),
         ([{"name": "a", "weights": {"mtp": 0}}], ("rules", 0, "weights", "mtp"), "must be greater than 0", ""),
         (
             [{"name": "a", "prefer": ["mtp"], "weights": {"mtp": 1}}],
             ("rules", 0, "weights"),
-            "beside",
+            "cannot be combined",
             "one of the two",
         ),
         ([{"name": "a", "prefer": ["mtp"], "slack": -1}], ("rules", 0, "slack"), "greater than or equal to 0", ""),
@@ -231,7 +231,7 @@ def test_assessments_tell_the_rule_its_conditions_and_what_is_passed_over() -> N
         ),
     ],
 )
-def test_a_wrong_rule_is_told_where_it_is_and_what_would_be_right(
+def test_an_invalid_rule_is_reported_with_its_path_and_a_hint(
     rules: list[dict[str, Any]], path: tuple[str | int, ...], message: str, hint: str
 ) -> None:
     with pytest.raises(ValidationError) as raised:
@@ -242,37 +242,37 @@ def test_a_wrong_rule_is_told_where_it_is_and_what_would_be_right(
     assert hint in issue.hint
 
 
-def test_the_rules_tell_which_backends_they_name() -> None:
+def test_named_backends_are_listed_with_their_paths() -> None:
     assert policy().settings.named_backends() == {("rules", 2, "prefer", 0): "own"}
 
 
-def test_rules_can_be_written_out_and_read_again() -> None:
+def test_rules_round_trip_through_yaml() -> None:
     for text in (RULES, WEIGHTS):
         settings = ThresholdSettings.model_validate(yaml.safe_load(text))
         written = yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True))
         assert ThresholdSettings.model_validate(yaml.safe_load(written)) == settings
 
 
-def test_editors_accept_what_the_policy_accepts() -> None:
+def test_the_json_schema_agrees_with_the_policy() -> None:
     schema = ThresholdSettings.model_json_schema()
     validator = Draft202012Validator(schema)
-    given = yaml.safe_load(RULES)
-    validator.validate(given)
+    settings = yaml.safe_load(RULES)
+    validator.validate(settings)
     validator.validate(yaml.safe_load(WEIGHTS))
     validator.validate(yaml.safe_load(DEFAULT_RULES.read_text("utf-8")))
-    wrongs: tuple[dict[str, Any], ...] = (
+    invalid: tuple[dict[str, Any], ...] = (
         {},
         {"prefer": []},
         {"weights": {}},
         {"weights": {"mtp": 0}},
         {"prefer": ["mtp"], "weights": {"mtp": 1}},
     )
-    for wrong in wrongs:
-        assert not validator.is_valid({"rules": [{"name": "a", **wrong}]}), wrong
-    given["rules"][0]["when"] = {"temperature": ">> 1"}
-    assert not validator.is_valid(given)
-    given["rules"][0]["when"] = {"temprature": "> 1"}
-    assert not validator.is_valid(given)
+    for fields in invalid:
+        assert not validator.is_valid({"rules": [{"name": "a", **fields}]}), fields
+    settings["rules"][0]["when"] = {"temperature": ">> 1"}
+    assert not validator.is_valid(settings)
+    settings["rules"][0]["when"] = {"temprature": "> 1"}
+    assert not validator.is_valid(settings)
 
 
 def described(text: str, **fields: Any) -> RequestFeatures:
@@ -294,47 +294,47 @@ def described(text: str, **fields: Any) -> RequestFeatures:
         (described("All work and no play makes Jack a dull boy. " * 9), "suffix", "repeats-itself"),
     ],
 )
-def test_the_default_rules_send_requests_as_they_say(request_: RequestFeatures, method: str, reason: str) -> None:
+def test_the_default_rules_prefer_the_documented_methods(request_: RequestFeatures, method: str, reason: str) -> None:
     decision = Thresholds(ThresholdSettings()).choose(request_, pool())
     assert (decision.backend, decision.reason) == (method, reason)
 
 
-def test_the_default_rules_leave_speculation_when_the_pool_is_full() -> None:
+def test_the_default_rules_avoid_speculation_in_a_saturated_pool() -> None:
     full = dict.fromkeys(("baseline", "ngram", "suffix", "eagle3", "draft_model"), 64)
     decision = Thresholds(ThresholdSettings()).choose(features(), pool(**full))
     assert (decision.backend, decision.reason) == ("baseline", "saturated")
 
 
-def test_every_default_rule_is_explained_above_it() -> None:
+def test_every_default_rule_has_a_comment() -> None:
     lines = DEFAULT_RULES.read_text("utf-8").splitlines()
-    comment = [
-        lines[place - 1].startswith("  #")
-        for place, line in enumerate(lines)
+    commented = [
+        lines[index - 1].startswith("  #")
+        for index, line in enumerate(lines)
         if re.match(r"  - name: (?!declared-chat)", line)
     ]
-    assert len(comment) == len(default_rules()) - 1
-    assert all(comment)
+    assert len(commented) == len(default_rules()) - 1
+    assert all(commented)
     assert not default_rules()[-1].when.conditions()
 
 
-def test_no_load_piles_up_where_every_request_prefers_the_same_backend() -> None:
-    built = Thresholds(ThresholdSettings(seed=1))
+def test_load_stays_bounded_if_all_requests_prefer_one_backend() -> None:
+    thresholds = Thresholds(ThresholdSettings(seed=1))
     candidates = pool()
     for _ in range(500):
-        name = built.choose(features(), candidates).backend
+        name = thresholds.choose(features(), candidates).backend
         next(candidate for candidate in candidates if candidate.name == name).in_flight += 1
     loads = [candidate.in_flight for candidate in candidates]
-    spill = built.settings.spill
+    spill = thresholds.settings.spill
     assert max(loads) <= spill.bound(min(loads)) + 1
 
 
-def test_only_the_text_features_that_rules_use_are_worked_out() -> None:
+def test_only_the_text_features_used_by_rules_are_computed() -> None:
     assert policy().text_features == {"overlap", "template"}
     assert policy("rules: [{name: all, prefer: [ngram]}]").text_features == set()
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a b c d " * 9}]}
     load = {"model": "m", "default_temperature": 1.0, "qps": 0.0, "in_flight": 0}
-    whole = describe(Endpoint.CHAT, body, **load)  # type: ignore[arg-type]
-    part = describe(Endpoint.CHAT, body, **load, text_features={"overlap"})  # type: ignore[arg-type]
-    assert (part.overlap, part.template, part.code_share) == (whole.overlap, "", 0.0)
-    assert whole.template
-    assert part.prompt_tokens == whole.prompt_tokens
+    full = describe(Endpoint.CHAT, body, **load)  # type: ignore[arg-type]
+    partial = describe(Endpoint.CHAT, body, **load, text_features={"overlap"})  # type: ignore[arg-type]
+    assert (partial.overlap, partial.template, partial.code_share) == (full.overlap, "", 0.0)
+    assert full.template
+    assert partial.prompt_tokens == full.prompt_tokens

@@ -1,4 +1,4 @@
-"""What proposers would have drafted, replayed on finished texts."""
+"""Drafts of proposers, replayed on finished texts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ H100 = load_calibration("llama-3.1-8b-h100")
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-def looked_up(context: Sequence[int], k: int, min_n: int, max_n: int, max_model_len: int = UNLIMITED) -> list[int]:
-    """Draft by vLLM's rule in the plainest way."""
+def plain_lookup(context: Sequence[int], k: int, min_n: int, max_n: int, max_model_len: int = UNLIMITED) -> list[int]:
+    """Draft by vLLM's rule, implemented in the simplest way."""
     k = min(k, max_model_len - len(context))
     for n in range(min(max_n, len(context)), min_n - 1, -1):
         for start in range(len(context) - n):
@@ -33,10 +33,10 @@ def looked_up(context: Sequence[int], k: int, min_n: int, max_n: int, max_model_
     return []
 
 
-def played(prompt: list[int], output: list[int], k: int, min_n: int, max_n: int, max_model_len: int) -> Steps:
+def plain_replay(prompt: list[int], output: list[int], k: int, min_n: int, max_n: int, max_model_len: int) -> Steps:
     emitted, drafted = plain_steps(len(output))
     for position in range(1, len(output)):
-        draft = looked_up(prompt + output[:position], k, min_n, max_n, max_model_len)
+        draft = plain_lookup(prompt + output[:position], k, min_n, max_n, max_model_len)
         accepted = 0
         while accepted < len(draft) and output[position + accepted : position + accepted + 1] == [draft[accepted]]:
             accepted += 1
@@ -47,31 +47,31 @@ def played(prompt: list[int], output: list[int], k: int, min_n: int, max_n: int,
 
 @given(TOKENS, TOKENS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(20, 90))
 @settings(max_examples=300, deadline=None)
-def test_ngram_replay_is_the_plain_lookup(
+def test_ngram_replay_equals_the_simple_implementation(
     prompt: list[int], output: list[int], k: int, min_n: int, wider: int, max_model_len: int
 ) -> None:
     emitted, drafted = ngram_replay(prompt, output, k, min_n, min_n + wider, max_model_len)
-    expected = played(prompt, output, k, min_n, min_n + wider, max_model_len)
+    expected = plain_replay(prompt, output, k, min_n, min_n + wider, max_model_len)
     assert emitted.tolist() == expected[0].tolist()
     assert drafted.tolist() == expected[1].tolist()
 
 
 def test_ngram_prefers_the_longest_match_and_of_those_the_leftmost() -> None:
     prompt = [1, 2, 3, 70, 9, 2, 3, 80, 1, 2, 3, 90, 5, 1, 2]
-    assert looked_up([*prompt, 3], 1, 2, 3) == [70]
+    assert plain_lookup([*prompt, 3], 1, 2, 3) == [70]
     emitted, drafted = ngram_replay(prompt, [3, 70, 9, 2, 4], 2, 2, 3)
     assert emitted.tolist() == [1, 3, 3, 2, 1]
     assert drafted.tolist() == [0, 2, 2, 2, 2]
 
 
-def test_ngram_sees_what_the_answer_has_repeated() -> None:
+def test_ngram_matches_text_within_the_answer() -> None:
     emitted, _ = ngram_replay([99], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], 4, 2, 2)
     assert emitted[6] == 5
     assert emitted[:5].tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(("k", "low", "high"), [(0, 1, 1), (1, 0, 1), (1, 3, 2)])
-def test_ngram_refuses_senseless_settings(k: int, low: int, high: int) -> None:
+def test_ngram_refuses_invalid_settings(k: int, low: int, high: int) -> None:
     with pytest.raises(ValueError, match="n-gram lookup"):
         ngram_replay([1], [1], k, low, high)
 
@@ -149,13 +149,13 @@ def test_model_based_scripts_are_within_bounds(method: Method) -> None:
         ("summarization", 3, 2.321),
     ],
 )
-def test_eagle3_emits_what_was_measured(kind: str, k: int, measured: float) -> None:
+def test_eagle3_emits_the_measured_tokens_per_step(kind: str, k: int, measured: float) -> None:
     scripts = scripts_of(Method.EAGLE3, {"num_speculative_tokens": k}, kind, 0.0, 300)
     steps = sum((script.output_tokens - 1) / tokens_per_step(script) for script in scripts)
     assert sum(script.output_tokens - 1 for script in scripts) / steps == pytest.approx(measured, rel=0.06)
 
 
-def test_requests_spread_as_the_calibration_says() -> None:
+def test_the_spread_between_requests_is_the_calibrated_one() -> None:
     lengths = [
         tokens_per_step(script) for script in scripts_of(Method.EAGLE3, {"num_speculative_tokens": 5}, "code", 0, 300)
     ]
@@ -176,15 +176,15 @@ def test_acceptance_falls_with_temperature() -> None:
     assert means[0] - means[-1] > 0.4
 
 
-def test_what_is_truncated_is_still_consistent() -> None:
-    """A step that starts one token on emits one token less, as long as its draft is not refused earlier."""
+def test_truncated_steps_are_consistent() -> None:
+    """A step that starts one token later emits one token less, unless its draft is rejected earlier."""
     script = scripts_of(Method.EAGLE3, {"num_speculative_tokens": 5}, "chat", 0.0, 1)[0]
     ahead, here = script.emitted[2:], script.emitted[1:-1]
     agree = (ahead == here - 1)[(here > 1) & (here <= 5)]
     assert agree.mean() > 0.7
 
 
-def test_seeds_decide_model_based_draws() -> None:
+def test_the_seed_determines_model_based_draws() -> None:
     config = {"num_speculative_tokens": 3}
     same = [Proposer(Method.EAGLE, config, H100, seed).script([1], list(range(99)), 0.0, "chat") for seed in (1, 1, 2)]
     assert (same[0].emitted == same[1].emitted).all()
@@ -203,7 +203,7 @@ def test_baseline_and_ngram_scripts() -> None:
     assert limited.drafted.tolist() == [0, 0, 1, 0, 0, 0]
 
 
-def test_suffix_proposers_remember_across_requests() -> None:
+def test_suffix_proposers_remember_earlier_requests() -> None:
     proposer = Proposer(Method.SUFFIX, {}, H100)
     answer = list(range(100, 160))
     first = proposer.script([1, 2, 3], answer, 0.0, "chat")
@@ -218,7 +218,7 @@ def test_scripts_carry_the_blocks_of_prompt_and_answer() -> None:
     assert len(script.prefix_blocks) == 2
 
 
-def test_block_hashes_stand_for_all_that_precedes() -> None:
+def test_block_hashes_depend_on_all_preceding_tokens() -> None:
     first, other = list(range(32)), [99, *range(1, 32)]
     assert block_hashes(first)[0] != block_hashes(other)[0]
     assert block_hashes(first)[1] != block_hashes(other)[1]
@@ -226,7 +226,7 @@ def test_block_hashes_stand_for_all_that_precedes() -> None:
     assert block_hashes([]) == ()
 
 
-def test_unfit_scripts_and_configurations_are_refused() -> None:
+def test_invalid_scripts_and_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match="one entry for each"):
         Script(1, 3, *plain_steps(2))
     with pytest.raises(ValueError, match="at least one"):

@@ -1,4 +1,4 @@
-"""The engine: its scheduler, its memory, its clock."""
+"""The engine: its scheduler, its KV cache and its step times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
 
 
 def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
-    """A request whose every step drafts k and emits `emitted`, as far as there is something left."""
+    """Return a script of which every step drafts k tokens and emits `emitted`, as far as the output allows."""
     tokens = np.minimum(emitted, output - np.arange(output)).astype(np.int32)
     drafted = np.full(output, k, np.int32)
     tokens[0], drafted[0] = 1, 0
@@ -54,11 +54,11 @@ def drain(engine: Engine) -> list[Step]:
 
 
 def totals(steps: list[Step]) -> dict[int, int]:
-    given_out: dict[int, int] = {}
+    tokens_by_id: dict[int, int] = {}
     for step in steps:
         for emission in step.emissions:
-            given_out[emission.request_id] = given_out.get(emission.request_id, 0) + emission.tokens
-    return given_out
+            tokens_by_id[emission.request_id] = tokens_by_id.get(emission.request_id, 0) + emission.tokens
+    return tokens_by_id
 
 
 def test_idle_engine_has_no_step() -> None:
@@ -74,7 +74,7 @@ def test_step_times_follow_the_formula() -> None:
     assert second.duration_s == pytest.approx(5e-3 + 1e-6 + 151 * 4e-8 + 1e-3)
 
 
-def test_drafting_adds_its_passes_and_its_share_of_the_verification() -> None:
+def test_drafting_adds_its_passes_and_its_share_of_the_verification_time() -> None:
     engine = Engine(replace(PLAIN, drafting=DRAFTING, k=3))
     engine.submit(steady(10, 9, 3, 4), 0.0)
     _prefill, step, *_ = drain(engine)
@@ -104,7 +104,7 @@ def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
     assert counters.accepted_at.tolist() == [3, 3, 0]
 
 
-def test_long_prompts_are_computed_in_chunks_beside_decoding() -> None:
+def test_long_prompts_are_computed_in_chunks_alongside_decoding() -> None:
     engine = Engine(replace(PLAIN, max_num_batched_tokens=64))
     short = engine.submit(plain(10, 20), 0.0)
     assert engine.step(0.0) is not None
@@ -124,7 +124,7 @@ def test_drafts_are_cut_to_the_token_budget() -> None:
     assert set(totals(steps).values()) == {40}
 
 
-def test_no_more_requests_run_than_max_num_seqs() -> None:
+def test_at_most_max_num_seqs_requests_run() -> None:
     engine = Engine(replace(PLAIN, max_num_seqs=3))
     for _ in range(8):
         engine.submit(plain(20, 5), 0.0)
@@ -152,7 +152,7 @@ def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
     assert engine.counters.prefix_queries == 4 * 64, "a request that returns is not a new query"
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_requests_that_can_never_fit_are_refused() -> None:
     engine = Engine(replace(PLAIN, kv_blocks=10, max_model_len=400))
     with pytest.raises(ValueError, match="max_model_len 400"):
         engine.submit(plain(300, 101), 0.0)
@@ -173,7 +173,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (160, 64)
 
 
-def test_the_last_prompt_token_is_computed_even_if_all_is_cached() -> None:
+def test_the_last_prompt_token_is_computed_even_if_the_prompt_is_cached() -> None:
     blocks = block_hashes(list(range(64)))
     engine = Engine(PLAIN)
     engine.submit(plain(64, 2, blocks), 0.0)
@@ -185,7 +185,7 @@ def test_the_last_prompt_token_is_computed_even_if_all_is_cached() -> None:
 
 
 def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
-    turn = list(range(96))  # 40 of the prompt, 56 of the answer, of which the last is never computed
+    turn = list(range(96))  # 40 tokens of the prompt, 56 of the answer; the last one is never computed
     engine = Engine(PLAIN)
     engine.submit(plain(40, 56, block_hashes(turn)), 0.0)
     drain(engine)
@@ -195,7 +195,7 @@ def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
     assert step.admitted[0].cached_tokens == 80
 
 
-def test_requests_that_share_a_prefix_at_once_share_its_blocks() -> None:
+def test_concurrent_requests_with_a_common_prefix_share_its_blocks() -> None:
     blocks = block_hashes(list(range(160)))
     engine = Engine(replace(PLAIN, kv_blocks=100))
     for _ in range(4):
@@ -204,10 +204,10 @@ def test_requests_that_share_a_prefix_at_once_share_its_blocks() -> None:
     assert engine.kv_usage == pytest.approx((10 + 4) / 100)
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     prompts = [block_hashes([tag, *range(63)]) for tag in (1000, 2000, 3000)]
     engine = Engine(replace(PLAIN, kv_blocks=9))
-    for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # 4 blocks each to remember, and one more to run
+    for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # each needs 4 blocks, and one more to run
         engine.submit(plain(65, 2, blocks), 0.0)
         drain(engine)
     hits = engine.counters.prefix_hits
@@ -229,7 +229,7 @@ def test_prefix_caching_can_be_off() -> None:
     assert engine.counters.prefix_hits == 0
 
 
-def test_cancelled_requests_free_what_they_hold_at_once() -> None:
+def test_cancelled_requests_free_their_blocks_at_once() -> None:
     engine = Engine(replace(PLAIN, max_num_seqs=2))
     ids = [engine.submit(plain(50, 50), 0.0) for _ in range(3)]
     engine.step(0.0)
@@ -296,7 +296,7 @@ def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
         EngineParameters.of(calibration, Method.EAGLE3, {})
 
 
-def test_an_open_loop_waits_for_nobody() -> None:
+def test_an_open_loop_does_not_wait_for_answers() -> None:
     script = plain(10, 3)
     timeline = run_virtual(Engine(PLAIN), [(5.0, script), (5.001, script), (9.0, script)])
     alone_s = timeline.e2e_s[2]
@@ -307,8 +307,8 @@ def test_an_open_loop_waits_for_nobody() -> None:
     assert timeline.duration_s == pytest.approx(4.0 + alone_s)
 
 
-def test_an_open_loop_refuses_arrivals_that_run_backwards() -> None:
-    with pytest.raises(ValueError, match="backwards"):
+def test_an_open_loop_refuses_arrivals_out_of_order() -> None:
+    with pytest.raises(ValueError, match="out of order"):
         run_virtual(Engine(PLAIN), [(1.0, plain(1, 1)), (0.5, plain(1, 1))])
 
 
@@ -359,7 +359,7 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Scri
 
 @given(workloads())
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes_is_served_whole_and_within_bounds(
+def test_every_workload_is_served_completely_and_within_limits(
     workload: tuple[EngineParameters, list[tuple[float, Script]]],
 ) -> None:
     parameters, arrivals = workload

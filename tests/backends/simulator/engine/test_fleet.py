@@ -1,4 +1,4 @@
-"""The fleet: held against the engine step by step, and its draws against those for whole requests."""
+"""The fleet equals the engine step by step, and its draws equal those for whole requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def replica(parameters: EngineParameters | None = None, name: str = "a") -> Repl
     return Replica(name, H100, Method.BASELINE, parameters=parameters)
 
 
-def one(method: Method, config: dict[str, Any], calibration: Calibration = H100, seed: int = 0) -> Fleet:
+def single(method: Method, config: dict[str, Any], calibration: Calibration = H100, seed: int = 0) -> Fleet:
     return Fleet([Replica("a", calibration, method, config)], seed)
 
 
@@ -94,7 +94,7 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, Arrivals]:
 
 
 def play_both(parameters: EngineParameters, arrivals: Arrivals) -> list[Completion]:
-    """Play a trace on the engine and on the fleet and compare them after every step, to the last bit."""
+    """Play a trace on the engine and on the fleet, and compare them exactly after every step."""
     engine, seen = Engine(parameters), replica(parameters)
     fleet = Fleet([seen])
     pending, now_s = list(arrivals), 0.0
@@ -126,11 +126,11 @@ def play_both(parameters: EngineParameters, arrivals: Arrivals) -> list[Completi
 
 @given(workloads())
 @settings(max_examples=250, deadline=None)
-def test_it_steps_as_the_engine_does(workload: tuple[EngineParameters, Arrivals]) -> None:
+def test_the_fleet_steps_like_the_engine(workload: tuple[EngineParameters, Arrivals]) -> None:
     play_both(*workload)
 
 
-def test_it_preempts_and_evicts_as_the_engine_does() -> None:
+def test_the_fleet_preempts_and_evicts_like_the_engine() -> None:
     rng = np.random.default_rng(5)
     parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)
     arrivals: Arrivals = []
@@ -149,7 +149,7 @@ def test_it_preempts_and_evicts_as_the_engine_does() -> None:
     assert sum(done.cached_tokens for done in completions) > 1000
 
 
-def test_prompts_that_are_cached_in_full_are_as_with_the_engine() -> None:
+def test_fully_cached_prompts_behave_as_in_the_engine() -> None:
     blocks = block_hashes(list(range(80)))
     parameters = replace(PLAIN, kv_blocks=12, max_num_batched_tokens=50)
     arrivals = [(0.1 * number, plain(64, 40, blocks)) for number in range(4)]
@@ -158,7 +158,7 @@ def test_prompts_that_are_cached_in_full_are_as_with_the_engine() -> None:
 
 @pytest.mark.parametrize("name", calibration_names())
 @pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
-def test_with_every_calibration_it_steps_as_the_engine_does(name: str, method: Method) -> None:
+def test_the_fleet_steps_like_the_engine_with_every_calibration(name: str, method: Method) -> None:
     config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
     parameters = EngineParameters.of(load_calibration(name), method, config)
     rng = np.random.default_rng(1)
@@ -172,7 +172,7 @@ def test_with_every_calibration_it_steps_as_the_engine_does(name: str, method: M
     play_both(parameters, arrivals)
 
 
-def test_it_knows_all_that_a_step_takes_time_for() -> None:
+def test_the_replica_record_holds_every_parameter_of_a_step() -> None:
     known = set(REPLICA.names or ())
     assert {name for name in StepTime.model_fields if name != "source"} <= known
     drafting = {name for name in Drafting.model_fields if name not in ("source", "parallel")}
@@ -184,10 +184,10 @@ def test_it_knows_all_that_a_step_takes_time_for() -> None:
 @pytest.mark.parametrize(
     ("method", "config"), [(Method.EAGLE3, EAGLE), (Method.NGRAM, NGRAM), (Method.SUFFIX, {}), (Method.BASELINE, {})]
 )
-def test_steps_drawn_when_needed_are_those_of_the_script(method: Method, config: dict[str, Any]) -> None:
+def test_steps_drawn_on_demand_equal_those_of_the_script(method: Method, config: dict[str, Any]) -> None:
     lengths = [(50, 300), (4000, 40), (1, 1), (200, 800), (16, 2)] * 8
-    drawn = one(method, config, seed=11)
-    written = one(method, config, seed=11)
+    drawn = single(method, config, seed=11)
+    written = single(method, config, seed=11)
     counted = []
     for number, (prompt, output) in enumerate(lengths):
         counted.append(drawn.next_steps(0, output, "code", 0.3))
@@ -204,12 +204,12 @@ def test_steps_drawn_when_needed_are_those_of_the_script(method: Method, config:
 @pytest.mark.parametrize(
     "progress", [None, Progress(output_tokens=(20, 60, 150), logit_shifts=(-0.5, 0.9, 0.2), source="made up")]
 )
-def test_draws_of_a_model_are_those_of_whole_requests(progress: Progress | None) -> None:
+def test_draws_with_a_draft_model_match_those_of_whole_requests(progress: Progress | None) -> None:
     entry = H100.methods[Method.EAGLE3]
     chat = entry.acceptance[Kind.CHAT].model_copy(update={"progress": progress})
     entry = entry.model_copy(update={"acceptance": {Kind.CHAT: chat}})
     calibration = H100.model_copy(update={"methods": H100.methods | {Method.EAGLE3: entry}})
-    fleet = one(Method.EAGLE3, {"num_speculative_tokens": 5}, calibration, seed=3)
+    fleet = single(Method.EAGLE3, {"num_speculative_tokens": 5}, calibration, seed=3)
     rng = np.random.default_rng(0)
     ours = np.array([fleet.script(number, 0, 200, "chat", 0.6).emitted[1:195] for number in range(3000)])
     theirs = np.array(
@@ -223,8 +223,8 @@ def test_draws_of_a_model_are_those_of_whole_requests(progress: Progress | None)
     assert ours.mean(axis=1).std() == pytest.approx(theirs.mean(axis=1).std(), rel=0.08)
 
 
-def test_draws_of_a_lookup_have_its_shares() -> None:
-    fleet = one(Method.NGRAM, NGRAM, seed=3)
+def test_draws_without_a_draft_model_match_the_lookup_shares() -> None:
+    fleet = single(Method.NGRAM, NGRAM, seed=3)
     scripts = [fleet.script(number, 0, 200, "chat", 0.0) for number in range(4000)]
     shares = lookup_shares(Method.NGRAM, "chat", 5, 4, 4)
     odds = np.exp(shares.request_spread * np.random.default_rng(0).standard_normal(200_000))
@@ -239,7 +239,7 @@ def test_draws_of_a_lookup_have_its_shares() -> None:
             assert seen.mean(axis=1).std() == pytest.approx(of_requests.std(), rel=0.12)
 
 
-def test_lookups_are_known_for_every_k_and_kind_and_never_accept_more_than_they_draft() -> None:
+def test_lookup_shares_exist_for_every_k_and_kind_and_accept_no_more_than_is_drafted() -> None:
     for method, bounds in ((Method.NGRAM, (2, 4)), (Method.NGRAM, (1, 9)), (Method.SUFFIX, (0, 0))):
         for kind in ("chat", "code", "rag", "reasoning", "no such kind"):
             for k in (1, 2, 5, 24, 40):
@@ -251,7 +251,7 @@ def test_lookups_are_known_for_every_k_and_kind_and_never_accept_more_than_they_
                 assert list(shares.accepted) == sorted(shares.accepted, reverse=True)
 
 
-def test_a_request_draws_the_same_wherever_it_goes() -> None:
+def test_the_draws_of_a_request_do_not_depend_on_its_replica() -> None:
     def steps(order: list[int]) -> dict[int, int]:
         fleet = Fleet([Replica(str(number), H100, Method.EAGLE3, EAGLE) for number in range(3)], seed=9)
         for number, chosen in enumerate(order):
@@ -262,7 +262,7 @@ def test_a_request_draws_the_same_wherever_it_goes() -> None:
     assert len(set(steps([0, 1, 2, 0, 1, 2]).values())) > 1
 
 
-def test_what_runs_at_the_time_asked_for_is_not_yet_complete() -> None:
+def test_requests_still_running_are_not_completed() -> None:
     seen = replica(PLAIN)
     fleet = Fleet([seen])
     fleet.submit(0, 10, 3, 0.0)
@@ -277,7 +277,7 @@ def test_what_runs_at_the_time_asked_for_is_not_yet_complete() -> None:
     assert seen.busy_s == pytest.approx(ended_s)
 
 
-def test_requests_that_arrive_when_a_step_could_begin_share_it() -> None:
+def test_requests_that_arrive_together_share_a_step() -> None:
     seen = replica(PLAIN)
     fleet = Fleet([seen])
     for _ in range(3):
@@ -287,8 +287,8 @@ def test_requests_that_arrive_when_a_step_could_begin_share_it() -> None:
     assert {done.ended_s for done in fleet.advance(math.inf)} == {2.0 + 6e-3 + 30e-6 + 10 * (2e-5 - 1e-6)}
 
 
-def test_more_requests_than_it_began_with_find_room() -> None:
-    fleet = one(Method.BASELINE, {})
+def test_the_request_table_grows() -> None:
+    fleet = single(Method.BASELINE, {})
     for _ in range(5000):
         fleet.submit(0, 20, 3, 0.0)
     completions = fleet.advance(math.inf)
@@ -296,7 +296,7 @@ def test_more_requests_than_it_began_with_find_room() -> None:
     assert [done.ended_s for done in completions] == sorted(done.ended_s for done in completions)
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_requests_that_can_never_fit_are_refused() -> None:
     fleet = Fleet([replica(replace(PLAIN, kv_blocks=10, max_model_len=400))])
     with pytest.raises(ValueError, match="max_model_len 400"):
         fleet.submit(0, 300, 101, 0.0)
@@ -309,7 +309,7 @@ def test_what_can_never_fit_is_refused() -> None:
     assert fleet.replicas[0].in_flight == 0
 
 
-def test_load_is_what_was_last_reported() -> None:
+def test_load_is_the_last_report() -> None:
     seen = replica(PLAIN)
     fleet = Fleet([seen], report_every_s=0.5)
     fleet.submit(0, 10, 1000, 0.1)
@@ -322,7 +322,7 @@ def test_load_is_what_was_last_reported() -> None:
     assert (seen.load.running, seen.load.at_s, seen.in_flight) == (0, 60.0, 0)
 
 
-def test_a_trace_on_a_fleet_is_one_on_each_of_its_engines() -> None:
+def test_a_trace_on_a_fleet_equals_one_trace_per_engine() -> None:
     rng = np.random.default_rng(2)
     arrivals = [
         Arrival(
@@ -343,12 +343,12 @@ def test_a_trace_on_a_fleet_is_one_on_each_of_its_engines() -> None:
     assert timeline.tokens_per_s > 0
 
 
-def test_a_trace_that_runs_backwards_is_refused() -> None:
-    with pytest.raises(ValueError, match="backwards"):
+def test_a_trace_out_of_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="out of order"):
         run_fleet(Fleet([replica(PLAIN)]), [Arrival(1.0, 1, 1), Arrival(0.5, 1, 1)], lambda _: 0)
 
 
-def test_who_serves_in_real_time_loads_no_compiler() -> None:
+def test_serving_in_real_time_loads_no_compiler() -> None:
     serving = "import sys, backends.simulator.server.replica, backends.simulator.engine.virtual_time"
     loaded = f"{serving}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

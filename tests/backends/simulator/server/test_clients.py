@@ -1,4 +1,4 @@
-"""The official clients take what is answered."""
+"""The official clients of OpenAI and Anthropic understand the answers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_tools(client: openai.OpenAI, choice: Any, reason: str) -> None:
         assert json.loads(call.function.arguments) == CALLED
 
 
-def test_a_conversation_after_a_tool_goes_on_in_words(client: openai.OpenAI) -> None:
+def test_the_answer_to_a_tool_result_is_text(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": WEATHER}], tools=TOOLS)
     called: Any = first.choices[0].message
     messages: Any = [
@@ -188,17 +188,17 @@ def test_messages_refuse(claude: anthropic.Anthropic) -> None:
         claude.messages.create(model="nope", max_tokens=5, messages=HELLO)
 
 
-async def test_many_at_once(simulator: Any) -> None:
+async def test_many_concurrent_requests(simulator: Any) -> None:
     import asyncio
 
     url = f"{simulator.urls['eagle3']}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
 
-        async def one(index: int) -> int:
+        async def count_tokens(index: int) -> int:
             stream = await client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": f"Tell me of {index}"}], max_tokens=40, stream=True
             )
             return len([chunk async for chunk in stream])
 
-        counts = await asyncio.gather(*(one(index) for index in range(40)))
+        counts = await asyncio.gather(*(count_tokens(index) for index in range(40)))
     assert all(count > 3 for count in counts)

@@ -1,4 +1,4 @@
-"""Steps end when the engine says, without drift, and tokens are handed out at that moment."""
+"""Steps last as long as the engine says, without drift, and their tokens are delivered at their end."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from backends.simulator.server.answer import Answer
 from backends.simulator.server.driver import Driver
 from backends.simulator.server.metrics import Tallies
 from backends.simulator.server.playback import Play, Usage, request_metrics
+from tests.support.waiting import eventually
 
 STEP_S = 0.01
 
@@ -34,18 +35,18 @@ def driver(*, time_scale: float = 1.0, max_num_seqs: int = 8, k: int = 0) -> Dri
     return Driver(Engine(parameters), Tallies(8192, accepted_at=[0] * k), time_scale)
 
 
-class Listener:
-    """Notes when which tokens came, and is done after the last."""
+class RecordingListener:
+    """Records the times and ranges of its tokens."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.heard: list[tuple[float, int, int]] = []
+        self.received: list[tuple[float, int, int]] = []
         self.done = asyncio.Event()
         self._fails = fails
 
     def on_tokens(self, play: Play, start: int, end: int) -> None:
         if self._fails:
-            raise RuntimeError("a broken audience")
-        self.heard.append((time.monotonic(), start, end))
+            raise RuntimeError("a broken listener")
+        self.received.append((time.monotonic(), start, end))
         if play.finished:
             self.done.set()
 
@@ -53,7 +54,7 @@ class Listener:
         await asyncio.wait_for(self.done.wait(), 20)
 
 
-def begin(each: Driver, listener: Listener, tokens: int, step_tokens: int = 1, index: int = 0) -> Play:
+def play_tokens(each: Driver, listener: RecordingListener, tokens: int, step_tokens: int = 1, index: int = 0) -> Play:
     """Play an answer of which every step after the first emits `step_tokens`."""
     emitted = np.minimum(step_tokens, tokens - np.arange(tokens)).astype(np.int32)
     emitted[0] = 1
@@ -66,29 +67,29 @@ def begin(each: Driver, listener: Listener, tokens: int, step_tokens: int = 1, i
 
 
 async def test_steps_do_not_drift() -> None:
-    each, listener = driver(), Listener()
+    each, listener = driver(), RecordingListener()
     began_s = time.monotonic()
-    begin(each, listener, 60)
+    play_tokens(each, listener, 60)
     await listener.wait()
-    late_s = [at - began_s - STEP_S * (index + 1) for index, (at, _, _) in enumerate(listener.heard)]
-    assert [(start, end) for _, start, end in listener.heard] == [(index, index + 1) for index in range(60)]
+    late_s = [at - began_s - STEP_S * (index + 1) for index, (at, _, _) in enumerate(listener.received)]
+    assert [(start, end) for _, start, end in listener.received] == [(index, index + 1) for index in range(60)]
     assert min(late_s) > -0.002
     assert float(np.median(late_s[-20:])) < 0.005, "a late step must not delay those after it"
 
 
 async def test_time_can_be_scaled() -> None:
-    each, listener = driver(time_scale=0.1), Listener()
+    each, listener = driver(time_scale=0.1), RecordingListener()
     began_s = time.monotonic()
-    begin(each, listener, 100)
+    play_tokens(each, listener, 100)
     await listener.wait()
     assert 0.09 < time.monotonic() - began_s < 0.5
 
 
-async def test_a_step_may_bring_several_tokens() -> None:
-    each, listener = driver(k=3), Listener()
-    play = begin(each, listener, 10, step_tokens=4)
+async def test_a_step_can_emit_several_tokens() -> None:
+    each, listener = driver(k=3), RecordingListener()
+    play = play_tokens(each, listener, 10, step_tokens=4)
     await listener.wait()
-    assert [(start, end) for _, start, end in listener.heard] == [(0, 1), (1, 5), (5, 9), (9, 10)]
+    assert [(start, end) for _, start, end in listener.received] == [(0, 1), (1, 5), (5, 9), (9, 10)]
     metrics = request_metrics([play], 3)
     assert metrics is not None
     speculation = metrics["speculative_decoding"]
@@ -100,70 +101,67 @@ async def test_a_step_may_bring_several_tokens() -> None:
 
 
 async def test_arrivals_join_the_next_step() -> None:
-    each, first, second = driver(), Listener(), Listener()
-    begin(each, first, 30)
-    while len(first.heard) < 5:
-        await asyncio.sleep(STEP_S / 5)
-    begin(each, second, 5)
+    each, first, second = driver(), RecordingListener(), RecordingListener()
+    play_tokens(each, first, 30)
+    await eventually(lambda: len(first.received) >= 5)
+    play_tokens(each, second, 5)
     assert (each.gauges().running, each.gauges().waiting) == (1, 1)
     await asyncio.gather(first.wait(), second.wait())
-    together_s = {round(at, 3) for at, _, _ in second.heard}
-    apart_s = [min(abs(at - other) for other, _, _ in first.heard) for at in together_s]
-    assert max(apart_s) < 0.002, "one step brings both their tokens"
-    assert len(first.heard) == 30
+    together_s = {round(at, 3) for at, _, _ in second.received}
+    apart_s = [min(abs(at - other) for other, _, _ in first.received) for at in together_s]
+    assert max(apart_s) < 0.002, "one step emits tokens of both"
+    assert len(first.received) == 30
 
 
-async def test_those_without_room_wait() -> None:
-    each, first, second = driver(max_num_seqs=1), Listener(), Listener()
-    begin(each, first, 5)
-    play = begin(each, second, 5)
+async def test_requests_wait_while_the_batch_is_full() -> None:
+    each, first, second = driver(max_num_seqs=1), RecordingListener(), RecordingListener()
+    play_tokens(each, first, 5)
+    play = play_tokens(each, second, 5)
     await asyncio.gather(first.wait(), second.wait())
-    assert second.heard[0][0] > first.heard[-1][0]
+    assert second.received[0][0] > first.received[-1][0]
     metrics = request_metrics([play], 0)
     assert metrics is not None
     assert metrics["queue_time_ms"] == pytest.approx(5 * STEP_S * 1e3, rel=0.3)
     assert metrics["time_to_first_token_ms"] > metrics["queue_time_ms"]
 
 
-async def test_what_is_cancelled_is_heard_no_more() -> None:
-    each, listener, other = driver(), Listener(), Listener()
-    play = begin(each, listener, 1000)
-    begin(each, other, 20)
-    while len(listener.heard) < 3:
-        await asyncio.sleep(STEP_S / 5)
+async def test_a_cancelled_request_emits_no_more_tokens() -> None:
+    each, listener, other = driver(), RecordingListener(), RecordingListener()
+    play = play_tokens(each, listener, 1000)
+    play_tokens(each, other, 20)
+    await eventually(lambda: len(listener.received) >= 3)
     each.cancel(play)
     each.cancel(play)
-    count = len(listener.heard)
+    count = len(listener.received)
     assert each.gauges().running == 1
     await other.wait()
-    assert len(listener.heard) == count
+    assert len(listener.received) == count
     assert each.tallies.finished["abort"] == 1
 
 
 async def test_an_idle_engine_wakes() -> None:
     each = driver(time_scale=0.1)
     for _ in range(3):
-        listener = Listener()
+        listener = RecordingListener()
         began_s = time.monotonic()
-        begin(each, listener, 5)
+        play_tokens(each, listener, 5)
         await listener.wait()
         assert time.monotonic() - began_s < 0.2
-        await asyncio.sleep(0.02)
-        assert each.gauges().running == 0
+        await eventually(lambda: each.gauges().running == 0)
 
 
-async def test_a_broken_audience_does_not_stop_the_others() -> None:
-    each, listener = driver(), Listener()
-    complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["exception"]))
-    begin(each, listener, 5)
-    begin(each, Listener(fails=True), 2)
+async def test_a_listener_that_raises_does_not_stop_the_others() -> None:
+    each, listener = driver(), RecordingListener()
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    play_tokens(each, listener, 5)
+    play_tokens(each, RecordingListener(fails=True), 2)
     await listener.wait()
-    assert [str(each) for each in complaints] == ["a broken audience"] * 2
+    assert [str(each) for each in errors] == ["a broken listener"] * 2
 
 
 async def test_a_prompt_with_several_choices_counts_once() -> None:
-    each, listeners = driver(time_scale=0.1), [Listener(), Listener()]
+    each, listeners = driver(time_scale=0.1), [RecordingListener(), RecordingListener()]
     prompt = [1] * 40
     answers = [Answer(prompt, [5, 6], "xy", [1, 2], [0.9, 0.9], Kind.CHAT, "length") for _ in listeners]
     plain = (np.ones(2, np.int32), np.zeros(2, np.int32))
@@ -172,6 +170,6 @@ async def test_a_prompt_with_several_choices_counts_once() -> None:
         for index, (answer, listener) in enumerate(zip(answers, listeners, strict=True))
     ]
     await asyncio.gather(*(listener.wait() for listener in listeners))
-    usage = Usage.of(plays, tells_created=True)
+    usage = Usage.of(plays, include_created=True)
     assert (usage.prompt, usage.completion, usage.created_cache) == (40, 4, 32)
     assert request_metrics(plays, 0) is None

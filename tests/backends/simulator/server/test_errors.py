@@ -1,4 +1,4 @@
-"""Refusals have vLLM's words, shapes and statuses."""
+"""Errors have vLLM's messages, formats and statuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.support.waiting import eventually_blocking
 
 MODEL = "llama-3.1-8b"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -24,11 +26,11 @@ def error(message: str, kind: str, param: str | None, code: int = 400) -> dict[s
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def bad(message: str, param: str | None = None) -> dict[str, Any]:
+def invalid(message: str, param: str | None = None) -> dict[str, Any]:
     return error(message, "BadRequestError", param)
 
 
-TOO_LONG = bad(
+TOO_LONG = invalid(
     "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens, "
     "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
     "(parameter=input_tokens, value=2049)",
@@ -67,17 +69,17 @@ TOO_LONG = bad(
         (
             CHAT,
             {"messages": []},
-            bad("Cannot apply chat template to an empty conversation. Provide at least one message."),
+            invalid("Cannot apply chat template to an empty conversation. Provide at least one message."),
         ),
         (
             CHAT,
             {"messages": HELLO, "temperature": -1},
-            bad("temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)", "temperature"),
+            invalid("temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)", "temperature"),
         ),
         (
             CHAT,
             {"messages": HELLO, "max_tokens": 5000},
-            bad(
+            invalid(
                 "max_tokens=5000 cannot be greater than max_model_len=2048. Please request fewer output tokens. "
                 "(parameter=max_tokens, value=5000)",
                 "max_tokens",
@@ -86,19 +88,25 @@ TOO_LONG = bad(
         (
             CHAT,
             {"messages": HELLO, "max_tokens": 0},
-            bad("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
+            invalid("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
         ),
         (
             CHAT,
             {"messages": HELLO, "stream_options": {"include_usage": True}},
-            bad("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"),
+            invalid(
+                "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
+            ),
         ),
         (CHAT, {"messages": [{"role": "user", "content": LONG}]}, TOO_LONG),
         (CHAT, {"messages": [{"role": "user", "content": LONG}], "stream": True}, TOO_LONG),
         (CHAT, {"messages": [{"role": "user", "content": LONG * 4}], "stream": True}, TOO_LONG),
         ("/v1/completions", {"prompt": LONG}, TOO_LONG),
-        ("/v1/completions", {"prompt": [999999]}, bad("Token id 999999 is out of vocabulary")),
-        (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, bad("n must be 1 when using greedy sampling, got 2.")),
+        ("/v1/completions", {"prompt": [999999]}, invalid("Token id 999999 is out of vocabulary")),
+        (
+            CHAT,
+            {"messages": HELLO, "n": 2, "temperature": 0},
+            invalid("n must be 1 when using greedy sampling, got 2."),
+        ),
         ("/v1/embeddings", {"input": "hi"}, {"detail": "Not Found"}),
         ("/nothing", {}, {"detail": "Not Found"}),
         (
@@ -152,7 +160,7 @@ def test_refusals(urls: dict[str, str], path: str, body: dict[str, Any], expecte
         (b'"\xff"', "application/json", "There was an error parsing the body", None),
     ],
 )
-def test_what_is_no_json(
+def test_invalid_json_is_refused(
     urls: dict[str, str], content: bytes, content_type: str, message: str, param: str | None
 ) -> None:
     answer = httpx.post(urls["plain"] + CHAT, content=content, headers={"content-type": content_type})
@@ -162,7 +170,7 @@ def test_what_is_no_json(
 @pytest.mark.parametrize(
     "body", [[], 5, None, "text", {"messages": 5}, {"messages": ["x"]}, {"messages": HELLO, "n": 0}]
 )
-def test_any_json_is_answered_with_400(urls: dict[str, str], body: Any) -> None:
+def test_unexpected_json_is_answered_with_400(urls: dict[str, str], body: Any) -> None:
     answer = httpx.post(urls["plain"] + CHAT, json=body)
     assert answer.status_code == 400
     assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
@@ -171,19 +179,19 @@ def test_any_json_is_answered_with_400(urls: dict[str, str], body: Any) -> None:
 @pytest.mark.parametrize(
     "schema", [{"type": "object", "properties": []}, {"enum": 5}, {"minItems": "x", "type": "array"}]
 )
-def test_a_schema_that_is_none(urls: dict[str, str], schema: Any) -> None:
+def test_an_invalid_schema_is_refused(urls: dict[str, str], schema: Any) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = httpx.post(urls["plain"] + CHAT, json={"messages": HELLO, "response_format": wanted})
     assert answer.status_code == 400
 
 
-def test_unknown_fields_are_taken(urls: dict[str, str]) -> None:
+def test_unknown_fields_are_ignored(urls: dict[str, str]) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "frobnicate": 1, "chat_template_kwargs": {"x": 1}}
     assert httpx.post(urls["plain"] + CHAT, json=body).status_code == 200
 
 
 @pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}])
-def test_what_a_speculating_server_cannot_do(urls: dict[str, str], asked: dict[str, Any]) -> None:
+def test_parameters_unsupported_with_speculation_are_refused(urls: dict[str, str], asked: dict[str, Any]) -> None:
     for streaming in (False, True):
         body = {"messages": HELLO, "max_tokens": 2, "stream": streaming, **asked}
         answer = httpx.post(urls["lookup"] + CHAT, json=body)
@@ -192,12 +200,12 @@ def test_what_a_speculating_server_cannot_do(urls: dict[str, str], asked: dict[s
         assert httpx.post(urls["plain"] + CHAT, json=body).status_code == 200
 
 
-def test_wrong_method(urls: dict[str, str]) -> None:
+def test_a_wrong_method_is_refused(urls: dict[str, str]) -> None:
     answer = httpx.get(urls["plain"] + CHAT)
     assert (answer.status_code, answer.json()) == (405, {"detail": "Method Not Allowed"})
 
 
-def test_a_key_guards_what_is_under_v1(urls: dict[str, str]) -> None:
+def test_paths_under_v1_need_the_api_key(urls: dict[str, str]) -> None:
     url = urls["locked"]
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
         answer = httpx.get(f"{url}/v1/models", headers=headers)
@@ -212,13 +220,10 @@ def counter(url: str, name: str) -> float:
 
 
 def wait_for(url: str, name: str, value: float) -> None:
-    deadline_s = time.monotonic() + 10
-    while counter(url, name) != value:
-        assert time.monotonic() < deadline_s, f"{name} is {counter(url, name)}, not {value}"
-        time.sleep(0.01)
+    eventually_blocking(lambda: counter(url, name) == value, what=f"{name} is {value}")
 
 
-def test_a_full_queue_turns_away(urls: dict[str, str]) -> None:
+def test_a_full_queue_refuses_requests(urls: dict[str, str]) -> None:
     url = urls["full"]
     waiting, running = "vllm:num_requests_waiting{", "vllm:num_requests_running{"
     body = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -241,9 +246,9 @@ def test_a_full_queue_turns_away(urls: dict[str, str]) -> None:
             "The engine is currently busy and cannot accept new requests. "
             "Please try again later or on a different instance."
         )
-        whole = httpx.post(url + CHAT, json={"messages": HELLO})
-        assert whole.status_code == 503
-        assert whole.json() == error(message, "Service Unavailable", None, 503)
+        complete = httpx.post(url + CHAT, json={"messages": HELLO})
+        assert complete.status_code == 503
+        assert complete.json() == error(message, "Service Unavailable", None, 503)
         streamed = httpx.post(url + CHAT, json={"messages": HELLO, "stream": True})
         assert streamed.status_code == 200
         assert streamed.text == (
@@ -262,7 +267,7 @@ def test_a_full_queue_turns_away(urls: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_client_that_leaves_is_aborted(urls: dict[str, str], streaming: bool, count: int) -> None:
+def test_requests_of_a_client_that_disconnects_are_aborted(urls: dict[str, str], streaming: bool, count: int) -> None:
     url = urls["slow"]
     aborted = 'vllm:request_success_total{engine="0",finished_reason="abort"'
     before = counter(url, aborted)

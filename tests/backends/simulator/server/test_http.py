@@ -1,4 +1,4 @@
-"""The HTTP server, byte for byte."""
+"""The bytes that the HTTP server sends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backends.simulator.server.http import Exchange, Listener
+from tests.support.waiting import eventually
 
 
 class Server:
-    """A listener whose handler answers by the path, and what it saw."""
+    """A listener whose handler answers according to the path, and records pending and abandoned requests."""
 
     def __init__(self) -> None:
         self.gone: list[str] = []
@@ -32,11 +33,11 @@ class Server:
         else:
             exchange.respond(200, exchange.request.body or path.encode(), "text/plain")
 
-    async def talk(self, sent: bytes, *, until: bytes = b"") -> bytes:
-        """Send bytes and return what comes: up to `until`, else all until the server closes."""
+    async def send(self, data: bytes, *, until: bytes = b"") -> bytes:
+        """Send bytes and return the reply up to `until`, or until the server closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(sent)
+            writer.write(data)
             return await asyncio.wait_for(reader.readuntil(until) if until else reader.read(), 10)
         finally:
             writer.close()
@@ -51,8 +52,8 @@ async def server() -> AsyncIterator[Server]:
     await each.listener.stop()
 
 
-async def test_a_whole_answer(server: Server) -> None:
-    answer = await server.talk(b"GET /a?b=c HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+async def test_a_complete_answer(server: Server) -> None:
+    answer = await server.send(b"GET /a?b=c HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
     assert b"content-length: 2\r\ncontent-type: text/plain" in head
@@ -61,30 +62,29 @@ async def test_a_whole_answer(server: Server) -> None:
 
 
 async def test_a_stream_is_chunked(server: Server) -> None:
-    answer = await server.talk(b"GET /stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = await server.send(b"GET /stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b"transfer-encoding: chunked" in answer
     assert answer.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n5\r\nthree\r\n0\r\n\r\n")
 
 
 async def test_a_stream_for_http_1_0_ends_with_the_connection(server: Server) -> None:
-    answer = await server.talk(b"GET /stream HTTP/1.0\r\n\r\n")
+    answer = await server.send(b"GET /stream HTTP/1.0\r\n\r\n")
     assert b"chunked" not in answer
     assert answer.endswith(b"\r\n\r\nonetwothree")
 
 
 async def test_requests_on_one_connection_are_answered_in_order(server: Server) -> None:
     sent = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % index for index in range(3))
-    answer = await server.talk(sent, until=b"\r\n\r\n/2")
+    answer = await server.send(sent, until=b"\r\n\r\n/2")
     bodies = [part[:2] for part in answer.split(b"\r\n\r\n")[1:]]
     assert bodies == [b"/0", b"/1", b"/2"]
 
 
-async def test_a_request_behind_one_under_way_waits(server: Server) -> None:
+async def test_a_request_waits_for_the_one_before_it(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /later HTTP/1.1\r\nhost: x\r\n\r\nGET /next HTTP/1.1\r\nhost: x\r\n\r\n")
     async with asyncio.timeout(10):
-        while not server.pending:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: server.pending)
         server.pending[0].respond(200, b"first")
         answer = await reader.readuntil(b"/next")
     assert answer.index(b"first") < answer.index(b"/next")
@@ -92,22 +92,20 @@ async def test_a_request_behind_one_under_way_waits(server: Server) -> None:
     await writer.wait_closed()
 
 
-async def test_a_client_that_leaves_is_noticed(server: Server) -> None:
+async def test_a_client_that_disconnects_is_noticed(server: Server) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /later HTTP/1.1\r\nhost: x\r\n\r\n")
     async with asyncio.timeout(10):
-        while not server.pending:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: server.pending)
         writer.close()
         await writer.wait_closed()
-        while not server.gone:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: server.gone)
     exchange = server.pending[0]
     assert exchange.gone
-    exchange.respond(200, b"nobody hears this")
+    exchange.respond(200, b"unread")
 
 
-async def test_bodies_come_in_pieces_and_chunks(server: Server) -> None:
+async def test_bodies_can_arrive_in_pieces_and_in_chunks(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for piece in (b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-le", b"ngth: 10\r\n\r\n01234", b"56789"):
         writer.write(piece)
@@ -120,7 +118,7 @@ async def test_bodies_come_in_pieces_and_chunks(server: Server) -> None:
     await writer.wait_closed()
 
 
-async def test_a_client_that_waits_is_told_to_go_on(server: Server) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
     assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -131,11 +129,11 @@ async def test_a_client_that_waits_is_told_to_go_on(server: Server) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"garbage\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n"])
-async def test_what_is_no_http_is_refused(server: Server, sent: bytes) -> None:
-    assert (await server.talk(sent)).startswith(b"HTTP/1.1 400 Bad Request")
+async def test_invalid_http_is_refused(server: Server, sent: bytes) -> None:
+    assert (await server.send(sent)).startswith(b"HTTP/1.1 400 Bad Request")
 
 
 async def test_a_head_request_has_no_body(server: Server) -> None:
-    answer = await server.talk(b"HEAD /abc HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = await server.send(b"HEAD /abc HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b"content-length: 4" in answer
     assert answer.endswith(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The metrics page is one that a Prometheus client reads, under vLLM's names."""
+"""The metrics page has vLLM's names and can be parsed by a Prometheus client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def families(page: str) -> dict[str, Any]:
 
 
 def values(page: str) -> dict[str, float]:
-    """Return the samples of a page; of those with labels the sums, and each by its labels."""
+    """Return the samples of a page by name, summed over their labels, and by name and labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -65,12 +65,12 @@ def test_names_and_types() -> None:
     assert "process_resident_memory_bytes" in found
 
 
-def test_a_baseline_has_no_counters_of_speculation() -> None:
+def test_a_baseline_has_no_speculation_counters() -> None:
     found = families(render(Tallies(8192), Gauges(), "m", speculating=False).decode())
     assert not SPECULATION & set(found)
 
 
-def test_buckets_end_with_the_context() -> None:
+def test_token_buckets_end_at_the_context_length() -> None:
     found = families(render(Tallies(2048), Gauges(), "m", speculating=False).decode())
     bounds = [sample.labels["le"] for sample in found["vllm:request_prompt_tokens"].samples if "le" in sample.labels]
     assert bounds == [
@@ -89,13 +89,13 @@ def test_buckets_end_with_the_context() -> None:
     ]
 
 
-def test_names_of_models_are_escaped() -> None:
+def test_model_names_are_escaped() -> None:
     name = 'a "model"\\of\nmine'
     found = families(render(Tallies(2048), Gauges(running=3), name, speculating=False).decode())
     assert found["vllm:num_requests_running"].samples[0].labels["model_name"] == name
 
 
-def test_histograms_count_up_to_and_including_their_bounds() -> None:
+def test_histogram_bounds_are_inclusive() -> None:
     histogram = Histogram((1, 2, 5))
     for value in (0.5, 1, 1.5, 2, 7):
         histogram.observe(value)
@@ -105,12 +105,12 @@ def test_histograms_count_up_to_and_including_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(("count", "written"), [(0, "0.0"), (999999, "999999.0"), (1234567, "1.234567e+06")])
-def test_numbers_are_written_as_floats(count: int, written: str) -> None:
+def test_numbers_are_formatted_as_floats(count: int, written: str) -> None:
     page = render(Tallies(64, prompt_tokens=count), Gauges(), "m", speculating=False).decode()
     assert f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {written}\n' in page
 
 
-def test_counters_and_requests_agree(simulator: Any) -> None:
+def test_counters_agree_with_the_answers(simulator: Any) -> None:
     url = simulator.urls["lookup"]
     before = values(httpx.get(f"{url}/metrics").text)
     bodies = [
@@ -122,26 +122,26 @@ def test_counters_and_requests_agree(simulator: Any) -> None:
     ]
     after = values(httpx.get(f"{url}/metrics").text)
 
-    def grown(name: str) -> float:
+    def increase(name: str) -> float:
         return after[name] - before.get(name, 0.0)
 
     usages = [body["usage"] for body in bodies]
     drafts = [body["metrics"]["speculative_decoding"] for body in bodies]
-    assert grown("vllm:prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
-    assert grown("vllm:generation_tokens_total") == sum(usage["completion_tokens"] for usage in usages) == 91
-    assert grown("vllm:request_success_total[('finished_reason', 'length')]") == 3
-    assert grown("vllm:prefix_cache_queries_total") == grown("vllm:prompt_tokens_total")
+    assert increase("vllm:prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
+    assert increase("vllm:generation_tokens_total") == sum(usage["completion_tokens"] for usage in usages) == 91
+    assert increase("vllm:request_success_total[('finished_reason', 'length')]") == 3
+    assert increase("vllm:prefix_cache_queries_total") == increase("vllm:prompt_tokens_total")
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-    assert grown("vllm:prefix_cache_hits_total") == cached > 0
-    assert grown("vllm:spec_decode_num_drafts_total") == sum(draft["num_spec_steps"] for draft in drafts)
-    assert grown("vllm:spec_decode_num_draft_tokens_total") == sum(draft["num_draft_tokens"] for draft in drafts)
+    assert increase("vllm:prefix_cache_hits_total") == cached > 0
+    assert increase("vllm:spec_decode_num_drafts_total") == sum(draft["num_spec_steps"] for draft in drafts)
+    assert increase("vllm:spec_decode_num_draft_tokens_total") == sum(draft["num_draft_tokens"] for draft in drafts)
     accepted = sum(draft["num_accepted_draft_tokens"] for draft in drafts)
-    assert grown("vllm:spec_decode_num_accepted_tokens_total") == accepted > 0
-    assert grown("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
-    assert grown("vllm:time_to_first_token_seconds_count") == 3
+    assert increase("vllm:spec_decode_num_accepted_tokens_total") == accepted > 0
+    assert increase("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
+    assert increase("vllm:time_to_first_token_seconds_count") == 3
     ttft_ms = sum(body["metrics"]["time_to_first_token_ms"] for body in bodies)
-    assert math.isclose(grown("vllm:time_to_first_token_seconds_sum"), ttft_ms / 1e3, rel_tol=1e-6)
+    assert math.isclose(increase("vllm:time_to_first_token_seconds_sum"), ttft_ms / 1e3, rel_tol=1e-6)
     steps_after_the_first = 91 - accepted - 3
-    assert grown("vllm:inter_token_latency_seconds_count") == steps_after_the_first
+    assert increase("vllm:inter_token_latency_seconds_count") == steps_after_the_first
     labels = [("handler", "/v1/chat/completions"), ("method", "POST"), ("status", "2xx")]
-    assert grown(f"http_requests_total{labels}") == 3
+    assert increase(f"http_requests_total{labels}") == 3

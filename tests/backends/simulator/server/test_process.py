@@ -1,8 +1,7 @@
-"""The process: it is up in time, says what is wrong, and ends when told to."""
+"""The simulator process: start-up time, reports of invalid documents, shutdown."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 
 from backends.drafting import suffix_jit
 from backends.simulator import __main__ as main
+from tests.support.waiting import eventually
 
 
 def run(document: Any) -> subprocess.CompletedProcess[bytes]:
@@ -27,7 +27,7 @@ def run(document: Any) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (b"{", "Invalid JSON"),
         ({"replicas": []}, "replicas: Tuple should have at least 1 item"),
@@ -43,26 +43,26 @@ def run(document: Any) -> subprocess.CompletedProcess[bytes]:
         ),
     ],
 )
-def test_a_wrong_document(document: Any, said: str) -> None:
-    ended = run(document)
-    assert ended.returncode == 2
-    assert said in ended.stderr.decode()
-    assert ended.stdout == b""
+def test_an_invalid_document_is_reported(document: Any, message: str) -> None:
+    result = run(document)
+    assert result.returncode == 2
+    assert message in result.stderr.decode()
+    assert result.stdout == b""
 
 
-def test_a_taken_port() -> None:
+def test_a_taken_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = run({"replicas": [{"name": "free", "model": "m"}, {"name": "taken", "model": "m", "port": port}]})
-    assert ended.returncode == 1
-    assert "cannot listen" in ended.stderr.decode()
+        result = run({"replicas": [{"name": "free", "model": "m"}, {"name": "taken", "model": "m", "port": port}]})
+    assert result.returncode == 1
+    assert "cannot listen" in result.stderr.decode()
 
 
-def test_it_is_up_in_time(simulator: Any) -> None:
-    assert simulator.ready_s < 5.0, "2.5 s are aimed at; twice that on a busy machine"
+def test_it_starts_in_time(simulator: Any) -> None:
+    assert simulator.ready_s < 5.0, "the target is 2.5 s; a busy machine gets twice that"
 
 
-def test_it_ends_cleanly_with_streams_under_way() -> None:
+def test_it_exits_cleanly_while_streaming() -> None:
     document = {"replicas": [{"name": "a", "model": "m", "time_scale": 5.0}]}
     process = subprocess.Popen(
         [sys.executable, "-m", "backends.simulator"],
@@ -91,15 +91,13 @@ def test_it_ends_cleanly_with_streams_under_way() -> None:
     process.stderr.close()
 
 
-async def test_the_rules_of_suffix_decoding_are_compiled_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_rules_of_suffix_decoding_are_compiled_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix_jit, "_rules", suffix_jit.rules()._replace(compiled=False))
     await main._compile_suffix()
-    async with asyncio.timeout(30):
-        while not suffix_jit.rules().compiled:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: suffix_jit.rules().compiled, timeout_s=30)
 
 
-def test_nothing_is_left_of_a_process_that_ends_while_it_compiles() -> None:
+def test_a_process_that_exits_while_compiling_leaves_no_child() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "backends.simulator"],
         stdin=subprocess.PIPE,
@@ -126,10 +124,10 @@ def test_nothing_is_left_of_a_process_that_ends_while_it_compiles() -> None:
 
 
 def _groups() -> set[int]:
-    """Return the groups of all processes."""
+    """Return the group ids of all processes."""
     groups = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(ProcessLookupError):  # gone since it was listed
+            with contextlib.suppress(ProcessLookupError):  # exited since it was listed
                 groups.add(os.getpgid(int(entry.name)))
     return groups

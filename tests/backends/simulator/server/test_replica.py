@@ -1,4 +1,4 @@
-"""Answers have the shapes of vLLM 0.32, field by field, in its order."""
+"""Answers have the fields of vLLM 0.32, in its order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def chat(url: str, **body: Any) -> dict[str, Any]:
 
 
 def stream(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream, which has to be well-formed to the last byte."""
+    """Return the events of a stream; fail unless it is well-formed."""
     answer = post(url + path, {"model": MODEL, "stream": True, "max_tokens": 20, **body})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -91,14 +91,14 @@ def test_models(urls: dict[str, str]) -> None:
         ("/load", b'{"server_load":0}'),
     ],
 )
-def test_what_is_asked_without_a_body(urls: dict[str, str], path: str, body: bytes) -> None:
+def test_endpoints_without_a_request_body(urls: dict[str, str], path: str, body: bytes) -> None:
     answer = httpx.get(urls["plain"] + path)
     assert (answer.status_code, answer.content) == (200, body)
     assert answer.headers["x-simulated"] == "true"
     assert answer.headers["vary"] == "Origin"
 
 
-def test_a_whole_chat_completion(urls: dict[str, str]) -> None:
+def test_a_complete_chat_completion(urls: dict[str, str]) -> None:
     answer = post(
         f"{urls['lookup']}/v1/chat/completions",
         {"messages": REPEAT, "temperature": 0, "max_tokens": 80},
@@ -121,7 +121,7 @@ def test_a_whole_chat_completion(urls: dict[str, str]) -> None:
     assert body["choices"][0]["message"]["content"] in f"```python\n{CODE}"
 
 
-def test_metrics_of_a_request_add_up(urls: dict[str, str]) -> None:
+def test_the_metrics_of_a_request_are_consistent(urls: dict[str, str]) -> None:
     body = chat(urls["lookup"], messages=REPEAT, temperature=0, max_tokens=150)
     speculation = body["metrics"]["speculative_decoding"]
     accepted, drafted = speculation["per_step_accepted"], speculation["per_step_drafted"]
@@ -138,7 +138,7 @@ def test_metrics_of_a_request_add_up(urls: dict[str, str]) -> None:
     assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / (tokens - 1))
 
 
-def test_a_baseline_has_no_metrics_of_speculation(urls: dict[str, str]) -> None:
+def test_a_baseline_has_no_speculation_metrics(urls: dict[str, str]) -> None:
     assert chat(urls["plain"])["metrics"]["speculative_decoding"] is None
 
 
@@ -213,7 +213,7 @@ def test_a_chat_stream_with_usage_and_token_ids(urls: dict[str, str]) -> None:
     assert sum(accepted) == 60 - len(drafting_steps), "one content chunk is one step"
 
 
-def test_a_baseline_stream_has_one_token_to_a_chunk(urls: dict[str, str]) -> None:
+def test_a_baseline_stream_has_one_token_per_chunk(urls: dict[str, str]) -> None:
     events = stream(
         urls["plain"],
         "/v1/chat/completions",
@@ -227,7 +227,7 @@ def test_a_baseline_stream_has_one_token_to_a_chunk(urls: dict[str, str]) -> Non
     assert "speculative_decoding" not in events[-1]["metrics"]
 
 
-def test_a_whole_completion(urls: dict[str, str]) -> None:
+def test_a_complete_completion(urls: dict[str, str]) -> None:
     answer = post(f"{urls['lookup']}/v1/completions", {"prompt": "def main(", "max_tokens": 24, "logprobs": 2})
     body = answer.json()
     assert list(body) == COMPLETION_KEYS
@@ -268,7 +268,7 @@ def test_prompts_in_all_forms(urls: dict[str, str]) -> None:
     assert answers[3]["usage"]["prompt_tokens"] == len(ids) + 3
 
 
-def test_echo(urls: dict[str, str]) -> None:
+def test_echoed_prompts(urls: dict[str, str]) -> None:
     url = f"{urls['plain']}/v1/completions"
     echoed = post(url, {"prompt": "def main(", "max_tokens": 8, "temperature": 0, "echo": True}).json()
     plain = post(url, {"prompt": "def main(", "max_tokens": 8, "temperature": 0}).json()

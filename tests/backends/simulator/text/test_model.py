@@ -1,4 +1,4 @@
-"""The simulated model writes the same for the same request, and copies where it is asked to."""
+"""The simulated model gives equal requests equal answers, and copies text when asked to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(model: TargetModel, question: str, sampling: Sampling = GREEDY, limit: i
     return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), sampling, limit, **how)
 
 
-def said(model: TargetModel, writing: Writing) -> str:
+def text_of(model: TargetModel, writing: Writing) -> str:
     return model.tokenizer.decode(writing.ids)
 
 
@@ -48,32 +48,32 @@ def test_a_seed_repeats_a_sample(model: TargetModel) -> None:
     assert ask(model, question, Sampling(1.0)).ids != ask(model, question, Sampling(1.0)).ids
 
 
-def test_repeats_what_it_is_asked_to_repeat(model: TargetModel) -> None:
+def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     answer = ask(model, f"Repeat this code exactly:\n```python\n{SOURCE}\n```", limit=4000)
-    assert said(model, answer) == f"```python\n{SOURCE}\n```"
+    assert text_of(model, answer) == f"```python\n{SOURCE}\n```"
     assert answer.stopped
     assert answer.kind is Kind.CODE
 
 
-def test_edits_what_it_is_asked_to_fix(model: TargetModel) -> None:
-    answer = said(model, ask(model, f"Fix the bugs in this code:\n```python\n{SOURCE}\n```", limit=4000))
+def test_a_request_to_fix_a_text_edits_it(model: TargetModel) -> None:
+    answer = text_of(model, ask(model, f"Fix the bugs in this code:\n```python\n{SOURCE}\n```", limit=4000))
     lines = SOURCE.splitlines()
     kept = sum(line in answer for line in lines)
     assert 0.5 * len(lines) < kept < len(lines)
 
 
-def test_temperature_makes_copies_worse(model: TargetModel) -> None:
+def test_copies_are_less_exact_at_higher_temperature(model: TargetModel) -> None:
     question = f"Repeat this code exactly:\n```python\n{SOURCE}\n```"
     lines = SOURCE.splitlines()
 
     def kept(temperature: float) -> int:
-        answers = [said(model, ask(model, question, Sampling(temperature, seed=seed), 4000)) for seed in range(5)]
+        answers = [text_of(model, ask(model, question, Sampling(temperature, seed=seed), 4000)) for seed in range(5)]
         return sum(line in answer for answer in answers for line in lines)
 
     assert kept(0.0) > kept(1.0) > kept(2.0)
 
 
-def test_ngram_drafts_find_much_in_a_copy_and_little_in_chat(model: TargetModel) -> None:
+def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetModel) -> None:
     def tokens_per_step(question: str) -> float:
         prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
         ids = model.write(prompt, GREEDY, 400).ids
@@ -101,11 +101,11 @@ def test_ngram_drafts_find_much_in_a_copy_and_little_in_chat(model: TargetModel)
         ("Translate to French: The cat sat on the mat, and the dog looked on.", Kind.TRANSLATION),
     ],
 )
-def test_kinds_are_told_from_the_words(model: TargetModel, question: str, kind: Kind) -> None:
+def test_kinds_are_recognised_from_the_words(model: TargetModel, question: str, kind: Kind) -> None:
     assert ask(model, question).kind is kind
 
 
-def test_limits_hold(model: TargetModel) -> None:
+def test_answers_respect_their_limits(model: TargetModel) -> None:
     cut = ask(model, "Hello there", limit=5)
     assert len(cut.ids) == 5
     assert not cut.stopped

@@ -1,4 +1,4 @@
-"""Values made for a schema are valid under it."""
+"""Values generated for a schema conform to it."""
 
 from __future__ import annotations
 
@@ -52,41 +52,41 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "array", "items": {"type": "integer"}}, {}])
-@pytest.mark.parametrize("said", ["", "Alice, 130 years old, lives in 'Paris' and is happy -3 times."])
-def test_values_are_valid(schema: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize("prompt", ["", "Alice, 130 years old, lives in 'Paris' and is happy -3 times."])
+def test_values_are_valid(schema: dict[str, Any], prompt: str) -> None:
     for seed in range(20):
-        made = json_text({"type": "json_schema", "json_schema": {"schema": schema}}, None, said, Random(seed))
-        assert made is not None
-        jsonschema.validate(orjson.loads(made), schema)
+        text = json_text({"type": "json_schema", "json_schema": {"schema": schema}}, None, prompt, Random(seed))
+        assert text is not None
+        jsonschema.validate(orjson.loads(text), schema)
 
 
-def test_values_come_from_what_was_said() -> None:
-    made = json_text({"type": "json_schema", "json_schema": {"schema": PERSON}}, None, "I am 'Zoe', 41, sad", Random(0))
-    assert made is not None
-    person = orjson.loads(made)
+def test_values_are_taken_from_the_prompt() -> None:
+    text = json_text({"type": "json_schema", "json_schema": {"schema": PERSON}}, None, "I am 'Zoe', 41, sad", Random(0))
+    assert text is not None
+    person = orjson.loads(text)
     assert (person["name"], person["age"], person["mood"]) == ("Zoe", 41, "sad")
 
 
-def test_other_ways_to_ask() -> None:
+def test_other_kinds_of_structured_output() -> None:
     assert json_text(None, None, "", Random(0)) is None
     assert json_text({"type": "text"}, None, "", Random(0)) is None
     assert json_text(None, {"choice": ["yes", "no"]}, "no way", Random(0)) == "no"
-    for made in (
+    for text in (
         json_text({"type": "json_object"}, None, "", Random(0)),
         json_text(None, {"json": orjson.dumps(TREE).decode()}, "", Random(0)),
     ):
-        assert isinstance(orjson.loads(made or ""), dict)
+        assert isinstance(orjson.loads(text or ""), dict)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_the_fitting_tool_is_called(choice: Any) -> None:
+def test_the_matching_tool_is_called(choice: Any) -> None:
     call = tool_call(TOOLS, choice, "How is the weather in Oslo in kelvin?", Random(0))
     assert call is not None
     assert call.name == "get_weather"
     assert orjson.loads(call.text[call.start : call.end]) == {"city": "Oslo", "unit": "kelvin"}
 
 
-def test_auto_answers_in_words_where_no_tool_fits() -> None:
+def test_auto_calls_no_tool_if_none_matches() -> None:
     assert tool_call(TOOLS, "auto", "Tell me a joke", Random(0)) is None
     assert tool_call(TOOLS, "required", "Tell me a joke", Random(0)) is not None
     assert tool_call(TOOLS, {"type": "function", "function": {"name": "nothing"}}, "weather", Random(0)) is None

@@ -1,4 +1,4 @@
-"""The tokenizer round-trips every text, and shows characters only when they are whole."""
+"""The tokenizer round-trips every text, and shows only complete characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ tokens = tokenizer.load()
 
 
 @given(st.text(max_size=200))
-def test_every_text_comes_back(text: str) -> None:
+def test_every_text_round_trips(text: str) -> None:
     text = text.replace("<|", "")
     assert tokens.decode(tokens.encode(text)) == text
 
@@ -28,7 +28,7 @@ def test_pieces_add_up_to_the_text(text: str) -> None:
     assert (lengths[-1] if lengths else 0) == len(text)
 
 
-def test_a_character_split_over_tokens_shows_with_its_last() -> None:
+def test_a_character_split_over_tokens_is_shown_with_the_last_of_them() -> None:
     ids = tokens.encode("🎉")
     assert len(ids) > 1, "not a single token, or this proves nothing"
     _, lengths = tokens.pieces(ids)
@@ -42,8 +42,8 @@ def test_a_text_cut_within_a_character_ends_in_a_replacement() -> None:
     assert lengths == [1]
 
 
-def test_ids_are_those_of_the_asset() -> None:
-    """Ids are kept in traces, so the asset must not change unnoticed."""
+def test_the_vocabulary_is_unchanged() -> None:
+    """Traces store token ids, so the asset must not change by accident."""
     assert len(tokens) == tokenizer.VOCABULARY
     assert tokens.encode("def f(x): return x") == [492, 283, 10, 90, 362, 375, 701]
 
@@ -57,7 +57,7 @@ def test_the_template_is_chatml() -> None:
     assert ids.count(END_OF_TURN) == 2
 
 
-def test_parts_and_tool_calls_are_told_to_the_model() -> None:
+def test_content_parts_and_tool_calls_are_in_the_prompt() -> None:
     ids = tokens.chat_prompt(
         [
             {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]},
@@ -70,7 +70,7 @@ def test_parts_and_tool_calls_are_told_to_the_model() -> None:
     assert text.count('"name":"look"') == 2
 
 
-def test_training_gives_a_tokenizer_of_the_asked_size() -> None:
+def test_training_gives_a_tokenizer_of_the_requested_size() -> None:
     trained = tokenizer.Tokenizer(tokenizer.train(["some words and some more words " * 20], 300))
     assert trained.decode(trained.encode("some new wörds")) == "some new wörds"
     assert 256 < len(trained) <= 300

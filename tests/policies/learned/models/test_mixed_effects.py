@@ -1,4 +1,4 @@
-"""Effects are drawn towards zero as much as their spread and what was seen of them say, and no more."""
+"""Effects are shrunk towards zero according to their spread and their observations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOISE = 0.5
 FIRST = Factor(lambda key: key[0], 0.3)
 
 
-def _cells(observed: dict[tuple[str, ...], list[float]]) -> dict[tuple[str, ...], tuple[float, float, float]]:
+def _sums(observed: dict[tuple[str, ...], list[float]]) -> dict[tuple[str, ...], tuple[float, float, float]]:
     return {
         key: (float(len(values)), float(sum(values)), float(sum(value * value for value in values)))
         for key, values in observed.items()
@@ -19,11 +19,11 @@ def _cells(observed: dict[tuple[str, ...], list[float]]) -> dict[tuple[str, ...]
 
 
 def _fit(observed: dict[tuple[str, ...], list[float]], *factors: Factor, mean_spread: float = 1.0) -> Effects:
-    return fit_effects(_cells(observed), factors, expected=lambda key: 0.0, mean_spread=mean_spread, noise=NOISE)
+    return fit_effects(_sums(observed), factors, expected=lambda key: 0.0, mean_spread=mean_spread, noise=NOISE)
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])
-def test_one_factor_shrinks_as_the_formula_says(count: int) -> None:
+def test_a_single_factor_shrinks_by_the_closed_formula(count: int) -> None:
     fitted = _fit({("a",): [1.0] * count}, FIRST, mean_spread=1e-9)
     spread2, noise2 = 0.3**2, NOISE**2
     assert fitted.predict(("a",)) == pytest.approx(count * spread2 / (count * spread2 + noise2), rel=1e-6)
@@ -31,7 +31,7 @@ def test_one_factor_shrinks_as_the_formula_says(count: int) -> None:
 
 
 def test_several_levels_equal_the_best_linear_prediction() -> None:
-    """The same from the other side: the covariance of what was seen, instead of the normal equations."""
+    """The same prediction, computed from the covariance of the observations instead of the normal equations."""
     observed: dict[tuple[str, ...], list[float]] = {("a",): [0.2] * 3, ("b",): [0.9] * 7, ("c",): [-0.4]}
     fitted = _fit(observed, FIRST, mean_spread=0.8)
     means = np.array([values[0] for values in observed.values()])
@@ -39,8 +39,8 @@ def test_several_levels_equal_the_best_linear_prediction() -> None:
     covariance = 0.8**2 * np.ones((3, 3)) + 0.3**2 * np.eye(3) + np.diag(NOISE**2 / counts)
     solved = np.linalg.solve(covariance, means)
     assert fitted.mean == pytest.approx(0.8**2 * solved.sum())
-    for place, key in enumerate(observed):
-        assert fitted.predict(key) == pytest.approx(fitted.mean + 0.3**2 * solved[place])
+    for index, key in enumerate(observed):
+        assert fitted.predict(key) == pytest.approx(fitted.mean + 0.3**2 * solved[index])
 
 
 def test_known_effects_are_recovered() -> None:
@@ -59,14 +59,14 @@ def test_known_effects_are_recovered() -> None:
     for seen in observed:
         true = 1.0 + workload[seen[0]] + template[seen[1]] + size[seen[2]]
         assert fitted.predict(seen) == pytest.approx(true, abs=0.06)
-    # A combination that was never seen is the sum of what it is made of; a new template an ordinary one.
-    others = np.mean([*template.values()])
-    assert fitted.predict(("code", "new", "short")) == pytest.approx(1.6 + others, abs=0.15)
+    # A new combination is the sum of its effects, and a new template counts as average.
+    mean_effect = np.mean([*template.values()])
+    assert fitted.predict(("code", "new", "short")) == pytest.approx(1.6 + mean_effect, abs=0.15)
     assert fitted.noise == pytest.approx(0.25, abs=0.02)
     assert fitted.observations == 6000
 
 
-def test_the_seldom_seen_is_taken_for_an_ordinary_one_of_its_kind() -> None:
+def test_a_rare_level_is_predicted_mainly_by_its_kind() -> None:
     kind, own = Factor(lambda key: key[0], 0.5), Factor(lambda key: key[1], 0.3)
     observed: dict[tuple[str, ...], list[float]] = {("code", f"t{number}"): [1.0] * 30 for number in range(8)}
     observed["code", "once"] = [3.0]
@@ -78,22 +78,22 @@ def test_the_seldom_seen_is_taken_for_an_ordinary_one_of_its_kind() -> None:
     assert often == pytest.approx(3.0, abs=0.1)
 
 
-def test_differences_are_to_what_was_expected() -> None:
-    buckets = _cells({("a",): [2.5] * 50, ("b",): [1.5] * 50})
+def test_effects_are_differences_from_the_expectation() -> None:
+    buckets = _sums({("a",): [2.5] * 50, ("b",): [1.5] * 50})
     expected: dict[tuple[str, ...], float] = {("a",): 2.5, ("b",): 1.5}
     fitted = fit_effects(buckets, [FIRST], expected=expected.__getitem__, mean_spread=1.0, noise=NOISE)
     assert [fitted.predict(key) for key in expected] == pytest.approx([0.0, 0.0], abs=1e-9)
 
 
-def test_what_cannot_be_told_apart_has_no_effect_of_its_own() -> None:
+def test_an_unknown_level_has_no_effect() -> None:
     fitted = _fit({("",): [1.0] * 10, ("a",): [2.0] * 10}, FIRST)
     assert "" not in fitted.by_level[0]
     assert fitted.predict(("",)) == fitted.mean
 
 
-def test_nothing_seen_changes_nothing() -> None:
-    nothing: list[dict[tuple[str, ...], list[float]]] = [{}, {("a",): []}]
-    for observed in nothing:
+def test_without_observations_effects_are_zero() -> None:
+    empty: list[dict[tuple[str, ...], list[float]]] = [{}, {("a",): []}]
+    for observed in empty:
         fitted = _fit(observed, FIRST)
         assert fitted.predict(("a",)) == 0.0
         assert fitted.noise == NOISE

@@ -1,4 +1,4 @@
-"""Step costs are found again from what requests on simulated engines tell, whatever machine those are of."""
+"""Step costs are recovered from the outcomes of requests on simulated engines of other machines."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tests.support.simulated import calls, fit, play, replicas
 
 PRIOR = StepCost(0.008, 1e-4, 2e-7, 3e-5)
 TWO = (("b", Method.BASELINE, 0), ("e", Method.EAGLE3, 3))
-WITHIN = 0.12
-"""Tolerance of a recovered step time, relative; the spread of the prior is 0.5."""
+TOLERANCE = 0.12
+"""Relative tolerance of a recovered step time; the spread of the prior is 0.5."""
 
 
 def _true_s(parameters: EngineParameters, requests: int, context_tokens: int) -> float:
-    """Return a step's time by the simulator's own formula."""
+    """Return the seconds of a step by the simulator's formula."""
     verify_s = parameters.verify_s(requests * (1 + parameters.k), context_tokens)
     overhead_s = parameters.step.overhead_s + (parameters.step.speculation_overhead_s if parameters.k else 0.0)
     return verify_s + overhead_s + parameters.draft_s(parameters.k, requests, context_tokens, verify_s)
 
 
 @pytest.mark.parametrize("calibration", ["llama-3.1-70b-4xh100", "llama-3.1-8b-l40s", "qwen3-8b-h100"])
-def test_costs_are_recovered_on_machines_other_than_expected(calibration: str) -> None:
+def test_costs_are_recovered_on_other_machines_than_the_prior(calibration: str) -> None:
     policy = Learned(LearnedSettings(seed=1))
     pool = replicas(calibration, *TWO)
     later = [replace(call, arrived_s=call.arrived_s + 70.0) for call in calls(400, 25.0, 2)]
     play(policy, pool, calls(200, 4.0, 1) + later)
     fit(policy)
-    priors = {name: known.prior for name, known in policy.predictor.known.items()}
+    priors = {name: model.prior for name, model in policy.predictor.backend_models.items()}
     fitted = policy.fitted(priors).steps
     for replica in pool:
         for requests in (1, 8, 24):
             true_s = _true_s(replica.parameters, requests, 700 * requests)
-            found_s = seconds(fitted[replica.name], terms(requests, 700.0 * requests, 0.0))
-            assert found_s == pytest.approx(true_s, rel=WITHIN)
+            fitted_s = seconds(fitted[replica.name], terms(requests, 700.0 * requests, 0.0))
+            assert fitted_s == pytest.approx(true_s, rel=TOLERANCE)
 
 
 def _observe(true: StepCost, loads: np.ndarray, rng: np.random.Generator) -> tuple[float, ...]:
@@ -55,7 +55,7 @@ def _observe(true: StepCost, loads: np.ndarray, rng: np.random.Generator) -> tup
     return tuple(float(each) for each in sums)
 
 
-def _cells(true: StepCost, count: int, rng: np.random.Generator) -> dict[Key, Sums]:
+def _buckets(true: StepCost, count: int, rng: np.random.Generator) -> dict[Key, Sums]:
     return {("a",): _observe(true, _loads(rng, count), rng)}
 
 
@@ -67,72 +67,72 @@ def _loads(rng: np.random.Generator, count: int) -> np.ndarray:
 def test_synthetic_costs_are_recovered_term_by_term() -> None:
     true = StepCost(0.010, 2e-4, 4e-7, 2e-5)
     rng = np.random.default_rng(2)
-    found = fit_steps({("a",): _observe(true, _loads(rng, 3000), rng)}, {"a": PRIOR})["a"]
-    assert found == pytest.approx(true, rel=0.25)
+    fitted = fit_steps({("a",): _observe(true, _loads(rng, 3000), rng)}, {"a": PRIOR})["a"]
+    assert fitted == pytest.approx(true, rel=0.25)
     for load in (terms(1, 500, 0), terms(30, 30_000, 200)):
-        assert seconds(found, load) == pytest.approx(seconds(true, load), rel=0.04)
+        assert seconds(fitted, load) == pytest.approx(seconds(true, load), rel=0.04)
 
 
-def test_without_observations_it_is_the_prior_and_with_few_near_it() -> None:
+def test_the_fit_is_the_prior_without_observations_and_near_it_with_few() -> None:
     assert fit_steps({}, {"a": PRIOR}) == {"a": PRIOR}
     rng = np.random.default_rng(3)
-    buckets = _cells(PRIOR.scaled(1.3), 1, rng)
-    found = fit_steps(buckets, {"a": PRIOR})["a"]
-    assert PRIOR.base_s * 0.9 < found.base_s < PRIOR.base_s * 1.6
+    buckets = _buckets(PRIOR.scaled(1.3), 1, rng)
+    fitted = fit_steps(buckets, {"a": PRIOR})["a"]
+    assert PRIOR.base_s * 0.9 < fitted.base_s < PRIOR.base_s * 1.6
 
 
-def test_a_new_backend_is_as_fast_as_its_pool_is() -> None:
+def test_a_new_backend_has_the_scale_of_its_pool() -> None:
     rng = np.random.default_rng(4)
-    buckets = _cells(PRIOR.scaled(3.0), 200, rng)
+    buckets = _buckets(PRIOR.scaled(3.0), 200, rng)
     assert fit_scale(buckets) == pytest.approx(3.0, rel=0.05)
     assert fit_steps(buckets, {"a": PRIOR, "new": PRIOR})["new"] == pytest.approx(PRIOR.scaled(3.0), rel=0.05)
     assert fit_scale({}) == 1.0
 
 
-def test_no_cost_is_below_zero() -> None:
+def test_no_cost_is_negative() -> None:
     rng = np.random.default_rng(5)
     flat = StepCost(0.02, 0.0, 0.0, 0.0)
     loads = np.column_stack([np.arange(1, 31), np.arange(30, 0, -1) * 1000.0, np.zeros(30)])
-    found = fit_steps({("a",): _observe(flat, loads, rng)}, {"a": PRIOR})["a"]
-    assert min(found) >= 0.0
+    fitted = fit_steps({("a",): _observe(flat, loads, rng)}, {"a": PRIOR})["a"]
+    assert min(fitted) >= 0.0
 
 
 @pytest.mark.parametrize("stall_s", [0.5, 50.0])
 def test_a_stall_has_a_bounded_influence(stall_s: float) -> None:
-    """However long it lasts it counts as one of three times the expected, here at the edge of what was seen."""
+    """A longer stall counts like one of three times the expected time, here at a load with few observations."""
     rng = np.random.default_rng(6)
     load = terms(4, 4000, 0)
     usual_s = seconds(PRIOR, load)
     sums = np.array(_observe(PRIOR, _loads(rng, 200), rng)) + observation(stall_s, load, PRIOR, usual_s)
-    found = fit_steps({("a",): tuple(sums)}, {"a": PRIOR})["a"]
-    assert seconds(found, load) == pytest.approx(usual_s, rel=0.4)
+    fitted = fit_steps({("a",): tuple(sums)}, {"a": PRIOR})["a"]
+    assert seconds(fitted, load) == pytest.approx(usual_s, rel=0.4)
 
 
-def test_own_and_others_add_up_to_what_one_would_have_learned() -> None:
+def test_own_and_received_sums_fit_like_all_observations_of_one_gateway() -> None:
     rng = np.random.default_rng(7)
     halves = [_observe(PRIOR.scaled(1.5), _loads(rng, 50), rng) for _ in range(2)]
-    both, one = (Statistics([STEPS], lambda: 5000.0) for _ in range(2))
-    both.add(STEPS, ("a",), *halves[0])
-    both.set_others([Row("steps", int(5000.0 // STEPS.epoch_s), ("a",), halves[1])])
+    shared, single = (Statistics([STEPS], lambda: 5000.0) for _ in range(2))
+    shared.add(STEPS, ("a",), *halves[0])
+    shared.set_others([Row("steps", int(5000.0 // STEPS.epoch_s), ("a",), halves[1])])
     for half in halves:
-        one.add(STEPS, ("a",), *half)
-    assert fit_steps(both.buckets(STEPS), {"a": PRIOR})["a"] == pytest.approx(
-        fit_steps(one.buckets(STEPS), {"a": PRIOR})["a"]
+        single.add(STEPS, ("a",), *half)
+    assert fit_steps(shared.buckets(STEPS), {"a": PRIOR})["a"] == pytest.approx(
+        fit_steps(single.buckets(STEPS), {"a": PRIOR})["a"]
     )
 
 
-def test_an_engine_that_was_restarted_otherwise_is_known_again() -> None:
-    """An hour by a clock of its own: what was learned at its beginning weighs a sixteenth."""
+def test_an_engine_restarted_with_other_settings_is_learned_again() -> None:
+    """Four half-lives later, the first observations weigh a sixteenth."""
     rng, now_s = np.random.default_rng(8), 0.0
     statistics = Statistics([STEPS], lambda: now_s)
     statistics.add(STEPS, ("a",), *_observe(PRIOR, _loads(rng, 100), rng))
     now_s = 4 * STEPS.half_life_s
     statistics.add(STEPS, ("a",), *_observe(PRIOR.scaled(2.0), _loads(rng, 100), rng))
-    found = fit_steps(statistics.buckets(STEPS), {"a": PRIOR})["a"]
+    fitted = fit_steps(statistics.buckets(STEPS), {"a": PRIOR})["a"]
     load = terms(8, 8000, 0)
-    assert seconds(found, load) == pytest.approx(seconds(PRIOR.scaled(2.0), load), rel=0.15)
+    assert seconds(fitted, load) == pytest.approx(seconds(PRIOR.scaled(2.0), load), rel=0.15)
 
 
-def test_only_a_learning_policy_has_experience() -> None:
+def test_only_a_learning_policy_has_statistics() -> None:
     assert LeastLoaded.statistics is None
     assert Learned(LearnedSettings()).statistics is not None

@@ -1,11 +1,11 @@
-"""Healthy replicas put out, and how soon faulty ones are: `python -m benchmarks.outlier_ejection FOLDER [--seeds N]`.
+"""Measure false and late outlier ejections: `python -m benchmarks.outlier_ejection FOLDER [--fault NAME] [--seeds N]`.
 
-The ground is that of `benchmarks.routing` (see there for FOLDER), pool 2s/2e, half load, and requests of two kinds:
-with the text that was recorded, and without it, so that simulated replicas draw what lookups find. A fault sets in with
-the 1,001st request, and is in what the policy is told of a replica's answers: steps that take `slow` times as long, or
-drafts of which only a share is accepted (`poor`). Shown are quarantines of healthy replicas per 10,000 answers, and for
-each fault how many of the replica's answers ended before it was out: the median and the worst of all runs, and in how
-many it was not put out at all within the 1,000 requests that followed.
+The workloads are those of `benchmarks.routing` (see there for FOLDER), pool 2s/2e at half load, with requests of two
+kinds: with their recorded text, and without text, so that simulated replicas draw their acceptance. A fault begins with
+the 1,001st request and changes what the policy observes of one replica: steps that take `slow` times as long, or drafts
+of which only a share is accepted (`poor`). The table shows the ejections of healthy replicas per 10,000 answers, and
+for each fault the number of the replica's answers that ended before it was ejected, as median and worst of all runs,
+and the runs in which it was not ejected within the 1,000 requests that followed.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ FAULT_FROM = 1000
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a replica from one request on.
+    """A change of one replica's observed behaviour from one request on.
 
     Parameters
     ----------
     slow
-        Factor of the time of its steps.
+        Factor on the time of its steps.
     poor
-        Factor of the tokens that its steps accept.
+        Factor on the number of accepted tokens per step.
     """
 
     backend: str = ""
     slow: float = 1.0
     poor: float = 1.0
 
-    def befall(self, outcome: Outcome) -> Outcome:
-        """Return the outcome as it would have been told of the faulty replica."""
-        told = outcome.tokens_per_step
-        if told is None or outcome.tpot_s is None:
+    def apply(self, outcome: Outcome) -> Outcome:
+        """Return the outcome as the faulty replica would have produced it."""
+        healthy = outcome.tokens_per_step
+        if healthy is None or outcome.tpot_s is None:
             return outcome
-        tokens = 1.0 + self.poor * (told - 1.0)
-        tpot_s = outcome.tpot_s * self.slow * told / tokens
+        tokens = 1.0 + self.poor * (healthy - 1.0)
+        tpot_s = outcome.tpot_s * self.slow * healthy / tokens
         return replace(outcome, tokens_per_step=tokens, tpot_s=tpot_s)
 
 
@@ -67,66 +67,66 @@ FAULTS = {
 }
 
 
-class Watched(OutlierEjection):
-    """Counts who is put out."""
+class RecordedEjection(OutlierEjection):
+    """Outlier ejection that records the ejected backends."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.put_out: list[str] = []
+        self.ejected: list[str] = []
 
     def observe(self, backend: str, *rest: float | None) -> float:
         """See `OutlierEjection.observe`."""
         before = backend in self.reasons
         slowness = super().observe(backend, *rest)  # type: ignore[arg-type]
         if backend in self.reasons and not before:
-            self.put_out.append(backend)
+            self.ejected.append(backend)
         return slowness
 
 
 @dataclass(slots=True)
 class Count:
-    """What came of one run."""
+    """Counts of one run: answers of healthy replicas, their ejections, and the delay of the faulty one's."""
 
     answers: int = 0
     false: int = 0
     delay: int | None = None
 
 
-class Watching(Learned):
-    """Learned, told of a fault."""
+class ObservedLearned(Learned):
+    """`learned` that observes a fault and counts ejections."""
 
     def __init__(self, seed: int, fault: Fault) -> None:
         super().__init__(LearnedSettings(seed=seed))
-        self.outlier_ejection = self.watched = Watched()
-        self._join()
+        self.outlier_ejection = self.recorded = RecordedEjection()
+        self._assemble()
         self.fault = fault
         self.count = Count()
         self._ended = 0
         self._of_faulty = 0
 
     def observe(self, outcome: Outcome) -> None:
-        """Count, and learn."""
+        """Count the outcome, and learn from it."""
         self._ended += 1
         backend = outcome.decision.backend
         faulty = backend == self.fault.backend and self._ended > FAULT_FROM
-        before = len(self.watched.put_out)
-        super().observe(self.fault.befall(outcome) if faulty else outcome)
+        before = len(self.recorded.ejected)
+        super().observe(self.fault.apply(outcome) if faulty else outcome)
         if not faulty:
             self.count.answers += 1
-            self.count.false += len(self.watched.put_out) - before
+            self.count.false += len(self.recorded.ejected) - before
             return
         self._of_faulty += 1
-        if len(self.watched.put_out) > before and self.count.delay is None:
+        if len(self.recorded.ejected) > before and self.count.delay is None:
             self.count.delay = self._of_faulty
 
 
 def play(ground: Ground, mix: str, seed: int, fault: Fault, *, text: bool) -> Count:
-    """Play one run."""
+    """Play one run and return its counts."""
     requests: Sequence[ReplayRequest] = drawn(ground.requests, mix, REQUESTS, Random(seed))
     if not text:
-        requests = [replace(one, text=None, acceptance={}, _scripts={}) for one in requests]
+        requests = [replace(request, text=None, acceptance={}, _scripts={}) for request in requests]
     requests = timed(ground, Task(POOL, mix, LOAD, "poisson", seed), requests)
-    policy = Watching(seed, fault)
+    policy = ObservedLearned(seed, fault)
     replay(pool_of(POOL), requests, policy, seed=seed)
     return policy.count
 
@@ -136,11 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this one; again")
+    parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this fault; may be repeated")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     ground = ground_of(arguments.folder, None, False)
-    print("| requests | fault | answers of healthy replicas | put out | per 10,000 | delay: median | worst | missed |")
+    print("| requests | fault | answers of healthy replicas | ejected | per 10,000 | delay: median | worst | missed |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in ("recorded", "drawn"):
         for name in arguments.fault or FAULTS:
@@ -152,14 +152,11 @@ def main() -> None:
             ]
             answers, false = sum(run.answers for run in runs), sum(run.false for run in runs)
             delays = [run.delay for run in runs if run.delay is not None]
-            told = ["", "", ""]
+            delay = ["", "", ""]
             if fault.backend:
-                missed = len(runs) - len(delays)
-                told = (
-                    [f"{statistics.median(delays):g}", str(max(delays)), f"{missed} of {len(runs)}"] if delays else told
-                )
-                told = told if delays else ["", "", f"{missed} of {len(runs)}"]
-            row = [kind, name, str(answers), str(false), f"{1e4 * false / answers:.2f}", *told]
+                missed = f"{len(runs) - len(delays)} of {len(runs)}"
+                delay = [f"{statistics.median(delays):g}", str(max(delays)), missed] if delays else ["", "", missed]
+            row = [kind, name, str(answers), str(false), f"{1e4 * false / answers:.2f}", *delay]
             print(f"| {' | '.join(row)} |", flush=True)
 
 

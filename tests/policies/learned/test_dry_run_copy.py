@@ -1,4 +1,4 @@
-"""A rehearsal chooses as its policy would, and changes nothing of it."""
+"""A dry-run copy chooses as its policy would, and does not affect it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, object]] = {"static": {"method": "baseline"}}
 NAMES = sorted(name for name, policy in policies().items() if policy.__module__.startswith("policies."))
 
 
-def _made(name: str) -> Policy:
+def _policy(name: str) -> Policy:
     kind = policies()[name]
     seed = {"seed": 3} if "seed" in kind.Settings.model_fields else {}
     policy = kind(kind.Settings.model_validate(SETTINGS.get(name, {}) | seed))
@@ -32,9 +32,9 @@ def _made(name: str) -> Policy:
     return policy
 
 
-def _used(name: str) -> Policy:
-    """Return a policy that has chosen: equal to any other of that name."""
-    policy = _made(name)
+def _used_policy(name: str) -> Policy:
+    """Return a policy that has made some choices, always the same."""
+    policy = _policy(name)
     for number in range(30):
         policy.choose(_request(number), POOL)
     return policy
@@ -45,9 +45,9 @@ def _request(number: int) -> RequestFeatures:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_tried_on_a_rehearsal_leaves_the_policy_as_it_was(name: str) -> None:
-    policy, untouched = _used(name), _used(name)
-    assert policy.dry_run_copy().choose(_request(40), POOL) == _used(name).choose(_request(40), POOL)
+def test_a_dry_run_copy_does_not_affect_the_policy(name: str) -> None:
+    policy, untouched = _used_policy(name), _used_policy(name)
+    assert policy.dry_run_copy().choose(_request(40), POOL) == _used_policy(name).choose(_request(40), POOL)
     dry_run_copy = policy.dry_run_copy()
     for number in range(40, 80):
         dry_run_copy.assess(_request(number), POOL)
@@ -56,25 +56,25 @@ def test_what_is_tried_on_a_rehearsal_leaves_the_policy_as_it_was(name: str) -> 
     assert after == [untouched.choose(_request(number), POOL) for number in range(100, 150)]
 
 
-def test_a_rehearsal_of_what_was_learned_shares_what_is_large_and_nothing_that_changes() -> None:
+def test_a_dry_run_copy_shares_large_state_but_no_choosing_state() -> None:
     policy = Learned(LearnedSettings(seed=1))
     for number in range(30):
         policy.choose(_request(number), POOL)
-    backlogs = {name: copy.copy(known.backlog) for name, known in policy.predictor.known.items()}
-    seen = {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()}
+    backlogs = {name: copy.copy(model.backlog) for name, model in policy.predictor.backend_models.items()}
+    prefixes = {name: list(model.prefixes._used) for name, model in policy.predictor.backend_models.items()}
     dry_run_copy = policy.dry_run_copy()
     for number in range(200):
         dry_run_copy.choose(_request(1000 + number), POOL)
     assert dry_run_copy.statistics is policy.statistics
-    assert {name: known.backlog for name, known in policy.predictor.known.items()} == backlogs
-    assert {name: list(known.prefixes._used) for name, known in policy.predictor.known.items()} == seen
+    assert {name: model.backlog for name, model in policy.predictor.backend_models.items()} == backlogs
+    assert {name: list(model.prefixes._used) for name, model in policy.predictor.backend_models.items()} == prefixes
     assert dry_run_copy.rng.getstate() != policy.rng.getstate()
 
 
-def test_pinned_rules_are_rehearsed_too() -> None:
-    policy, fewest = Learned(LearnedSettings(seed=1)), _made("least_loaded")
-    policy.pinned = fewest
+def test_pinned_rules_are_copied_too() -> None:
+    policy, pinned = Learned(LearnedSettings(seed=1)), _policy("least_loaded")
+    policy.pinned = pinned
     dry_run_copy = policy.dry_run_copy()
     assert dry_run_copy.pinned is not None
-    assert dry_run_copy.pinned is not fewest
+    assert dry_run_copy.pinned is not pinned
     assert dry_run_copy.choose(REQUEST, POOL).policy == "least_loaded"

@@ -1,4 +1,4 @@
-"""What is noted of a request while it runs: everything that cannot be found out when it has ended."""
+"""Notes on a request in flight: what its record needs and cannot be determined after it has ended."""
 
 from __future__ import annotations
 
@@ -14,95 +14,112 @@ from policies.features.request import Endpoint
 from policies.policy import Decision, Outcome
 
 
-# Made for each request, as what `policies.decision` has.
+# Hand-written `__init__`, as in `policies.decision`: one is created per request.
 @dataclass(slots=True, init=False)
 class RequestNotes:
     """The notes on one request.
 
+    Parameters
+    ----------
+    answer
+        An empty list, or None if answers are not kept.
+    max_bytes
+        Size of the largest answer that is kept.
+    keep_prompt_bytes
+        Size of the largest body whose prompt is kept.
+
     Attributes
     ----------
     candidates, in_flight, loads
-        Those of its last decision, and the requests in flight and the load that each had then.
+        The candidates of its last decision, and their requests in flight and loads at that time.
     chunks
-        When each chunk of the stream came, on the clock of `time.perf_counter`.
+        Arrival of each chunk of the stream, by `time.perf_counter`.
     answer
-        The bytes of a stream; None if answers are not kept, or this one was longer than it may be.
+        The bytes of a stream; None if answers are not kept, or this one was too long.
     transcript
         The text of an answer in one piece.
-    most_bytes, room
-        Bytes that the answer may have, and may still have.
-    keep_prompt_bytes
-        The prompt of a body that is no longer is to be kept.
+    remaining_bytes
+        What `max_bytes` leaves for the rest of the answer; negative if it was too long.
+
+    Examples
+    --------
+    >>> notes = RequestNotes([], max_bytes=8)
+    >>> notes.keep(b"data: 1")
+    >>> notes.answer, notes.remaining_bytes
+    ([b'data: 1'], 1)
+    >>> notes.keep(b"data: 2")
+    >>> notes.answer is None
+    True
     """
 
     answer: list[bytes] | None
     transcript: Transcript | None
-    most_bytes: int
-    room: int
+    max_bytes: int
+    remaining_bytes: int
     keep_prompt_bytes: int
     candidates: Sequence[Backend]
     in_flight: list[int]
     loads: list[EngineLoad]
     chunks: array[float]
 
-    def __init__(self, answer: list[bytes] | None, most_bytes: int, keep_prompt_bytes: int = 0) -> None:
+    def __init__(self, answer: list[bytes] | None, max_bytes: int, keep_prompt_bytes: int = 0) -> None:
         self.answer = answer
         self.transcript = None
-        self.most_bytes = self.room = most_bytes
+        self.max_bytes = self.remaining_bytes = max_bytes
         self.keep_prompt_bytes = keep_prompt_bytes
         self.candidates = ()
         self.in_flight = []
         self.loads = []
         self.chunks = array("d")
 
-    def choose(self, candidates: Sequence[Backend]) -> None:
-        """Note the candidates of a decision, before the request is sent."""
+    def note_candidates(self, candidates: Sequence[Backend]) -> None:
+        """Store the candidates of a decision and their loads, before the request is sent."""
         self.candidates = candidates
-        self.in_flight = [one.in_flight for one in candidates]
-        self.loads = [one.load for one in candidates]
+        self.in_flight = [backend.in_flight for backend in candidates]
+        self.loads = [backend.load for backend in candidates]
 
     def keep(self, data: bytes) -> None:
-        """Keep a part of a stream; where answers are not kept, nothing."""
+        """Append a part of a stream, if answers are kept."""
         if self.answer is None:
             return
-        self.room -= len(data)
-        if self.room < 0:
+        self.remaining_bytes -= len(data)
+        if self.remaining_bytes < 0:
             self.answer = None
         else:
             self.answer.append(data)
 
-    def read(self, endpoint: Endpoint, document: object, size_bytes: int) -> None:
-        """Keep the text of an answer in one piece, which was parsed; where answers are not kept, nothing."""
+    def keep_document(self, endpoint: Endpoint, document: object, size_bytes: int) -> None:
+        """Store the text of a parsed answer in one piece, if answers are kept."""
         if self.answer is None:
             return
-        self.room -= size_bytes
-        if self.room >= 0 and isinstance(document, dict):
+        self.remaining_bytes -= size_bytes
+        if self.remaining_bytes >= 0 and isinstance(document, dict):
             self.transcript = read_document(endpoint, document)
 
 
 @dataclass(slots=True, init=False)
 class FinishedRequest:
-    """A request that has ended, as it waits in the queue.
+    """A request that has ended, to be recorded.
 
     Parameters
     ----------
     key
         Name of the client's key.
     body
-        Of the request, where more is to be read from it than its features; else empty.
+        Body of the request, if the record needs more of it than the features; else empty.
     decision, backend
         None if no backend was up.
     retried_from
-        The backend that failed it first; empty if none did.
-    word
-        What became of it, one of `gateway.telemetry.metrics.OUTCOMES`.
+        Name of the backend that failed first; empty without a retry.
+    outcome_label
+        One of `gateway.telemetry.metrics.OUTCOMES`.
     outcome
-        None if it was not answered.
+        None if the request was not answered.
     arrived_s, ended_s
-        On the clock of `time.perf_counter`.
+        Arrival and end, by `time.perf_counter`.
     """
 
-    take: RequestNotes
+    notes: RequestNotes
     request_id: bytes
     key: str
     routed: RoutedRequest
@@ -111,7 +128,7 @@ class FinishedRequest:
     backend: Backend | None
     retried_from: str
     status: int
-    word: str
+    outcome_label: str
     outcome: Outcome | None
     usage: Usage | None
     arrived_s: float
@@ -119,7 +136,7 @@ class FinishedRequest:
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
-        take: RequestNotes,
+        notes: RequestNotes,
         request_id: bytes,
         key: str,
         routed: RoutedRequest,
@@ -128,13 +145,13 @@ class FinishedRequest:
         backend: Backend | None,
         retried_from: str,
         status: int,
-        word: str,
+        outcome_label: str,
         outcome: Outcome | None,
         usage: Usage | None,
         arrived_s: float,
         ended_s: float,
     ) -> None:
-        self.take = take
+        self.notes = notes
         self.request_id = request_id
         self.key = key
         self.routed = routed
@@ -143,22 +160,22 @@ class FinishedRequest:
         self.backend = backend
         self.retried_from = retried_from
         self.status = status
-        self.word = word
+        self.outcome_label = outcome_label
         self.outcome = outcome
         self.usage = usage
         self.arrived_s = arrived_s
         self.ended_s = ended_s
 
     def held_bytes(self) -> int:
-        """Return about how much memory its texts take."""
+        """Return an estimate of the memory of its texts."""
         held = len(self.body)
         if (prompt := self.routed.prompt) is not None:
             held += _size_bytes(prompt.pieces, prompt.ids)
-        take = self.take
-        if (transcript := take.transcript) is not None:
+        notes = self.notes
+        if (transcript := notes.transcript) is not None:
             held += _size_bytes(transcript.pieces, transcript.token_ids)
-        elif take.answer is not None:
-            held += take.most_bytes - take.room
+        elif notes.answer is not None:
+            held += notes.max_bytes - notes.remaining_bytes
         return held
 
 

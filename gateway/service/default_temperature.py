@@ -1,0 +1,86 @@
+"""What each model takes for a request without a temperature, from the best source there is.
+
+In this order: the generation config of an engine that the gateway starts, or the calibration of a simulated one; the
+pool file's `default_temperature`; what an engine itself reports once it is up; vLLM's own default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+
+from backends.calibration.calibration import load_calibration
+from backends.default_temperature import VLLM_DEFAULT, configured_temperature
+from backends.pool import Pool
+from gateway.config.settings import BackendSettings, ModelSettings
+from gateway.routing.model import Model
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+
+
+def known_temperature(settings: ModelSettings) -> float | None:
+    """Return the default temperature of a model as far as files say, None if only an engine can.
+
+    Parameters
+    ----------
+    settings
+        The model's part of the pool file.
+    """
+    known = list(_configured(settings))
+    if len(set(known)) > 1:
+        logger.warning("replicas of one model take different default temperatures: %s", sorted(set(known)))
+    if known:
+        if settings.default_temperature not in (None, known[0]):
+            given = settings.default_temperature
+            logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known[0])
+        return known[0]
+    return settings.default_temperature
+
+
+def assumed_temperature(settings: ModelSettings) -> float:
+    """Return the default temperature of a model as far as files say, vLLM's own default if they say nothing."""
+    known = known_temperature(settings)
+    return VLLM_DEFAULT if known is None else known
+
+
+async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) -> None:
+    """Wait for an engine of the model, and set the model's default temperature to what it takes.
+
+    To be run where `known_temperature` found none: the engine may have fetched its files by then; else it is asked.
+    """
+    while not pool.up(model.name):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
+        await asyncio.sleep(_POLL_S)
+    temperature = known_temperature(settings)
+    for backend in pool.up(model.name):
+        if temperature is None:
+            temperature = await pool.reported_temperature(backend)
+    if temperature is None:
+        logger.warning(
+            "%s: no replica reports the temperature it takes by default; %g is assumed. Set default_temperature in the "
+            "pool file if it is another.",
+            model.name,
+            VLLM_DEFAULT,
+        )
+        return
+    model.default_temperature = temperature
+    logger.info("%s takes temperature %g by default", model.name, temperature)
+
+
+def _configured(settings: ModelSettings) -> Iterator[float]:
+    """Yield what the files of each replica say, of those that the gateway starts or simulates."""
+    for backend in settings.backends.values():
+        temperature = _of_backend(backend)
+        if temperature is not None:
+            yield temperature
+
+
+def _of_backend(backend: BackendSettings) -> float | None:
+    if backend.serve is not None:
+        return configured_temperature(backend.serve.model, backend.serve.flags, {**os.environ, **backend.serve.env})
+    if backend.simulate is not None:
+        return load_calibration(backend.simulate.calibration).temperature.default
+    return None

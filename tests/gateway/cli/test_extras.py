@@ -1,0 +1,44 @@
+"""Commands whose optional dependencies are missing say which extra to install, and do nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from backends.validation import UsageError
+from gateway.cli import extras
+from gateway.cli.app import app
+from gateway.cli.extras import require
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    found = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in request.param else found(name))
+
+
+def test_what_is_installed_is_not_asked_for() -> None:
+    require("lab", "numpy", "json")
+
+
+def test_all_that_is_missing_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^needs nothing_1 and nothing_2: pip install 'speculation-gateway\[lab\]'$"):
+        require("lab", "nothing_1", "json", "nothing_2")
+
+
+@pytest.mark.parametrize("without", [{"numba"}, {"optuna"}, {"threadpoolctl"}], indirect=True)
+@pytest.mark.usefixtures("without")
+def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    missing = request.node.callspec.params["without"]
+    pool, trace, out = str(tmp_path / "no.yaml"), str(tmp_path / "no.jsonl"), str(tmp_path / "out.yaml")
+    commands = {
+        "numba": ["replay", trace, "--config", pool],
+        "optuna": ["tune", trace, "--config", pool, "--out", out],
+        "threadpoolctl": ["evaluate", trace],
+    }
+    (module,) = missing
+    result = CliRunner().invoke(app, commands[module])
+    assert result.exit_code == 2
+    assert f"gateway {commands[module][0]}: needs {module}: pip install 'speculation-gateway[lab]'" in result.stderr
