@@ -49,3 +49,28 @@ def test_policies_do_no_network_io_and_import_no_simulator() -> None:
 def test_folders_stay_small() -> None:
     files = Counter(path.parent for package in PACKAGES for path in modules(package))
     assert {str(folder): count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
+SCRIPTED_PEER = {"wire", "reader", "writer"}
+"""Arguments that tell a function of a scripted peer: only those may sleep, to play a slow one."""
+
+
+def sleeps(tree: ast.AST, in_peer: bool = False) -> Iterator[int]:
+    """Yield the lines that sleep for longer than 0 s, outside scripted peers."""
+    for node in ast.iter_child_nodes(tree):
+        peer = in_peer
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            peer = in_peer or bool(SCRIPTED_PEER & {argument.arg for argument in node.args.args})
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
+            yields = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if not peer and not yields:
+                yield node.lineno
+        yield from sleeps(node, peer)
+
+
+def test_tests_wait_for_conditions_instead_of_sleeping() -> None:
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
+    found = {
+        str(path.relative_to(ROOT)): lines for path in files if (lines := list(sleeps(ast.parse(path.read_text()))))
+    }
+    assert found == {}

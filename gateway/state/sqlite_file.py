@@ -99,10 +99,19 @@ def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(connection, path)
+    except UnicodeDecodeError as error:  # SQLite quotes damaged names in its message
+        connection.close()
+        raise _corruption(f"damaged schema: {error.object!r}") from None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _corruption(message: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -122,9 +131,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError("foreign", f"{path}: written by another version of the gateway (format {version})")
     (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
-        error = sqlite3.DatabaseError(result)
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _corruption(result)
 
 
 def _set_aside(path: Path) -> None:

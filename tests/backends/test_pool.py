@@ -108,6 +108,7 @@ async def test_a_replica_without_a_metrics_page_is_up() -> None:
         assert pool.engine(backend) is None
 
 
+@pytest.mark.slow
 async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
     async with running_pool() as (_, backend, upstream):
         await eventually(lambda: backend.state is State.UP)
@@ -138,6 +139,7 @@ async def test_a_refused_connection_takes_effect_before_any_probe() -> None:
         await eventually(lambda: backend.state is State.UP)  # the next probe succeeds
 
 
+@pytest.mark.slow
 async def test_invalid_answers_eject_for_longer_each_time() -> None:
     async with running_pool() as (pool, backend, _):
         loop = asyncio.get_running_loop()
@@ -171,6 +173,7 @@ async def test_three_consecutive_broken_answers_eject() -> None:
         assert backend.state is State.EJECTED
 
 
+@pytest.mark.slow
 async def test_an_engine_with_requests_that_produces_no_token_is_down() -> None:
     def stuck(upstream: Upstream) -> None:
         upstream.metrics = b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total 7\n"
@@ -183,12 +186,14 @@ async def test_an_engine_with_requests_that_produces_no_token_is_down() -> None:
         await eventually(lambda: backend.state is State.UP)
 
 
+@pytest.mark.slow
 async def test_an_idle_engine_that_produces_no_token_is_up() -> None:
     async with running_pool() as (_, backend, _upstream):
         await eventually(lambda: backend.state is State.UP)
         await stays(lambda: backend.state is State.UP, 0.6)
 
 
+@pytest.mark.slow
 async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
     async with running_pool() as (pool, backend, upstream):
         await eventually(lambda: backend.state is State.UP)

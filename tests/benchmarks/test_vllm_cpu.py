@@ -64,6 +64,7 @@ def play(calibration: Calibration, silent: Cell) -> Cell:
     return Cell(Method.BASELINE, silent.concurrency, silent.turn, now_s, 0.0, 0.0, 0.0, silent.answers)
 
 
+@pytest.mark.slow
 def test_the_fit_recovers_the_step_time_behind_the_measurements() -> None:
     rng = np.random.default_rng(5)
     true = template().model_copy(update={"step": template().step.model_copy(update=TRUE)})
@@ -97,6 +98,7 @@ def test_cells_are_read_as_written(tmp_path: Path) -> None:
     assert measure.read(tmp_path / "cells.json.xz") == [original]
 
 
+@pytest.mark.slow
 async def test_the_load_generator_receives_every_token(tmp_path: Path) -> None:
     backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
     one_backend = {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}

@@ -123,6 +123,7 @@ async def not_speculating(wire: Wire) -> None:
     await wire.end_stream()
 
 
+@pytest.mark.slow
 async def test_prometheus_scrapes_the_gateway(tmp_path: Path) -> None:
     """One test for all checks, because Prometheus takes 5 s to start scraping."""
     async with start_gateway() as running, prometheus_for(running, tmp_path) as prometheus:

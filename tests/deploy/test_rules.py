@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.support.deploy_tools import DEPLOY, ROOT, run
@@ -23,6 +24,7 @@ def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     assert f"{len(rules())} rules found" in output
 
 
+@pytest.mark.slow
 def test_the_rules_pass_their_unit_tests() -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", UNIT_TESTS)
 

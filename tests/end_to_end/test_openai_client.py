@@ -57,6 +57,7 @@ def test_stream(client: openai.OpenAI) -> None:
     assert chunks[-2].choices[0].finish_reason in {"stop", "length"}
 
 
+@pytest.mark.slow
 def test_every_replica_gives_the_same_greedy_answer(client: openai.OpenAI) -> None:
     texts = {
         client.chat.completions.create(
@@ -133,6 +134,7 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert isinstance(person["age"], int)
 
 
+@pytest.mark.slow
 def test_responses(client: openai.OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="Tell me about sequence types.", max_output_tokens=30)
     assert response.output_text
@@ -228,6 +230,7 @@ async def test_a_cancelled_request_is_cancelled_at_the_engine(
     await async_client.close()
 
 
+@pytest.mark.slow
 def test_ngram_drafting_is_faster_on_a_repetitive_prompt(client: openai.OpenAI) -> None:
     def seconds(name: str) -> float:
         durations_s = []

@@ -47,6 +47,7 @@ def test_only_the_listed_words_count_as_code(tail: ModuleType) -> None:
         assert tail.code_share(word + "x") == tail.code_share(word + "_") == tail.code_share(word + "\u00e9") == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit_bytes", "run_bytes"), [(1, 16), (4, 12), (1, 8), (3, 9)])
 @given(
     st.binary(max_size=64)

@@ -86,6 +86,7 @@ def test_every_character_has_the_same_kind_as_in_numpy(units: ModuleType) -> Non
         assert cache.pack(texts, checksum) == by_numpy(texts)
 
 
+@pytest.mark.slow
 def test_units_are_cached_however_many_there_are(units: ModuleType) -> None:
     draw = Random(2)
     cache = units.HashCache(KINDS, SECRET)

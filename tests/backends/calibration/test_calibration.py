@@ -109,6 +109,7 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
     return run_closed_loop(engine, scripts, concurrency).tokens_per_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("concurrency", "published"), [(1, 1.73), (128, 1.21)])
 def test_the_speedup_of_eagle_is_the_published_one(concurrency: int, published: float) -> None:
     """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1 and 128."""

@@ -134,6 +134,7 @@ def test_a_tree_counts_all_runs(sequences: list[list[int]], depth: int) -> None:
     assert in_tree(tree) == counted(sequences, depth)
 
 
+@pytest.mark.slow
 @given(SEQUENCES, st.integers(1, 6), st.integers(0, 4), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_removed_sequences_are_not_counted(sequences: list[list[int]], depth: int, oldest: int, newest: bool) -> None:
@@ -235,6 +236,7 @@ def test_the_cache_can_hold_a_single_answer() -> None:
     assert replayed(cache, [1], answers[1])[0].max() == 1, "the cached answer is removed before the next replay"
 
 
+@pytest.mark.slow
 def test_memory_of_removed_answers_is_reused() -> None:
     cache = SuffixCache(max_cached_requests=5)
     sizes = []
@@ -256,6 +258,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -95,6 +95,7 @@ async def test_an_engine_becomes_ready_and_stops(bench: Bench) -> None:
     await launcher.stop()  # a second call is allowed
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: Bench) -> None:
     async with bench.running(bench.spec("--family")) as launcher:
         await launcher.wait_ready(10)
@@ -109,6 +110,7 @@ async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: B
     assert "killed by SIGKILL; restarting in 0.5 s" in bench.events
 
 
+@pytest.mark.slow
 async def test_the_pauses_between_restarts_double(bench: Bench) -> None:
     async with bench.running(bench.spec("--fail")):
         await eventually(lambda: any("restarting in 2 s" in event for event in bench.events))
@@ -116,6 +118,7 @@ async def test_the_pauses_between_restarts_double(bench: Bench) -> None:
     assert pauses == [f"exit status 3; restarting in {pause_s} s" for pause_s in ("0.5", "1", "2")]
 
 
+@pytest.mark.slow
 async def test_an_engine_that_ignores_sigterm_is_killed_with_its_descendants(bench: Bench) -> None:
     async with bench.running(bench.spec("--ignore-term", "--family", shutdown_timeout_s=0.5)) as launcher:
         await launcher.wait_ready(10)
@@ -150,6 +153,7 @@ async def test_the_shared_memory_of_a_killed_engine_is_removed(bench: Bench) -> 
         assert not is_shared(name)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_never_becomes_ready_is_killed_and_restarted(bench: Bench) -> None:
     spec = bench.spec(serves=False, startup_timeout_s=0.6)
     async with bench.running(spec) as launcher:
@@ -166,6 +170,7 @@ async def test_stopping_an_engine_that_still_starts_is_fast(bench: Bench) -> Non
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 async def test_a_port_in_use_by_another_process_is_not_shared(bench: Bench) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -66,6 +66,7 @@ def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, co
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
 
+@pytest.mark.slow
 def test_check_prints_the_pool(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.returncode, run.stderr) == (0, "")
@@ -78,10 +79,12 @@ def test_check_prints_the_pool(small: Path) -> None:
     assert [row[:4] for row in rows[4:]] == [["State", "is", "kept", "in"]]
 
 
+@pytest.mark.slow
 def test_the_config_option_may_precede_the_command(small: Path) -> None:
     assert gateway("--config", small, "check").stdout == gateway("check", "--config", small).stdout
 
 
+@pytest.mark.slow
 def test_the_default_pool_file(tmp_path: Path) -> None:
     assert gateway("check").stdout.count("simulated") == 5
     run = gateway("check", cwd=tmp_path)
@@ -111,6 +114,7 @@ def test_wrong_options(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in run.stderr
 
 
+@pytest.mark.slow
 def test_options_override_the_file(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL + "server: {host: 127.0.0.1, port: 1}\n")
     with gateway_command(small, tmp_path, "--host", "127.0.0.2") as command:

@@ -325,10 +325,12 @@ class TestErrors:
         assert lines[0].startswith("10:15: not YAML: ")
         assert lines[0].endswith("; quote `${...}` inside braces or brackets")
 
+    @pytest.mark.slow
     def test_exponential_aliases_are_refused(self, tmp_path: Path) -> None:
         lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
         assert "too large for a pool file" in problems(tmp_path, "\n".join(lines))[0]
 
+    @pytest.mark.slow
     def test_deep_nesting_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, "a: " + "[" * 5000) == ["1:1: nested too deep"]
 
@@ -476,6 +478,7 @@ class TestSchema:
     def test_the_committed_schema_is_up_to_date(self) -> None:
         assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "change",
         [

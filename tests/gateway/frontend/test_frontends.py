@@ -47,6 +47,7 @@ class Raw:
         self.writer.transport.abort()
 
 
+@pytest.mark.slow
 async def test_pipelined_requests_are_answered_in_order(gateway_of: Start) -> None:
     async def echo(wire: Wire) -> None:
         text = wire.seen.json["messages"][0]["content"]
@@ -206,6 +207,7 @@ async def test_a_client_that_leaves_cancels_the_running_request(gateway_of: Star
         await running.until(lambda: running.upstreams["a"].aborted == 1)
 
 
+@pytest.mark.slow
 async def test_a_pipelining_client_that_leaves_cancels_all_its_requests(gateway_of: Start) -> None:
     async def slow(wire: Wire) -> None:
         await wire.begin_stream()

@@ -135,6 +135,7 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
         raw.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [b"1000000000", b"2097153", b"-1", b"+5", b"0x5", b"5 5", b""])
 async def test_invalid_content_lengths_are_refused(gateway_of: Start, length: bytes) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
@@ -186,6 +187,7 @@ async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pyte
         raw.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(wire: Wire) -> None:
         await asyncio.sleep(0.5)  # longer than the keep-alive time

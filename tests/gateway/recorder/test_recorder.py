@@ -461,6 +461,7 @@ def pool_file(tmp_path: Path, **recorder: Any) -> Path:
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 12}
 
 
+@pytest.mark.slow
 def test_flushed_records_survive_a_killed_gateway(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     with gateway_command(pool_file(tmp_path, flush_s=0.05, text="full"), tmp_path, "--workers", "2") as running:
@@ -484,6 +485,7 @@ def test_flushed_records_survive_a_killed_gateway(tmp_path: Path) -> None:
     assert kept < set(sent)
 
 
+@pytest.mark.slow
 def test_sigterm_writes_the_remaining_records(tmp_path: Path) -> None:
     with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
         for _ in range(5):

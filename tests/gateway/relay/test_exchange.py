@@ -184,6 +184,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_without_an_answer_is_retried_on_another_backend(
@@ -201,6 +202,7 @@ async def test_a_request_without_an_answer_is_retried_on_another_backend(
         assert running.backend("a").in_flight == running.backend("b").in_flight == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
@@ -258,6 +260,7 @@ async def test_without_a_live_backend_requests_get_503_with_retry_after(gateway_
         assert (await running.client.get("/health")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_requests_waiting_at_a_hung_backend_are_retried_elsewhere(gateway_of: Start) -> None:
     async with gateway_of(timeouts={"first_byte_s": 60.0}, policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = hang
@@ -269,6 +272,7 @@ async def test_requests_waiting_at_a_hung_backend_are_retried_elsewhere(gateway_
         assert running.backend("a").state is State.DOWN
 
 
+@pytest.mark.slow
 async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = answer_garbage
@@ -292,6 +296,7 @@ async def stall_mid_stream(wire: Wire) -> None:
     await wire.until_closed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [break_mid_stream, stall_mid_stream])
 async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start, fault: object) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
@@ -305,6 +310,7 @@ async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start,
         assert running.upstreams["b"].seen == []
 
 
+@pytest.mark.slow
 async def test_streams_of_other_backends_are_not_affected(gateway_of: Start) -> None:
     async with gateway_of() as running:
 
@@ -355,6 +361,7 @@ async def until_unchanged(value: Callable[[], int], for_s: float) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_a_slow_client_pauses_the_backend(gateway_of: Start) -> None:
     sent = 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 
+import pytest
+
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.gateway.frontend.test_frontends import Raw, post
 from tests.support.upstream import Wire, delta, well
@@ -44,6 +46,7 @@ async def have_the_backend_close(running: Running) -> None:
     running.upstreams["a"].close_after_answer = False
 
 
+@pytest.mark.slow
 async def test_closed_connections_leave_no_cycles(gateway_of: Start) -> None:
     scenarios = (send_requests, leave_a_stream, have_the_backend_close)
     async with gateway_of({"a": "baseline"}) as running:

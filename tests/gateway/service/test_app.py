@@ -33,6 +33,7 @@ async def series(running: Running, name: str) -> dict[str, float]:
     return {labels.removeprefix(name): float(value) for labels, value in samples}
 
 
+@pytest.mark.slow
 async def test_requests_need_a_key_if_keys_are_set(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
         for headers in ({}, bearer("sk-wrong"), {"authorization": "Bearer"}, {"authorization": "Basic sk-free"}):
@@ -138,6 +139,7 @@ async def test_limit_on_requests_in_flight_of_the_gateway(gateway_of: Start) -> 
         assert (await first).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -203,6 +205,7 @@ async def test_admin_needs_its_own_key(gateway_of: Start) -> None:
         assert not [key["key"] for key in KEYS if "key" in key and key["key"] in text]
 
 
+@pytest.mark.slow
 async def test_drain_and_resume(gateway_of: Start) -> None:
     async with gateway_of() as running:
         backend = {"model": MODEL, "backend": "a"}

@@ -47,6 +47,7 @@ async def _notes(running: Running) -> dict[str, str]:
     return {candidate["backend"]: candidate["note"] for candidate in explained["candidates"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 async def test_a_gateway_learns_while_it_serves(fast: bool) -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": "learned", "seed": 1}, fast=fast) as running:

@@ -75,6 +75,7 @@ def pinned_text(running: Running) -> str:
     return running.gateway.policy_versions[MODEL].pin().rules
 
 
+@pytest.mark.slow
 async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) -> None:
     async with learning(state) as one, learning(state) as two:
         assert set(await ask(one, 8)) == {"learned"}
@@ -96,6 +97,7 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         assert await ask(restarted) == ["learned"]
 
 
+@pytest.mark.slow
 async def test_versions_are_compared_pinned_and_rolled_back(state: Any) -> None:
     async with learning(state) as running:
         await ask(running, 4)
@@ -120,6 +122,7 @@ async def test_versions_are_compared_pinned_and_rolled_back(state: Any) -> None:
         assert "nothing to roll back to" in await failure_of(running, "rollback")
 
 
+@pytest.mark.slow
 async def test_impossible_commands_fail_with_a_message(state: Any) -> None:
     async with learning(state) as running:
         assert "no request was observed yet" in await failure_of(running, "distill")
@@ -145,6 +148,7 @@ async def test_impossible_commands_fail_with_a_message(state: Any) -> None:
         assert "http://127.0.0.1:9 cannot be reached" in unreachable.stderr
 
 
+@pytest.mark.slow
 async def test_nothing_can_be_pinned_without_a_store() -> None:
     async with learning("none") as running:
         await ask(running, 2)
@@ -159,6 +163,7 @@ async def test_only_a_learned_policy_has_rules() -> None:
         assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
 
 
+@pytest.mark.slow
 async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any) -> None:
     async with learning(state) as one, learning(state) as two:
         policies = [learned(one), learned(two)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from gateway.config.settings import PoolSettings
 from gateway.service.replicas import SIMULATOR, plan
 from tests.support.command import gateway_command, until
@@ -64,6 +66,7 @@ def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
     assert len({replica["name"] for replica in json.loads(document.read_text())["replicas"]}) == 4
 
 
+@pytest.mark.slow
 def test_two_models_with_replicas_of_the_same_name(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(

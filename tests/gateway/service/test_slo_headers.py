@@ -55,6 +55,7 @@ def test_the_exploration_header_must_be_yes_or_no(value: str) -> None:
     assert "x-gateway-explore" in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 async def test_invalid_headers_are_answered_with_400(fast: bool) -> None:
     async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}, fast=fast) as running:

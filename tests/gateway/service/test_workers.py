@@ -61,6 +61,7 @@ def pool(tmp_path: Path) -> Iterator[Path]:
         loop.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_exits_with_status_0_and_leaves_no_process(pool: Path, tmp_path: Path, workers: int) -> None:
     with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
@@ -72,6 +73,7 @@ def test_sigterm_exits_with_status_0_and_leaves_no_process(pool: Path, tmp_path:
         assert "Traceback" not in command.printed()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -83,6 +85,7 @@ def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
                 assert f"port {port}" in command.printed()
 
 
+@pytest.mark.slow
 def test_workers_share_metrics_and_draining(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
@@ -109,6 +112,7 @@ def test_workers_share_metrics_and_draining(pool: Path, tmp_path: Path) -> None:
         until(lambda: states() == {"up"})
 
 
+@pytest.mark.slow
 def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
@@ -124,6 +128,7 @@ def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
         assert 4 <= statuses.count(200) <= 8  # 4 in one process; each worker may allow 4 before it receives a message
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
@@ -135,6 +140,7 @@ def test_a_dead_worker_is_replaced(pool: Path, tmp_path: Path) -> None:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)))
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: command.get("/readyz").status_code == 200)

@@ -60,6 +60,7 @@ def _observed(policy: Learned) -> dict[tuple[str, str], float]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 async def test_answers_of_one_method_are_replayed_with_the_others(fast: bool) -> None:
     methods = {"a": "baseline", "b": "suffix", "c": "ngram"}
@@ -87,6 +88,7 @@ async def test_answers_of_one_method_are_replayed_with_the_others(fast: bool) ->
     assert not _children()
 
 
+@pytest.mark.slow
 async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
     policy_settings = {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}
     async with start_gateway({"a": "baseline", "b": "suffix"}, policy_settings) as running:
@@ -201,6 +203,7 @@ async def test_the_process_does_not_import_from_the_working_directory(
         shadow.stop()
 
 
+@pytest.mark.slow
 async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.shadow.replay._RESTART_DELAY_S", 0.0)
     policy = _Recording()

@@ -74,6 +74,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return {"redis": server.url}
 
 
+@pytest.mark.slow
 async def test_statistics_survive_a_restart(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # synchronise only at start and stop
     async with learning(state) as running:
@@ -85,6 +86,7 @@ async def test_statistics_survive_a_restart(state: dict[str, Any], monkeypatch: 
         assert answers(running) == 5
 
 
+@pytest.mark.slow
 async def test_gateways_share_statistics_and_documents(state: dict[str, Any]) -> None:
     async with learning(state) as one, learning(state) as two:
         await ask(one, 2)
@@ -98,6 +100,7 @@ async def test_gateways_share_statistics_and_documents(state: dict[str, Any]) ->
         assert f'gateway_state_connected{{store="{kind}"}} 1.0' in page
 
 
+@pytest.mark.slow
 async def test_requests_are_served_while_redis_hangs(redis: RedisServer) -> None:
     async with learning({"redis": redis.url}) as one, learning({"redis": redis.url}) as two:
         try:

@@ -227,6 +227,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, max_size=40))
 def test_sums_equal_those_of_all_observations_after_any_events(
@@ -278,6 +279,7 @@ def add_and_sync(path: Path, rounds: int, now_s: float) -> None:
     member.store.close()
 
 
+@pytest.mark.slow
 def test_two_processes_that_push_concurrently_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     clock = Clock()

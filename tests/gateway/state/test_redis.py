@@ -20,6 +20,7 @@ def member(redis: RedisServer) -> Iterator[Member]:
     member.store.close()
 
 
+@pytest.mark.slow
 def test_a_push_whose_reply_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
     with cutting_proxy(redis.port, b"EVAL") as proxy:
         proxied = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)

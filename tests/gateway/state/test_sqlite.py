@@ -54,13 +54,16 @@ def test_nothing_is_created_before_the_first_call(path: Path) -> None:
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize("content", ["corrupted", "no database at all"])
+@pytest.mark.parametrize("content", ["corrupted", "no database at all", "damaged schema"])
 def test_a_corrupt_file_is_renamed_at_start(
     path: Path, member: Member, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     member.store.close()
     if content == "corrupted":
         broken = corrupt(path)
+    elif content == "damaged schema":  # with bytes that SQLite repeats in its message, and that are not UTF-8
+        broken = path.read_bytes().replace(b"CREATE TABLE", b"CR\xff\xfeE TABLE")
+        path.write_bytes(broken)
     else:
         broken = b"no database at all " * 100
         path.write_bytes(broken)

@@ -129,6 +129,7 @@ async def test_a_redis_that_is_wiped(three: list[Gateway], redis: RedisServer) -
         await eventually(lambda: all(gateway.known == (5.0, 7.0) for gateway in three))
 
 
+@pytest.mark.slow
 async def test_a_redis_that_hangs_does_not_block_the_event_loop(three: list[Gateway], failing: RedisServer) -> None:
     polls = 0
 

@@ -69,6 +69,7 @@ async def test_requests_of_a_failing_policy_are_routed_by_load(
         assert 'gateway_decisions_total{model="m",policy="least_loaded",reason="policy_failed"} 3.0' in page
 
 
+@pytest.mark.slow
 async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of: Start) -> None:
     keys = [{"name": "one", "key": "sk-one", "max_in_flight": 1}]
     async with gateway_of(keys=keys) as running:

@@ -73,6 +73,7 @@ def streaming(tokens: int, per_chunk: int = 1, *, usage: bool = True) -> Any:
     return stream
 
 
+@pytest.mark.slow
 async def test_an_endpoint_is_measured_and_reported(tmp_path: Path) -> None:
     async with Upstream("a", "the-model", streaming(12, 3)) as server:
         status, out, err = await run_bench(
@@ -108,6 +109,7 @@ async def test_an_endpoint_is_measured_and_reported(tmp_path: Path) -> None:
     assert "TPOT" in out
 
 
+@pytest.mark.slow
 async def test_the_replicas_of_a_pool_are_compared_with_its_baseline(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
@@ -156,6 +158,7 @@ def check_page(html: str, targets: list[str]) -> None:
         assert target in html
 
 
+@pytest.mark.slow
 async def test_endpoints_are_compared_by_name() -> None:
     async with Upstream("a", "m", streaming(8)) as one, Upstream("b", "m", streaming(8)) as other:
         status, out, _ = await run_bench(
@@ -243,6 +246,7 @@ async def test_k_cannot_be_set_for_running_replicas(tmp_path: Path) -> None:
     assert "--k: far already runs" in err
 
 
+@pytest.mark.slow
 async def test_targets_that_fail_are_reported_and_the_others_measured() -> None:
     async def refuse(wire: Wire) -> None:
         await wire.json({"error": {"message": "the model is asleep"}}, 400)
@@ -294,6 +298,7 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     assert (run["completed"], run["failed"], run["interrupted"]) == (8, 0, True)  # two of the ten were the preflight
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_pool_starts_leaves_nothing_running(tmp_path: Path) -> None:
     (tmp_path / "pool.yaml").write_text(POOL)
     with (tmp_path / "log").open("w") as log:

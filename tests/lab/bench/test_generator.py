@@ -33,6 +33,7 @@ def generator_for(server: Upstream, ended: Callable[[Record], None] | None = Non
     return Generator(sender_to(server.url, timeout_s), lambda _index: BODY, ended)
 
 
+@pytest.mark.slow
 async def test_chunks_are_recorded_when_they_arrive(server: Upstream) -> None:
     sent: list[float] = []
 
@@ -55,6 +56,7 @@ async def test_chunks_are_recorded_when_they_arrive(server: Upstream) -> None:
     assert np.median(delays) < 0.002
 
 
+@pytest.mark.slow
 async def test_an_open_loop_sends_on_time_regardless_of_the_answers(server: Upstream) -> None:
     free = asyncio.Event()
     arrived: list[float] = []
@@ -82,6 +84,7 @@ async def test_an_open_loop_sends_on_time_regardless_of_the_answers(server: Upst
     assert all(record.error is None for record in generator.records)
 
 
+@pytest.mark.slow
 async def test_a_closed_loop_keeps_its_concurrency(server: Upstream) -> None:
     now, peak = 0, 0
 
@@ -104,6 +107,7 @@ async def test_a_closed_loop_keeps_its_concurrency(server: Upstream) -> None:
     assert server.connections <= 5  # connections are reused
 
 
+@pytest.mark.slow
 async def test_a_duration_stops_sending_but_not_the_answers(server: Upstream) -> None:
     generator = generator_for(server)
     begun = time.perf_counter()
@@ -130,6 +134,7 @@ async def hang(wire: Wire) -> None:
     await wire.until_closed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "error"), [(refuse, "http 400"), (break_off, "broken"), (hang, "timeout")])
 async def test_failures_are_recorded_by_kind_and_do_not_stop_the_run(
     server: Upstream, behaviour: Callable[[Wire], object], error: str

@@ -108,6 +108,7 @@ def test_a_constant_speedup_of_paired_prompts_has_no_uncertainty() -> None:
     assert 1.3 < throughput.ratio < 1.5  # the time to first token is no faster
 
 
+@pytest.mark.slow
 def test_the_interval_has_its_coverage() -> None:
     random = np.random.default_rng(5)
     covered = 0

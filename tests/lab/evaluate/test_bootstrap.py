@@ -22,6 +22,7 @@ def test_blocks_cover_all_values_and_grow_slowly() -> None:
     assert block_length(1_000_000) == 500  # no more than 2000 blocks
 
 
+@pytest.mark.slow
 def test_intervals_of_weighted_means_have_their_coverage() -> None:
     """Long-tailed times, a tenth of them with ten times the weight, as in a log with 10% exploration."""
     hits = {"ips": 0, "snips": 0}
@@ -40,6 +41,7 @@ def test_intervals_of_weighted_means_have_their_coverage() -> None:
         _covered(count)
 
 
+@pytest.mark.slow
 def test_correlated_neighbors_widen_the_interval() -> None:
     """Half of the variance is common to runs of 20, so intervals for independent requests cover far too seldom."""
     hits, hits_of_single = 0, 0

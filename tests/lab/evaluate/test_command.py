@@ -9,7 +9,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import offpolicy as simulated
+from benchmarks.routing import offpolicy as simulated
 from gateway.cli.app import app
 from lab.trace import TraceRecord, write_trace
 
@@ -45,6 +45,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_each_policy_gets_a_table_and_all_figures_are_written(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     code, printed, _ = run(log, "--policy", "random", "--policy", "{name: static, backend: tree}", "--json", out)
@@ -68,12 +69,14 @@ def test_each_policy_gets_a_table_and_all_figures_are_written(log: Path, tmp_pat
     assert set(other["e2e_s"]["quantiles"]) == {"p50"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures(log: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         assert run(log, "--policy", "thresholds", "--seed", 3, "--limit", 500, "--json", tmp_path / name)[0] == 0
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_pool_gives_weights_and_a_default_policy(log: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
@@ -84,6 +87,7 @@ def test_the_pool_gives_weights_and_a_default_policy(log: Path, tmp_path: Path) 
     assert orjson.loads(out.read_bytes())["policies"]["random"]["shares"]["head"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_policies_come_from_files_and_duplicate_names_are_numbered(log: Path, tmp_path: Path) -> None:
     rules = tmp_path / "mine.yaml"
     rules.write_text("policy:\n  name: thresholds\n  rules: [{name: all, when: {}, prefer: [suffix]}]\n")
@@ -112,6 +116,7 @@ def test_only_requests_of_the_model_are_used(log: Path) -> None:
     assert code == 1  # 50 requests are too few
 
 
+@pytest.mark.slow
 def test_a_policy_starts_from_the_learned_state_of_a_replay(log: Path, tmp_path: Path) -> None:
     """In the replay all drafts of `head` are accepted and no others, unlike in the calibration."""
     pool, trace, state, out = (tmp_path / name for name in ("pool.yaml", "trace.jsonl", "state.json", "figures.json"))
@@ -167,6 +172,7 @@ def test_wrong_input_is_reported_and_exits_2(log: Path, options: list[str], mess
     assert message in error
 
 
+@pytest.mark.slow
 def test_broken_lines_are_reported_and_counted_or_refused(log: Path, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     lines = log.read_bytes().splitlines()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backends.speculation import Method
-from benchmarks import offpolicy as simulated
+from benchmarks.routing import offpolicy as simulated
 from lab.evaluate.estimators import Evaluation, evaluate
 from lab.evaluate.log import LoggedCandidate, features_of, propensities, read_log
 from lab.trace import TraceCandidate, TraceRecord
@@ -36,6 +36,7 @@ def _one(records: list[TraceRecord], policy: Policy) -> Evaluation:
     return evaluation
 
 
+@pytest.mark.slow
 def test_estimates_cover_the_truth_of_a_known_surface() -> None:
     """With fixed seeds, at most 2 of 8 intervals miss the truth, and the mean error is within its standard error."""
     truth = simulated.surface_truth("head", 20_000)
@@ -51,6 +52,7 @@ def test_estimates_cover_the_truth_of_a_known_surface() -> None:
     assert dr < snips < ips  # thanks to the model
 
 
+@pytest.mark.slow
 def test_estimates_cover_the_truth_of_simulated_replicas() -> None:
     records = simulated.replicas_log(8, 2000, 0.5)
     truth = simulated.replicas_truth("thresholds", count=4000)
@@ -119,6 +121,7 @@ def test_a_policy_that_shifts_the_load_gets_a_note() -> None:
     assert "6.0 requests in flight" in note
 
 
+@pytest.mark.slow
 def test_missing_features_and_loads_get_a_note() -> None:
     records = list(simulated.surface_log(3, 800, 1.0))
     assert any("code_share, overlap" in note for note in _one(records, build("thresholds", seed=1)).notes)

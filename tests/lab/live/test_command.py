@@ -83,6 +83,7 @@ async def streamed(wire: Wire, tokens: int = 4) -> None:
     await wire.end_stream()
 
 
+@pytest.mark.slow
 async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path: Path) -> None:
     trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
     write_trace(
@@ -136,6 +137,7 @@ async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path:
     assert name in page.read_text()
 
 
+@pytest.mark.slow
 async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp_path: Path) -> None:
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
@@ -159,6 +161,7 @@ async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp
     assert " failed: connect</li>" in page.read_text()
 
 
+@pytest.mark.slow
 async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     arrivals = [0.0, 0.01, 0.02, 3600.0]
@@ -196,6 +199,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         yield running
 
 
+@pytest.mark.slow
 def test_shares_come_from_the_gateway_and_a_backend_can_be_requested(gateway: Command, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--json", out)
@@ -213,6 +217,7 @@ def test_shares_come_from_the_gateway_and_a_backend_can_be_requested(gateway: Co
     assert {name: one["shares"] for name, one in by_policy.items()} == shares
 
 
+@pytest.mark.slow
 def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
@@ -276,6 +281,7 @@ def test_a_missing_or_empty_trace_is_refused(tmp_path: Path) -> None:
     assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
 
 
+@pytest.mark.slow
 async def test_a_backend_cannot_be_requested_without_a_gateway() -> None:
     async with Upstream("a", "m", streamed) as server:
         status, printed, error = await ended(
@@ -286,6 +292,7 @@ async def test_a_backend_cannot_be_requested_without_a_gateway() -> None:
     assert not any(seen.json["stream"] for seen in server.seen)
 
 
+@pytest.mark.slow
 def test_the_status_is_1_without_any_successful_request(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=0.0, prompt_tokens=9, output_tokens=2)])

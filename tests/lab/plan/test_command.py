@@ -154,6 +154,7 @@ def _square(number: int) -> int:
     return number * number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_all_cores_returns_results_in_order_and_reports_progress(jobs: int) -> None:
     reported: list[int] = []
@@ -172,6 +173,7 @@ def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> N
     assert out[0].read_bytes() == out[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # from Ray
 def test_a_local_ray_gives_the_same_plan(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="an extra")

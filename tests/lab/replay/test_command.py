@@ -124,6 +124,7 @@ def test_the_same_seed_gives_the_same_figures(pool: Path, tmp_path: Path) -> Non
     assert first["policies"] != other["policies"]
 
 
+@pytest.mark.slow
 def test_policies_in_parallel_processes_give_the_same_figures(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path:
     assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # a single request needs no rate
 
 
+@pytest.mark.slow
 def test_learned_state_is_written_and_read_again(pool: Path, untimed: Path, tmp_path: Path) -> None:
     state = tmp_path / "learned.json"
     given = (untimed, "--config", pool, "--policy", "learned", "--rate", 4, "--state", state)

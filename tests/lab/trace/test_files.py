@@ -136,6 +136,7 @@ print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limit) / 1024
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lines", "list"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
     text = "word " * 2000

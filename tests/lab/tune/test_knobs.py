@@ -99,6 +99,7 @@ def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replaye
 MEAN = Scoring(Goal.MEAN, {})
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     made = requests(120)
     scores: list[float] = []

@@ -69,6 +69,7 @@ OBSERVED = {
 SHORT_AND_LONG = [key_of(request(max_tokens=limit)) for limit in (20, None)]
 
 
+@pytest.mark.slow
 def test_synthetic_traffic_has_the_observed_frequencies_and_the_given_load() -> None:
     traffic = LikelyTraffic(CHOICE.predictor(), OBSERVED, 0)
     code = sum(features.workload == "code" for _, features in traffic.kinds)

@@ -31,6 +31,7 @@ def _feed(guardrail: Guardrail, rng: np.random.Generator, requests: int, log_rat
     return None
 
 
+@pytest.mark.slow
 def test_equal_policies_are_rarely_frozen_under_continuous_monitoring() -> None:
     """150 runs of 3,000 requests, tested after every request: at a level of 0.01, P(> 6 freezes) is below 0.001."""
     freezes = 0

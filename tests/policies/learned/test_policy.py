@@ -80,6 +80,7 @@ def test_decisions_depend_only_on_seed_and_clock() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_propensities_sum_to_one_and_match_the_observed_frequencies() -> None:
     policy = _policy(exploration={"share": 0.3, "most": 0.6}, guardrail={"share": 0.3})
     pool, times = _pool(), 8000

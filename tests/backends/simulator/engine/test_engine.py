@@ -357,6 +357,7 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Scri
     return parameters, [(time_s, draw(scripts(k))) for time_s in times]
 
 
+@pytest.mark.slow
 @given(workloads())
 @settings(max_examples=150, deadline=None)
 def test_every_workload_is_served_completely_and_within_limits(

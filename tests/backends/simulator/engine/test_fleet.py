@@ -124,6 +124,7 @@ def play_both(parameters: EngineParameters, arrivals: Arrivals) -> list[Completi
     return completions
 
 
+@pytest.mark.slow
 @given(workloads())
 @settings(max_examples=250, deadline=None)
 def test_the_fleet_steps_like_the_engine(workload: tuple[EngineParameters, Arrivals]) -> None:

@@ -66,6 +66,7 @@ def play_tokens(each: Driver, listener: RecordingListener, tokens: int, step_tok
     return each.play(index, answer, Script(20, tokens, emitted, drafted), listener)
 
 
+@pytest.mark.slow
 async def test_steps_do_not_drift() -> None:
     each, listener = driver(), RecordingListener()
     began_s = time.monotonic()

@@ -265,6 +265,7 @@ def test_a_full_queue_refuses_requests(urls: dict[str, str]) -> None:
     wait_for(url, running, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
 def test_requests_of_a_client_that_disconnects_are_aborted(urls: dict[str, str], streaming: bool, count: int) -> None:

@@ -26,6 +26,7 @@ def run(document: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, input=text, capture_output=True, timeout=20, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -50,6 +51,7 @@ def test_an_invalid_document_is_reported(document: Any, message: str) -> None:
     assert result.stdout == b""
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -62,6 +64,7 @@ def test_it_starts_in_time(simulator: Any) -> None:
     assert simulator.ready_s < 5.0, "the target is 2.5 s; a busy machine gets twice that"
 
 
+@pytest.mark.slow
 def test_it_exits_cleanly_while_streaming() -> None:
     document = {"replicas": [{"name": "a", "model": "m", "time_scale": 5.0}]}
     process = subprocess.Popen(
@@ -91,12 +94,14 @@ def test_it_exits_cleanly_while_streaming() -> None:
     process.stderr.close()
 
 
+@pytest.mark.slow
 async def test_the_rules_of_suffix_decoding_are_compiled_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix_jit, "_rules", suffix_jit.rules()._replace(compiled=False))
     await main._compile_suffix()
     await eventually(lambda: suffix_jit.rules().compiled, timeout_s=30)
 
 
+@pytest.mark.slow
 def test_a_process_that_exits_while_compiling_leaves_no_child() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "backends.simulator"],

@@ -302,6 +302,7 @@ def test_stop_strings(urls: dict[str, str]) -> None:
     assert "".join(event["choices"][0]["delta"]["content"] for event in events) == cut["message"]["content"]
 
 
+@pytest.mark.slow
 def test_stop_tokens_and_lengths(urls: dict[str, str]) -> None:
     whole = chat(urls["plain"], temperature=0, return_token_ids=True)["choices"][0]
     token = whole["token_ids"][7]

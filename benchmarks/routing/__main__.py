@@ -28,7 +28,7 @@ from random import Random
 
 import numpy as np
 
-from benchmarks.routing_ground import (
+from benchmarks.routing.ground import (
     COUNTED,
     LOADS,
     LONGEST_TOKENS,
@@ -43,8 +43,8 @@ from benchmarks.routing_ground import (
     prepare,
     timed,
 )
-from benchmarks.routing_peers import Greedy, LatencyRegression
-from benchmarks.routing_report import report
+from benchmarks.routing.peers import Greedy, LatencyRegression
+from benchmarks.routing.report import report
 from lab.replay.simulate import replay, set_learned
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Objective

@@ -1,4 +1,4 @@
-"""Recorded requests with the cost of each under every method; input of `benchmarks.threshold_rules`.
+"""Recorded requests with the cost of each under every method; input of `benchmarks.routing.threshold_rules`.
 
 The recordings are not part of the project. They are the data of SpecDecode-Bench's simulator (arXiv 2601.11580):
 Llama-3.1-8B on one H100, greedy, with engine steps, verified tokens and context read per request and method.

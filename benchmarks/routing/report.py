@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from scipy.stats import t as student
 
-from benchmarks.routing_ground import LOADS, POOLS, Task
+from benchmarks.routing.ground import LOADS, POOLS, Task
 
 Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 """Figures by run of arrivals, policy and name."""

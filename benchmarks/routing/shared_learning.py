@@ -1,4 +1,6 @@
-"""Compare three gateways' learning with one: `python -m benchmarks.shared_learning FOLDER [--redis URL] [--seeds N]`.
+"""Compare three gateways' learning with one.
+
+`python -m benchmarks.routing.shared_learning FOLDER [--redis URL] [--seeds N]`.
 
 The workloads are those of `benchmarks.routing` (see there for FOLDER), in virtual time. The same arrivals at the same
 replicas pass through one gateway, or are split at random over three, each with its own `learned`. These share their
@@ -32,7 +34,7 @@ from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
-from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
+from benchmarks.routing.ground import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
 from gateway.state.ledger import Ledger
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore

@@ -1,4 +1,4 @@
-"""Measure shadow drafting after a cold start: `python -m benchmarks.cold_start FOLDER [--pool P] [--seeds N]`.
+"""Measure shadow drafting after a cold start: `python -m benchmarks.routing.cold_start FOLDER [--pool P] [--seeds N]`.
 
 The workloads are those of `benchmarks.routing` (see there for FOLDER). `learned` begins with only its calibration, once
 with shadow drafting on every finished text and once without. Each figure is the mean end-to-end time relative to
@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 
-from benchmarks.routing_ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing.ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.simulate import replay
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.shadow_drafting import ShadowSettings

@@ -1,4 +1,6 @@
-"""Measure false and late outlier ejections: `python -m benchmarks.outlier_ejection FOLDER [--fault NAME] [--seeds N]`.
+"""Measure false and late outlier ejections.
+
+`python -m benchmarks.routing.outlier_ejection FOLDER [--fault NAME] [--seeds N]`.
 
 The workloads are those of `benchmarks.routing` (see there for FOLDER), pool 2s/2e at half load, with requests of two
 kinds: with their recorded text, and without text, so that simulated replicas draw their acceptance. A fault begins with
@@ -18,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from benchmarks.routing_ground import Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing.ground import Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
 from policies.learned.outlier_ejection import OutlierEjection

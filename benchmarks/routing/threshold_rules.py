@@ -1,4 +1,4 @@
-"""Evaluate the default rules on recorded requests: `python -m benchmarks.threshold_rules FOLDER [--tune]`.
+"""Evaluate the default rules on recorded requests: `python -m benchmarks.routing.threshold_rules FOLDER [--tune]`.
 
 Two reports on the half of the requests that the rules were not tuned on (with `--tune`, on the other half): how often
 and how nearly a rule names the method that is fastest for its request alone; and the time to finish when requests share
@@ -19,7 +19,7 @@ from statistics import fmean, geometric_mean, quantiles
 
 from backends.backend import EngineLoad
 from backends.speculation import Method
-from benchmarks.recorded import ARMS, Recorded, read, step_s
+from benchmarks.routing.recorded import ARMS, Recorded, read, step_s
 from policies.policy import Policy, policies
 from policies.rules.policy import Spill, Thresholds, ThresholdSettings
 

@@ -1,4 +1,4 @@
-"""Measure the value of knowing future arrivals: `python -m benchmarks.lookahead FOLDER [--pool P] [--seeds N]`.
+"""Measure the value of knowing future arrivals: `python -m benchmarks.routing.lookahead FOLDER [--pool P] [--seeds N]`.
 
 `benchmarks.routing` compares `learned` with an oracle that knows each request's length and acceptance, but not the
 future. Here the oracle also knows the next arrivals, and simulates them for each replica that it may choose (a rollout:
@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from backends.simulator.engine.fleet import Replica
-from benchmarks.routing import makers
-from benchmarks.routing_ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing.__main__ import makers
+from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import RequestFeatures

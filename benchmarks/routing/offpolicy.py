@@ -1,4 +1,6 @@
-"""Check the coverage of off-policy confidence intervals: `python -m benchmarks.offpolicy [--simulations N] [--load]`.
+"""Check the coverage of off-policy confidence intervals.
+
+`python -m benchmarks.routing.offpolicy [--simulations N] [--load]`.
 
 Logs are simulated many times with a known truth, and the share of 95% intervals that contain it is counted:
 
