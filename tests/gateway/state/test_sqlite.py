@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def test_a_corrupt_file_is_renamed_at_start(
     if content == "corrupted":
         broken = corrupt(path)
     elif content == "damaged schema":  # with bytes that SQLite repeats in its message, and that are not UTF-8
-        broken = path.read_bytes().replace(b"CREATE TABLE", b"CR\xff\xfeE TABLE")
+        broken = re.sub(rb"table\w\w", b"table\xff\xfe", path.read_bytes()).replace(b"CREATE TABLE", b"CREATE TABLX")
         path.write_bytes(broken)
     else:
         broken = b"no database at all " * 100
