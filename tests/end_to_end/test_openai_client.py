@@ -22,6 +22,8 @@ CODE = '''def insort_right(a, x, lo=0, hi=None, *, key=None):
         lo = bisect_right(a, key(x), lo, hi, key=key)
     a.insert(lo, x)
 '''
+pytestmark = pytest.mark.slow
+
 REPEAT = [{"role": "user", "content": f"Repeat this code exactly:\n```python\n{CODE}```"}]
 WEATHER = {
     "type": "function",
@@ -57,7 +59,6 @@ def test_stream(client: openai.OpenAI) -> None:
     assert chunks[-2].choices[0].finish_reason in {"stop", "length"}
 
 
-@pytest.mark.slow
 def test_every_replica_gives_the_same_greedy_answer(client: openai.OpenAI) -> None:
     texts = {
         client.chat.completions.create(
@@ -134,7 +135,6 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert isinstance(person["age"], int)
 
 
-@pytest.mark.slow
 def test_responses(client: openai.OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="Tell me about sequence types.", max_output_tokens=30)
     assert response.output_text
@@ -230,7 +230,6 @@ async def test_a_cancelled_request_is_cancelled_at_the_engine(
     await async_client.close()
 
 
-@pytest.mark.slow
 def test_ngram_drafting_is_faster_on_a_repetitive_prompt(client: openai.OpenAI) -> None:
     def seconds(name: str) -> float:
         durations_s = []

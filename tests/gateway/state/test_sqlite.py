@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
