@@ -86,7 +86,7 @@ class Workers:
         return 0
 
     def stop(self) -> None:
-        """Tell every worker to drain and end; a second call aborts their requests."""
+        """Ask every worker to drain and end; a second call aborts their requests."""
         self._stopping.set()
         for worker in self._workers.values():
             worker.process.terminate()
