@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 
 from backends.validation import Issue, UsageError, did_you_mean, issues_of
-from gateway.config.settings.pool import Count, Seconds, Settings
+from gateway.config.settings.base import Count, Seconds, Settings
 from lab.bench.prompts import KINDS
 
 DEFAULT_REQUESTS = 100

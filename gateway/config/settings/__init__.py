@@ -3,23 +3,14 @@
 The docstrings of the classes become the explanations in the JSON schema (`gateway.config.schema`).
 """
 
-from gateway.config.settings.pool import (
-    AdminSettings,
-    BackendSettings,
-    HealthSettings,
-    KeySettings,
-    ModelSettings,
-    PolicyReference,
-    PoolSettings,
-    RecorderSettings,
-    ServerSettings,
-    ServeSettings,
-    Settings,
-    SimulateSettings,
-    SloSettings,
-    StateSettings,
-    TimeoutSettings,
-)
+from gateway.config.settings.backend import BackendSettings, ServeSettings, SimulateSettings
+from gateway.config.settings.base import Settings
+from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
+from gateway.config.settings.model import ModelSettings, PolicyReference
+from gateway.config.settings.pool import PoolSettings
+from gateway.config.settings.recorder import RecorderSettings
+from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
+from gateway.config.settings.state import StateSettings
 
 __all__ = [
     "AdminSettings",

@@ -1,0 +1,165 @@
+"""One backend of a model: a running replica, one to start, or a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
+from backends.validation import Issue, did_you_mean, error_of, issues_of
+from gateway.config.settings.base import Seconds, Secret, Settings, Word
+from gateway.config.urls import address
+
+
+class ServeSettings(Settings):
+    """An engine that the gateway starts: `command model flags...`, with `--port` and `--speculative-config` added.
+
+    Parameters
+    ----------
+    command
+        The command line up to the model.
+    model
+        Name or path of the target model.
+    flags
+        The command line after the model.
+    env
+        Environment variables to add to those of the gateway.
+    startup_timeout_s
+        Seconds until the engine must pass its health check; then it is stopped and started again.
+    """
+
+    command: Annotated[list[Word], Field(min_length=1)] = ["vllm", "serve"]
+    model: Annotated[str, Field(min_length=1)]
+    flags: list[Word] = []
+    env: dict[str, Word] = {}
+    startup_timeout_s: Seconds = 900.0
+
+    _reserved: ClassVar[Mapping[str, str]] = {
+        "--host": "the gateway chooses the address",
+        "--port": "the gateway chooses the port",
+        "--uds": "the gateway chooses the address",
+        "--speculative-config": "set speculative_config instead",
+        "-sc": "set speculative_config instead",
+        "--api-key": "set api_key instead",
+    }
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue for each flag that the gateway sets itself."""
+        flags = data.get("flags")
+        for index, flag in enumerate(flags if isinstance(flags, list) else []):
+            name = str(flag).split("=")[0].split(".")[0].replace("_", "-")
+            if name in cls._reserved:
+                yield Issue(("flags", index), f"{name} is set by the gateway", cls._reserved[name])
+
+
+def _known_calibration(name: str) -> str:
+    from backends.calibration.calibration import calibration_names
+
+    if name not in calibration_names():
+        raise ValueError(f"no such calibration; {did_you_mean(name, calibration_names())}")
+    return name
+
+
+class SimulateSettings(Settings):
+    """A replica of the built-in simulator.
+
+    Parameters
+    ----------
+    calibration
+        Name of the calibration: the model and hardware whose step times and acceptance rates are simulated.
+    seed
+        Seed of the random acceptance of drafts.
+    max_model_len
+        Longest context, in tokens.
+    time_scale
+        Real seconds per simulated second: 0.1 runs ten times as fast.
+    """
+
+    calibration: Annotated[str, AfterValidator(_known_calibration)]
+    seed: int = 0
+    max_model_len: Annotated[int, Field(ge=2)] = 8192
+    time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class BackendSettings(Settings):
+    """One replica: its speculation method, and exactly one of `url`, `serve` and `simulate`.
+
+    Parameters
+    ----------
+    method
+        How the replica speculates.
+    url
+        Address of a running replica: `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
+    serve
+        A replica that the gateway starts.
+    simulate
+        A simulated replica.
+    speculative_config
+        The replica's `--speculative-config`, under vLLM's own keys.
+    api_key
+        Bearer token sent to the engine.
+    weight
+        Share of the requests relative to the other replicas, for policies that use weights.
+
+    Examples
+    --------
+    >>> backend = BackendSettings(method="baseline", url="HTTP://10.0.0.1:8000/")
+    >>> backend.url
+    'http://10.0.0.1:8000'
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [source]} for source in ("url", "serve", "simulate")]}
+    )
+
+    method: Method
+    url: Annotated[str, AfterValidator(address)] | None = None
+    serve: ServeSettings | None = None
+    simulate: SimulateSettings | None = None
+    speculative_config: SpeculativeConfig | None = None
+    api_key: Secret = None
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue unless exactly one of `url`, `serve` and `simulate` is set, and those of the method."""
+        sources = [source for source in ("url", "serve", "simulate") if data.get(source) is not None]
+        if not sources:
+            yield Issue((), "has none of url, serve and simulate", "set one of them")
+        for source in sources[1:]:
+            hint = "a backend has one of url, serve and simulate"
+            yield Issue((source,), f"set together with {sources[0]}", hint, at_key=True)
+        config = data.get("speculative_config")
+        if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
+            raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
+            for issue in method_issues(Method(data["method"]), raw, served="serve" in sources):
+                yield issue.below("speculative_config")
+
+    @model_validator(mode="after")
+    def _can_be_simulated(self) -> Self:
+        if self.simulate is None:
+            return self
+        from backends.simulator.server.settings import ReplicaSettings
+
+        try:
+            ReplicaSettings(
+                name="checked",
+                model="checked",
+                method=self.method,
+                speculative_config=serve_config(self.method, self.speculative_config),
+                calibration=self.simulate.calibration,
+                max_model_len=self.simulate.max_model_len,
+            )
+        except ValidationError as error:
+            issues = [issue.below("simulate") for issue in issues_of(error, ReplicaSettings)]
+            raise error_of(type(self).__name__, issues) from None
+        return self

@@ -1,0 +1,101 @@
+"""The section `models`: each model with its policy and backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from backends.validation import Issue, did_you_mean, error_of, issues_of
+from gateway.config.settings.backend import BackendSettings
+from gateway.config.settings.base import Name, Settings
+from policies.policy import PolicySettings, policies
+
+
+class PolicyReference(Settings):
+    """A policy by name; all other keys are the policy's own settings.
+
+    Examples
+    --------
+    >>> PolicyReference.model_validate({"name": "static", "backend": "plain"}).settings.named_backends()
+    {('backend',): 'plain'}
+    """
+
+    name: str
+    settings: SerializeAsAny[PolicySettings] = PolicySettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_policy(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+            return data
+        if isinstance(data.get("settings"), PolicySettings):
+            return data
+        registered = policies()
+        if data["name"] not in registered:
+            raise error_of(cls.__name__, [Issue(("name",), "no such policy", did_you_mean(data["name"], registered))])
+        model = registered[data["name"]].Settings
+        try:
+            settings = model.model_validate({key: value for key, value in data.items() if key != "name"})
+        except ValidationError as error:
+            raise error_of(cls.__name__, issues_of(error, model)) from None
+        return {"name": data["name"], "settings": settings}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return a union over the registered policies: the name and settings of each."""
+        references: list[Any] = []
+        for name, policy in policies().items():
+            literal: Any = Literal[name]
+            references.append(
+                create_model(f"{policy.__name__}Reference", __base__=policy.Settings, name=(literal, ...))
+            )
+        return handler(TypeAdapter(reduce(or_, references)).core_schema)
+
+
+class ModelSettings(Settings):
+    """One model: its replicas, and the policy that chooses among them.
+
+    Parameters
+    ----------
+    aliases
+        Further names that clients may use.
+    policy
+        Name of the policy, with the policy's own settings beside it.
+    default_temperature
+        Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
+        reads the generation config of engines that it starts, and asks other engines once.
+    backends
+        The replicas by name.
+    """
+
+    aliases: list[Name] = []
+    policy: PolicyReference
+    default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue for each backend that the policy names and the model lacks."""
+        backends = data.get("backends")
+        try:
+            settings = PolicyReference.model_validate(data.get("policy")).settings
+        except ValidationError:
+            return  # reported with the policy itself
+        for path, name in settings.named_backends().items():
+            if isinstance(backends, Mapping) and name not in backends:
+                hint = did_you_mean(name, map(str, backends))
+                yield Issue(("policy", *path), f"this model has no backend '{name}'", hint)

@@ -1,0 +1,68 @@
+"""The section `recorder`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+)
+
+from gateway.config.settings.base import Count, Seconds, Secret, Settings
+
+
+class RecorderSettings(Settings):
+    """Recording of requests, one JSON line each, in files that `gateway trace` reads.
+
+    Parameters
+    ----------
+    path
+        Folder of the files; created if missing.
+    text
+        How prompts and answers are recorded: not at all (`none`), as hashes that n-gram and suffix drafting can be
+        replayed on (`hashes`), or as text (`full`).
+    sample
+        Share of requests to record, chosen at random.
+    compression
+        Compression of the files: `zstd` or `none`.
+    flush_s
+        Seconds between two writes; a killed process loses at most this much.
+    rotate_mib
+        Size in MiB at which the next file is started.
+    rotate_s
+        Age in seconds at which the next file is started.
+    keep_s
+        Seconds after its last write at which a file is deleted; null keeps all.
+    keep_mib
+        Total size in MiB beyond which the oldest files are deleted; null sets no limit.
+    queue
+        Most requests waiting to be written; further ones are counted as dropped and not recorded.
+    queue_mib
+        Most MiB of text waiting to be written.
+    max_text_kib
+        Longest text to record, in KiB: a longer request body or raw response is left out of the record.
+    hash_salt
+        Secret salt of the hashes. Null generates one at each start; hashes of different runs then cannot be compared.
+    hash_ngram
+        Number of consecutive tokens per hash.
+    tokenizer
+        The model's `tokenizer.json`, or its folder, to hash the model's tokens. Null hashes words, numbers and
+        punctuation instead.
+    """
+
+    path: Path
+    text: Literal["none", "hashes", "full"] = "none"
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    compression: Literal["zstd", "none"] = "zstd"
+    flush_s: Seconds = 1.0
+    rotate_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    rotate_s: Seconds = 3600.0
+    keep_s: Seconds | None = None
+    keep_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    queue: Count = 10000
+    queue_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_text_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    hash_salt: Secret = None
+    hash_ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    tokenizer: Path | None = None

@@ -1,0 +1,92 @@
+"""The sections `server`, `timeouts` and `health`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+)
+
+from backends.validation import Issue
+from gateway.config.settings.base import Count, Seconds, Settings
+
+
+class ServerSettings(Settings):
+    """Address, processes and limits of the gateway.
+
+    Parameters
+    ----------
+    host
+        Address to listen on.
+    port
+        Port to listen on; 0 picks a free one.
+    workers
+        Number of worker processes, all listening on the same port.
+    drain_s
+        Seconds that requests in flight may still run after SIGTERM.
+    max_body_mib
+        Largest request body, in MiB; a larger one is answered with 413.
+    max_in_flight
+        Most requests in flight at once, over all models and workers; further ones are answered with 503. Null sets no
+        limit.
+
+    Examples
+    --------
+    >>> ServerSettings(port=0).host
+    '127.0.0.1'
+    """
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    workers: Count = 1
+    drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_in_flight: Count | None = None
+
+
+class TimeoutSettings(Settings):
+    """Timeouts of a request to a backend.
+
+    Parameters
+    ----------
+    connect_s
+        Seconds to connect.
+    first_byte_s
+        Seconds from the end of the request to the first byte of the response; without streaming, to all of it.
+    idle_s
+        Seconds between two parts of a response.
+    """
+
+    connect_s: Seconds = 2.0
+    first_byte_s: Seconds = 600.0
+    idle_s: Seconds = 60.0
+
+
+class HealthSettings(Settings):
+    """Health checks, and ejection of backends that answer with errors.
+
+    Parameters
+    ----------
+    interval_s
+        Seconds between two checks of a backend.
+    timeout_s
+        Seconds after which a check counts as failed.
+    eject_s
+        Seconds that a failing backend is ejected for the first time; each further ejection lasts twice as long.
+    eject_max_s
+        Longest ejection, in seconds.
+    """
+
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+    eject_s: Seconds = 2.0
+    eject_max_s: Seconds = 60.0
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue if the first ejection is longer than the longest."""
+        first_s, longest_s = data.get("eject_s", 2.0), data.get("eject_max_s", 60.0)
+        if isinstance(first_s, int | float) and isinstance(longest_s, int | float) and first_s > longest_s:
+            yield Issue(("eject_s",), f"greater than eject_max_s, {longest_s}")
