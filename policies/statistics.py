@@ -102,7 +102,7 @@ class Statistics:
     """The sums of one model: those of this gateway, and those received from others.
 
     The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
-    may be called from another thread.
+    and `own_of` may be called from another thread.
 
     Parameters
     ----------
@@ -170,10 +170,14 @@ class Statistics:
                 yield Row(table, epoch, key, tuple(bucket.sums))
 
     def own_of(self, table: str, epoch: int) -> list[Row]:
-        """Return this gateway's own sums of one table and epoch."""
+        """Return this gateway's own sums of one table and epoch.
+
+        May be called from another thread; an observation that is added meanwhile may be included in part, and then
+        counts as a change that `take_changed` returns later.
+        """
         record = self._own.get((table, epoch))
-        buckets = {} if record is None else record.buckets
-        return [Row(table, epoch, key, tuple(bucket.sums)) for key, bucket in buckets.items()]
+        buckets = [] if record is None else list(record.buckets.items())  # the copy is atomic under the GIL
+        return [Row(table, epoch, key, tuple(bucket.sums)) for key, bucket in buckets]
 
     def take_changed(self) -> list[Row]:
         """Return the own sums (in full) of the buckets that changed since the last call."""
