@@ -95,7 +95,7 @@ class Ledger:
 
     def stage(self) -> None:
         """Collect the pages that changed since the last call."""
-        self._changed |= {f"{self._names[row.table]}.{row.epoch}" for row in self._statistics.take_changed()}
+        self._changed |= {f"{self._names[table]}.{epoch}" for table, epoch in self._statistics.take_changed()}
 
     def exchange(self, store: Store, stamps: Mapping[str, str]) -> None:
         """Write the pages that changed, and read those of others that changed.
