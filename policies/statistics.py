@@ -76,33 +76,22 @@ class Row(NamedTuple):
     sums: Sums
 
 
-class _Bucket:
-    """The own sums of one key."""
-
-    __slots__ = ("changed", "key", "sums")
-
-    def __init__(self, key: Key, width: int) -> None:
-        self.key = key
-        self.sums = [0.0] * width
-        self.changed = False
-
-
 class _EpochRecord:
-    """The own buckets of one table and epoch, and those that changed since the last `take_changed`."""
+    """The own sums of one table and epoch by key, and whether they changed since the last `take_changed`."""
 
     __slots__ = ("buckets", "changed", "epoch")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.buckets: dict[Key, _Bucket] = {}
-        self.changed: list[_Bucket] = []
+        self.buckets: dict[Key, list[float]] = {}
+        self.changed = False
 
 
 class Statistics:
     """The sums of one model: those of this gateway, and those received from others.
 
     The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
-    may be called from another thread.
+    and `own_of` may be called from another thread.
 
     Parameters
     ----------
@@ -148,42 +137,40 @@ class Statistics:
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
         record = self._current(table, now_s)
         buckets = record.buckets
-        bucket = buckets.get(key)
-        if bucket is None:
+        own = buckets.get(key)
+        if own is None:
             if len(buckets) >= MAX_KEYS:
                 key = table.overflow(key)
-                bucket = buckets.get(key)
-            if bucket is None:
-                bucket = buckets[key] = _Bucket(key, table.width)
-        own = bucket.sums
+                own = buckets.get(key)
+            if own is None:
+                own = buckets[key] = [0.0] * table.width
         for index, number in enumerate(sums):
             own[index] += number
-        if not bucket.changed:
-            bucket.changed = True
-            record.changed.append(bucket)
+        record.changed = True
         self.observations += 1
 
     def own(self) -> Iterator[Row]:
         """Yield this gateway's own sums of all epochs that are kept."""
         for (table, epoch), record in self._own.items():
-            for key, bucket in record.buckets.items():
-                yield Row(table, epoch, key, tuple(bucket.sums))
+            for key, sums in record.buckets.items():
+                yield Row(table, epoch, key, tuple(sums))
 
     def own_of(self, table: str, epoch: int) -> list[Row]:
-        """Return this gateway's own sums of one table and epoch."""
-        record = self._own.get((table, epoch))
-        buckets = {} if record is None else record.buckets
-        return [Row(table, epoch, key, tuple(bucket.sums)) for key, bucket in buckets.items()]
+        """Return this gateway's own sums of one table and epoch.
 
-    def take_changed(self) -> list[Row]:
-        """Return the own sums (in full) of the buckets that changed since the last call."""
-        rows = []
-        for (table, epoch), record in self._own.items():
-            for bucket in record.changed:
-                rows.append(Row(table, epoch, bucket.key, tuple(bucket.sums)))
-                bucket.changed = False
-            record.changed.clear()
-        return rows
+        May be called from another thread; an observation that is added meanwhile may be included in part, and then
+        counts as a change that `take_changed` returns later.
+        """
+        record = self._own.get((table, epoch))
+        buckets = [] if record is None else list(record.buckets.items())  # the copy is atomic under the GIL
+        return [Row(table, epoch, key, tuple(sums)) for key, sums in buckets]
+
+    def take_changed(self) -> list[tuple[str, int]]:
+        """Return the tables and epochs whose own sums changed since the last call."""
+        changed = [page for page, record in self._own.items() if record.changed]
+        for page in changed:
+            self._own[page].changed = False
+        return changed
 
     def set_others(self, rows: Iterable[Row]) -> None:
         """Replace the sums of other gateways, ignoring rows of unknown tables or of the wrong width."""
@@ -218,8 +205,7 @@ class Statistics:
         total: dict[Key, list[float]] = {}
         for (name, epoch), record in list(self._own.items()):  # the copy is atomic under the GIL
             if name == table.name:
-                own = [(key, bucket.sums) for key, bucket in list(record.buckets.items())]
-                _add_weighted(total, own, table.weight(epoch, now_s))
+                _add_weighted(total, list(record.buckets.items()), table.weight(epoch, now_s))
         for (name, epoch), buckets in list(self._others.items()):
             if name == table.name:
                 _add_weighted(total, list(buckets.items()), table.weight(epoch, now_s))

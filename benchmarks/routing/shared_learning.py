@@ -80,7 +80,7 @@ class Member:
         """Exchange observations with the store."""
         if self.ledger is not None and self.store is not None:
             self.ledger.stage()
-            self.ledger.exchange(self.store)
+            self.ledger.exchange(self.store, self.store.stamps())
             self.ledger.settle()
 
 

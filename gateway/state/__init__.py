@@ -6,8 +6,8 @@ None of it is on the request path. A `Store` (an SQLite file or Redis) is called
 
 from __future__ import annotations
 
-from gateway.state.documents import Documents
-from gateway.state.store import Conflict, Document, StateError, Store
+from gateway.state.documents import Conflict, Document, Documents
+from gateway.state.store import StateError, Store
 from gateway.state.sync import State
 
 __all__ = ["Conflict", "Document", "Documents", "State", "StateError", "Store"]

@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+from uuid import uuid4
 
-from gateway.state.store import VERSIONS_KEPT, Document, Store
+import orjson
 
+from gateway.state.store import Entry, StateError, Store
+
+VERSIONS_KEPT = 50
+"""Versions kept of each document."""
+
+_PREFIX = "document/"
+_ATTEMPTS = 5
+
+
+class Document(NamedTuple):
+    """One version of a named text.
+
+    Parameters
+    ----------
+    version
+        Consecutive number, from 1.
+    written_s
+        Time of writing, in seconds since 1970.
+    """
+
+    name: str
+    version: int
+    text: str
+    written_s: float
+
+
+History = tuple[Document, ...]
 Watcher = Callable[[Document], None]
+
+
+class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
+    """Raised when a document was changed by another process meanwhile.
+
+    Parameters
+    ----------
+    version
+        Its version in the store.
+    """
+
+    def __init__(self, name: str, version: int) -> None:
+        super().__init__(f"{name} already has version {version}")
+        self.version = version
 
 
 class Ask(Protocol):
@@ -26,16 +68,16 @@ class Documents:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._known: dict[str, tuple[Document, ...]] = {}
+        self._known: dict[str, History] = {}
+        self._stamps: dict[str, str] = {}  # of what was read last; used by `refresh` only
         self._watchers: dict[str, list[Watcher]] = {}
-        self._reread_all = False
 
     def get(self, name: str) -> Document | None:
         """Return the latest version of a document; None if there is none, or the store was not reached yet."""
         history = self._known.get(name)
         return history[-1] if history else None
 
-    def history(self, name: str) -> tuple[Document, ...]:
+    def history(self, name: str) -> History:
         """Return the stored versions of a document, oldest first."""
         return self._known.get(name, ())
 
@@ -56,7 +98,7 @@ class Documents:
             was lost; `get` returns the new version later in that case.
         """
         document = Document(name, after + 1, text, time.time())
-        await self._ask(lambda store: store.put(document))
+        await self._ask(lambda store: put_version(store, document))
         if (known := self.get(name)) is None or known.version < document.version:
             self.settle({name: (*self.history(name), document)[-VERSIONS_KEPT:]})
         return document
@@ -75,39 +117,42 @@ class Documents:
         """Whether any document is watched."""
         return bool(self._watchers)
 
-    def refresh(self, store: Store) -> dict[str, tuple[Document, ...]]:
+    def refresh(self, store: Store, stamps: Mapping[str, str]) -> dict[str, History]:
         """Return the histories that changed in the store, and restore those that the store lost; in any thread.
 
         A store that was wiped or reset to an older state gets its latest versions back, unless another process has
         written to it since.
+
+        Parameters
+        ----------
+        stamps
+            Result of `Store.stamps`.
 
         Raises
         ------
         StateError
             If the store fails.
         """
-        changed: dict[str, tuple[Document, ...]] = {}
-        versions = store.versions()
-        for name, version in versions.items():
-            known = self._known.get(name, ())
-            if known and known[-1].version == version and not self._reread_all:
-                continue
-            history = tuple(store.history(name))
-            if history and known and history[-1] in known[:-1]:
-                store.restore(known)
-            elif history and history != known:
-                changed[name] = history
-        for name, known in list(self._known.items()):  # a copy: `put` may add a document meanwhile
-            if name not in versions:
-                store.restore(known)
-        self._reread_all = False
+        known = dict(self._known)  # a copy: `put` may add a document meanwhile
+        lost = {_PREFIX + name for name in known} - stamps.keys()
+        updated = {name for name in stamps if name.startswith(_PREFIX) and self._stamps.get(name) != stamps[name]}
+        entries = store.read(updated | lost) if updated or lost else {}
+        changed = {}
+        for key in updated | lost:
+            name, entry = key.removeprefix(_PREFIX), entries.get(key)
+            before = known.get(name, ())
+            history = () if entry is None else _history(name, entry)
+            if before and (key in lost or not history or history[-1] in before[:-1]):
+                store.commit({key: "" if entry is None else entry.stamp}, {key: _entry(before)})
+            elif entry is None:  # evicted: without its stamp, those that know it restore it
+                store.commit({key: ""}, {key: None})
+            else:
+                self._stamps[key] = entry.stamp
+                if history and history != before:
+                    changed[name] = history
         return changed
 
-    def read_again(self) -> None:
-        """Reread every document at the next refresh: the store may have been replaced."""
-        self._reread_all = True
-
-    def settle(self, changed: dict[str, tuple[Document, ...]]) -> None:
+    def settle(self, changed: Mapping[str, History]) -> None:
         """Apply the result of `refresh`, and call the watchers."""
         for name, history in changed.items():
             previous = self.get(name)
@@ -115,3 +160,47 @@ class Documents:
             if history[-1] != previous:
                 for watcher in self._watchers.get(name, ()):
                     watcher(history[-1])
+
+
+def read_history(store: Store, name: str) -> History:
+    """Return the versions of a document in a store, oldest first; raise `StateError` if it fails."""
+    entry = store.read([_PREFIX + name]).get(_PREFIX + name)
+    return () if entry is None else _history(name, entry)
+
+
+def put_version(store: Store, document: Document) -> None:
+    """Write the next version of a document.
+
+    Raises
+    ------
+    Conflict
+        If the stored version is not `document.version - 1`; a document that does not exist has version 0.
+    StateError
+        If the store fails.
+    """
+    key = _PREFIX + document.name
+    version = 0
+    for _ in range(_ATTEMPTS):  # an attempt fails if another process writes between reading and writing
+        entry = store.read([key]).get(key)
+        history = () if entry is None else _history(document.name, entry)
+        version = history[-1].version if history else 0
+        if version != document.version - 1:
+            break
+        stamp = "" if entry is None else entry.stamp
+        if store.commit({key: stamp}, {key: _entry((*history, document)[-VERSIONS_KEPT:])}):
+            return
+    raise Conflict(document.name, version)
+
+
+def _entry(history: Sequence[Document]) -> Entry:
+    return Entry(uuid4().hex, orjson.dumps([document[1:] for document in history]))
+
+
+def _history(name: str, entry: Entry) -> History:
+    try:
+        return tuple(
+            Document(name, int(version), str(text), float(written_s))
+            for version, text, written_s in orjson.loads(entry.value)
+        )
+    except (ValueError, TypeError):
+        raise StateError("foreign", f"{name} was not written by the gateway") from None

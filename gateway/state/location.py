@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.config.settings import PoolSettings, StateSettings
-from gateway.state.sqlite import SqliteStore
-from gateway.state.sqlite_file import is_corrupt, probe
+from gateway.state.sqlite import SqliteStore, is_corrupt, probe
 from gateway.state.store import StateError, Store
 
 _FOLDER = "speculation-gateway"

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import operator
+import fcntl
+import logging
+import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from uuid import uuid4
 
-from gateway.state.sqlite_file import is_corrupt, open_file, primary_code, set_aside
-from gateway.state.store import (
-    VERSIONS_KEPT,
-    Conflict,
-    Content,
-    Document,
-    Push,
-    Receipt,
-    StateError,
-    read_key,
-    read_sums,
-    write_key,
-    write_sums,
-)
+from gateway.state.store import Entry, StateError
 
+logger = logging.getLogger(__name__)
+
+_APPLICATION_ID = 0x5350_4757  # "SPGW": marks the file as the gateway's
+_FORMAT = 2
+_BUSY_S = 2.0
+_TABLES = """
+CREATE TABLE entries (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, end_s REAL NOT NULL, value BLOB NOT NULL);
+CREATE INDEX stamps ON entries (name, stamp) WHERE stamp != '';
+CREATE INDEX ends ON entries (end_s) WHERE end_s > 0;
+"""
 _KINDS = {
     sqlite3.SQLITE_BUSY: "timeout",
     sqlite3.SQLITE_LOCKED: "timeout",
@@ -44,7 +42,7 @@ class SqliteStore:
     Parameters
     ----------
     path
-        The file, on a local disk. A corrupt file is renamed and replaced by a new one.
+        The file, on a local disk. A corrupt file, or one of an older format, is renamed and replaced by a new one.
     """
 
     kind = "sqlite"
@@ -55,57 +53,36 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
 
-    def push(self, model: str, writer: str, pushes: Sequence[Push]) -> list[Receipt]:
-        """See `Store.push`."""
-        with self._transaction("IMMEDIATE") as connection:
-            return [_push(connection, model, writer, push) for push in pushes]
-
-    def stamps(self, model: str) -> dict[str, str]:
+    def stamps(self) -> dict[str, str]:
         """See `Store.stamps`."""
         with self._transaction() as connection:
-            rows = connection.execute("SELECT page, generation, version FROM pages WHERE model = ?", (model,))
-            return {page: f"{generation} {version}" for page, generation, version in rows}
+            return dict(connection.execute("SELECT name, stamp FROM entries WHERE stamp != ''"))
 
-    def read(self, model: str, writer: str, pages: Sequence[str]) -> dict[str, Content]:
+    def read(self, names: Collection[str]) -> dict[str, Entry]:
         """See `Store.read`."""
-        contents: dict[str, Content] = {}
+        found = {}
         with self._transaction() as connection:
-            for page in pages:
-                if generation := _generation(connection, model, page):
-                    buckets = connection.execute(
-                        "SELECT key, sums FROM cells WHERE model = ? AND page = ?", (model, page)
-                    )
-                    rows = {read_key(key): read_sums(sums) for key, sums in buckets}
-                    contents[page] = Content(generation, _last_batch(connection, model, page, writer), rows)
-        return contents
+            for name in names:
+                row = connection.execute("SELECT stamp, value FROM entries WHERE name = ?", (name,)).fetchone()
+                if row is not None:
+                    found[name] = Entry(*row)
+        return found
 
-    def versions(self) -> dict[str, int]:
-        """See `Store.versions`."""
-        with self._transaction() as connection:
-            return dict(connection.execute("SELECT name, max(version) FROM documents GROUP BY name"))
-
-    def history(self, name: str) -> list[Document]:
-        """See `Store.history`."""
-        with self._transaction() as connection:
-            rows = connection.execute(
-                "SELECT name, version, text, written_s FROM documents WHERE name = ? ORDER BY version", (name,)
-            )
-            return [Document(*row) for row in rows]
-
-    def put(self, document: Document) -> None:
-        """See `Store.put`."""
+    def commit(self, expected: Mapping[str, str], changes: Mapping[str, Entry | None]) -> bool:
+        """See `Store.commit`."""
         with self._transaction("IMMEDIATE") as connection:
-            version = _version(connection, document.name)
-            if version != document.version - 1:
-                raise Conflict(document.name, version)
-            _write(connection, document)
-
-    def restore(self, documents: Iterable[Document]) -> None:
-        """See `Store.restore`."""
-        with self._transaction("IMMEDIATE") as connection:
-            for document in documents:
-                if document.version > _version(connection, document.name):
-                    _write(connection, document)
+            for name, stamp in expected.items():
+                row = connection.execute("SELECT stamp FROM entries WHERE name = ?", (name,)).fetchone()
+                if (row[0] if row else "") != stamp:
+                    return False
+            connection.execute("DELETE FROM entries WHERE end_s > 0 AND end_s <= ?", (time.time(),))
+            for name, entry in changes.items():
+                if entry is None:
+                    connection.execute("DELETE FROM entries WHERE name = ?", (name,))
+                else:
+                    row = (name, entry.stamp, entry.end_s, entry.value)
+                    connection.execute("REPLACE INTO entries VALUES (?, ?, ?, ?)", row)
+        return True
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -128,8 +105,11 @@ class SqliteStore:
         except sqlite3.Error as error:
             self.close()
             if is_corrupt(error):
-                self._set_aside()
-            raise StateError(_KINDS.get(primary_code(error), "refused"), f"{self._path}: {error}") from error
+                with contextlib.suppress(
+                    sqlite3.Error, StateError
+                ):  # the first error is raised; the next call tries again
+                    open_file(self._path).close()
+            raise StateError(_KINDS.get(_primary_code(error), "refused"), f"{self._path}: {error}") from error
         except OSError as error:
             self.close()
             raise StateError("unwritable", f"{self._path}: {error.strerror}") from error
@@ -137,76 +117,123 @@ class SqliteStore:
     def _opened(self) -> sqlite3.Connection:
         """Return the connection, reopened if the file was deleted or replaced."""
         if self._connection is not None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 if self._path.stat().st_ino == self._inode:
                     return self._connection
-            except FileNotFoundError:
-                pass
             self.close()
         self._connection = open_file(self._path)
         self._inode = self._path.stat().st_ino
         return self._connection
 
-    def _set_aside(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # the caller raises the original error; the next call tries again
-            set_aside(self._path)
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """Open the file, or create it; a corrupt file, or one of an older format, is renamed first.
+
+    Raises
+    ------
+    OSError
+        If its folder cannot be created or read.
+    sqlite3.Error
+        If it cannot be opened or written.
+    StateError
+        If it belongs to another program or a later version.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time opens or renames a file
+        try:
+            connection = _open(path)
+            if connection is not None:
+                return connection
+            _set_aside(path, "old")
+        except sqlite3.DatabaseError as error:
+            if not is_corrupt(error):
+                raise
+            _set_aside(path, "corrupt")
+        connection = _open(path)
+        assert connection is not None, "a new file has the present format"
+        return connection
+    finally:
+        os.close(folder)
 
 
-def _push(connection: sqlite3.Connection, model: str, writer: str, push: Push) -> Receipt:
-    page_key = (model, push.page)
-    generation = _generation(connection, *page_key)
-    last = _last_batch(connection, *page_key, writer)
-    if push.generation and push.generation != generation:
-        return Receipt(generation, 0)
-    if generation and last >= push.batch:  # a repeated push, whose receipt was lost
-        return Receipt(generation, last)
-    if last < push.batch - 1:  # the file was reset to an older state, so no writer knows its share of this page
-        _forget(connection, [page_key])
-        return Receipt("", 0)
-    if not generation:
-        generation = uuid4().hex
-        expired = connection.execute("SELECT model, page FROM pages WHERE end_s <= ?", (time.time(),)).fetchall()
-        _forget(connection, expired)
-        connection.execute("INSERT INTO pages VALUES (?, ?, ?, 0, ?)", (*page_key, generation, push.end_s))
-    for key, sums in push.rows.items():
-        bucket = (*page_key, write_key(key))
-        total = sums
-        before = connection.execute(
-            "SELECT sums FROM cells WHERE model = ? AND page = ? AND key = ?", bucket
-        ).fetchone()
-        if before is not None:
-            total = tuple(map(operator.add, sums, read_sums(before[0])))
-        connection.execute("REPLACE INTO cells VALUES (?, ?, ?, ?)", (*bucket, write_sums(total)))
-    connection.execute("UPDATE pages SET version = version + 1 WHERE model = ? AND page = ?", page_key)
-    connection.execute("REPLACE INTO batches VALUES (?, ?, ?, ?)", (*page_key, writer, push.batch))
-    return Receipt(generation, push.batch)
+def probe(path: Path) -> None:
+    """Check that an existing file can be used.
+
+    Raises
+    ------
+    sqlite3.Error
+        If it cannot be opened or written, or is corrupt.
+    StateError
+        If it belongs to another program or a later version.
+    """
+    connection = _open(path)
+    if connection is not None:
+        connection.close()
 
 
-def _generation(connection: sqlite3.Connection, model: str, page: str) -> str:
-    row = connection.execute("SELECT generation FROM pages WHERE model = ? AND page = ?", (model, page)).fetchone()
-    return "" if row is None else str(row[0])
+def is_corrupt(error: sqlite3.Error) -> bool:
+    """Return whether an error means that the file is corrupt."""
+    return _KINDS.get(_primary_code(error)) == "corrupt"
 
 
-def _last_batch(connection: sqlite3.Connection, model: str, page: str, writer: str) -> int:
-    row = connection.execute(
-        "SELECT batch FROM batches WHERE model = ? AND page = ? AND writer = ?", (model, page, writer)
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # 0: an error of the Python module
 
 
-def _forget(connection: sqlite3.Connection, pages: Iterable[tuple[str, str]]) -> None:
-    page_keys = list(pages)
-    for table in ("cells", "batches", "pages"):
-        connection.executemany(f"DELETE FROM {table} WHERE model = ? AND page = ?", page_keys)  # noqa: S608
+def _open(path: Path) -> sqlite3.Connection | None:
+    """Return the opened file; None if it has an older format."""
+    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        if _prepare(connection, path):
+            return connection
+    except UnicodeDecodeError as error:  # SQLite repeats damaged names in its message
+        connection.close()
+        raise _corruption(f"damaged schema: {error.object!r}") from None
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return None
 
 
-def _version(connection: sqlite3.Connection, name: str) -> int:
-    (version,) = connection.execute("SELECT max(version) FROM documents WHERE name = ?", (name,)).fetchone()
-    return version or 0
+def _corruption(message: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
-def _write(connection: sqlite3.Connection, document: Document) -> None:
-    row = (document.name, document.version, document.text, document.written_s)
-    connection.execute("INSERT INTO documents VALUES (?, ?, ?, ?)", row)
-    oldest = document.version - VERSIONS_KEPT
-    connection.execute("DELETE FROM documents WHERE name = ? AND version <= ?", (document.name, oldest))
+def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application_id != _APPLICATION_ID and (application_id or tables):
+        raise StateError("foreign", f"{path}: not a state file of the gateway")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last seconds, but not the file
+    if not tables:
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES}"
+            f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_FORMAT}; COMMIT;"
+        )
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > _FORMAT:
+        raise StateError("foreign", f"{path}: written by a later version of the gateway (format {version})")
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise _corruption(result)
+    return bool(version == _FORMAT)
+
+
+def _set_aside(path: Path, why: str) -> None:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    renamed = path.with_name(f"{path.name}.{why}-{stamp}")
+    count = 1
+    while renamed.exists():
+        count += 1
+        renamed = path.with_name(f"{path.name}.{why}-{stamp}-{count}")
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))
+    reason = "is corrupt" if why == "corrupt" else "was written by an older version of the gateway"
+    logger.error("%s %s; it was renamed to %s and a new file is created", path, reason, renamed.name)

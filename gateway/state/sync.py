@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from gateway.state.documents import Documents
+from gateway.state.documents import Documents, History
 from gateway.state.ledger import Ledger
-from gateway.state.store import Document, StateError, Store
+from gateway.state.store import StateError, Store
 from gateway.telemetry.metrics import StateMetrics
 from policies.statistics import Statistics
 
@@ -125,21 +125,19 @@ class State:
             self._next_exchange_s = began_s + cpu_s / _MAX_CPU_SHARE
         self._note_success(store, time.perf_counter() - began_s)
 
-    def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, tuple[Document, ...]], float]:
+    def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, History], float]:
         """Return the changed documents, and the CPU seconds used."""
         began_s = time.thread_time()
-        changed = self.documents.refresh(store)
+        stamps = store.stamps()
+        changed = self.documents.refresh(store, stamps)
         for ledger in ledgers:
-            ledger.exchange(store)
+            ledger.exchange(store, stamps)
         return changed, time.thread_time() - began_s
 
     def _note_failure(self, error: StateError) -> None:
         if not self._failures:
             logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
         self._failures += 1
-        self.documents.read_again()
-        for ledger in self._ledgers:
-            ledger.read_again()
         if self._metrics is not None:
             self._metrics.connected.set(0)
             self._metrics.errors[error.kind].inc()
@@ -154,10 +152,10 @@ class State:
         self._metrics.last_sync.set(time.time())
         self._metrics.sync.observe(took_s)
         for ledger in self._ledgers:
-            self._metrics.pushed.inc(ledger.rows_pushed)
-            self._metrics.read.inc(ledger.rows_read)
-            self._metrics.errors["lost"].inc(ledger.pages_lost)
-            ledger.rows_pushed = ledger.rows_read = ledger.pages_lost = 0
+            self._metrics.pushed.inc(ledger.pages_written)
+            self._metrics.read.inc(ledger.pages_read)
+            self._metrics.errors["lost"].inc(ledger.losses)
+            ledger.pages_written = ledger.pages_read = ledger.losses = 0
 
     async def _ask(self, job: Callable[[Store], None]) -> None:
         if self._store is None:

@@ -28,14 +28,17 @@ def test_observations_count_in_their_own_epoch_in_any_order() -> None:
     assert statistics.observations == 4
 
 
-def test_a_changed_bucket_is_returned_once_in_full() -> None:
+def test_a_changed_epoch_is_returned_once() -> None:
     statistics, _ = _statistics()
     for key in ("a", "b", "a"):
         statistics.add(TABLE, (key,), 1.0, 2.0)
-    assert {row.key: row.sums for row in statistics.take_changed()} == {("a",): (2.0, 4.0), ("b",): (1.0, 2.0)}
+    assert statistics.take_changed() == [("t", 1000)]
     assert statistics.take_changed() == []
     statistics.add(TABLE, ("a",), 1.0, 0.5)
-    assert statistics.take_changed() == [Row("t", 1000, ("a",), (3.0, 4.5))]
+    statistics.add_at(1001.0, TABLE, ("a",), (1.0, 0.5))
+    assert statistics.take_changed() == [("t", 1000), ("t", 1001)]
+    statistics.add_at(1001.0, TABLE, ("a",), (1.0, 0.5))
+    assert statistics.take_changed() == [("t", 1001)]
 
 
 def test_old_epochs_are_discounted_and_dropped_with_their_changes() -> None:
@@ -46,7 +49,7 @@ def test_old_epochs_are_discounted_and_dropped_with_their_changes() -> None:
     now_s[0] = TABLE.end_s(1000)
     statistics.add(TABLE, ("a",), 1.0, 3.0)
     assert [row.sums for row in statistics.own()] == [(1.0, 3.0)]
-    assert [row.sums for row in statistics.take_changed()] == [(1.0, 3.0)]
+    assert statistics.take_changed() == [("t", int(TABLE.end_s(1000)))]
 
 
 def test_own_and_received_sums_add_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -31,24 +32,32 @@ class Member:
     """One gateway: statistics, and their exchange with a store."""
 
     def __init__(
-        self, store: Store, clock: Clock | None = None, model: str = "m", tables: tuple[Table, ...] = (LENGTH, STEPS)
+        self,
+        store: Store,
+        clock: Clock | None = None,
+        model: str = "m",
+        tables: tuple[Table, ...] = (LENGTH, STEPS),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.clock = clock or Clock()
         self.statistics = Statistics(tables, self.clock)
-        self.ledger = Ledger(model, self.statistics, uuid4().hex)
+        self.ledger = Ledger(model, self.statistics, uuid4().hex, monotonic)
 
     def sync(self) -> None:
         self.ledger.stage()
-        self.ledger.exchange(self.store)
+        self.exchange()
         self.ledger.settle()
+
+    def exchange(self) -> None:
+        self.ledger.exchange(self.store, self.store.stamps())
 
     def buckets(self, table: Table = LENGTH) -> dict[Key, Sums]:
         return {key: tuple(round(number, 6) for number in sums) for key, sums in self.statistics.buckets(table).items()}
 
 
 def in_step(*members: Member) -> None:
-    """Synchronise until all members agree: detecting a lost page, recreating, pushing and reading take a round each."""
+    """Synchronise until all members agree: detecting a loss, writing and reading take a round each."""
     for _ in range(4):
         for member in members:
             member.sync()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from uuid import uuid4
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.state import ledger
+from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
-from gateway.state.store import Content, Push, Receipt, StateError
+from gateway.state.store import Entry, StateError
 from policies.statistics import Table
 from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
@@ -81,31 +85,49 @@ def test_tables_of_other_versions_are_separate(stores: Stores) -> None:
     assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_a_repeated_batch_counts_once(stores: Stores) -> None:
-    store = stores.open()
-    end_s = Clock()() + 1000.0
-    push = Push("length.2.1800.1", end_s, "", 1, {("k",): (1.0, 2.0)})
-    (first,) = store.push("m", "w", [push])
-    assert store.push("m", "w", [push]) == [first]
-    again = Push(push.page, end_s, first.generation, 2, {("k",): (1.0, 2.0)})
-    assert store.push("m", "w", [again, again]) == [Receipt(first.generation, 2)] * 2
-    assert store.push("m", "w", [push]) == [Receipt(first.generation, 2)]
-    assert store.read("m", "w", [push.page, "nothing"]) == {
-        push.page: Content(first.generation, 2, {("k",): (2.0, 4.0)})
+def test_a_commit_needs_the_expected_stamps(stores: Stores) -> None:
+    store, other = stores.open(), stores.open()
+    entries = {"listed": Entry("one", b"1 2\n", Clock()() + 1000.0), "unlisted": Entry("", b"\xff")}
+    assert store.commit({"listed": ""}, entries)
+    assert other.stamps() == {"listed": "one"}
+    assert {name: entry.value for name, entry in other.read(["listed", "unlisted", "none"]).items()} == {
+        "listed": b"1 2\n",
+        "unlisted": b"\xff",
     }
+    for expected in ({"listed": ""}, {"listed": "two"}, {"listed": "one", "none": "one"}):
+        assert not other.commit(expected, {"listed": Entry("three", b""), "unlisted": None})
+    assert store.stamps() == {"listed": "one"}
+    assert store.read(["unlisted"])
+    assert other.commit({"listed": "one", "none": ""}, {"listed": None, "unlisted": None})
+    assert store.stamps() == store.read(["listed", "unlisted"]) == {}
 
 
-def test_a_push_to_an_older_generation_adds_nothing(stores: Stores) -> None:
-    store = stores.open()
-    end_s = Clock()() + 1000.0
-    (before,) = store.push("m", "w", [Push("p.2.1.1", end_s, "", 1, {("k",): (1.0, 2.0)})])
-    stores.wipe()
-    late = Push("p.2.1.1", end_s, before.generation, 2, {("k",): (1.0, 2.0)})
-    assert store.push("m", "w", [late]) == [Receipt("", 0)]
-    (recreated,) = store.push("m", "other", [Push("p.2.1.1", end_s, "", 1, {("k",): (5.0, 5.0)})])
-    assert recreated.generation != before.generation
-    assert store.push("m", "w", [late]) == [Receipt(recreated.generation, 0)]
-    assert store.read("m", "w", ["p.2.1.1"])["p.2.1.1"].rows == {("k",): (5.0, 5.0)}
+def test_nothing_is_written_or_read_when_nothing_changed(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    members = [Member(stores.open(), clock) for _ in range(3)]
+    for member in members:
+        member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+    in_step(*members)
+
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    for member in members:
+        monkeypatch.setattr(member.store, "read", fail)
+        monkeypatch.setattr(member.store, "commit", fail)
+    in_step(*members)
+    assert [member.buckets() for member in members] == [{("k",): (3.0, 15.0)}] * 3
+
+
+def test_only_changed_pages_are_written_and_read(stores: Stores) -> None:
+    one, two = Member(stores.open()), Member(stores.open())
+    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+    one.statistics.add(STEPS, ("k",), 1.0, 5.0, 6.0)
+    in_step(one, two)
+    assert (one.ledger.pages_written, two.ledger.pages_read) == (2, 2)
+    one.statistics.add(STEPS, ("k",), 1.0, 5.0, 6.0)
+    in_step(one, two)
+    assert (one.ledger.pages_written, two.ledger.pages_read) == (3, 3)
 
 
 def test_a_wiped_store_gets_all_sums_back(stores: Stores) -> None:
@@ -120,10 +142,10 @@ def test_a_wiped_store_gets_all_sums_back(stores: Stores) -> None:
     late = Member(stores.open(), clock)
     late.sync()
     assert one.buckets() == two.buckets() == late.buckets() == {("k",): (3.0, 18.0)}
-    assert one.ledger.pages_lost == two.ledger.pages_lost == 1
+    assert one.ledger.losses == two.ledger.losses == 1
 
 
-def test_expired_pages_are_removed_everywhere(stores: Stores) -> None:
+def test_expired_pages_are_forgotten(stores: Stores) -> None:
     clock = Clock()
     one, two = Member(stores.open(), clock), Member(stores.open(), clock)
     one.statistics.add(STEPS, ("k",), 1.0, 2.0, 3.0)
@@ -132,15 +154,16 @@ def test_expired_pages_are_removed_everywhere(stores: Stores) -> None:
     clock.now_s += STEPS.half_life_s * 7
     in_step(one, two)
     assert one.ledger._pages == {}
+    assert one.ledger._known == two.ledger._known == set()
     assert two.statistics._others == {}
 
 
-def test_a_new_page_removes_expired_pages_from_the_store(stores: Stores) -> None:
+def test_expired_entries_are_removed_from_the_store(stores: Stores) -> None:
     store = stores.open()
-    store.push("m", "w", [Push("p.2.1.1", 1000.0, "", 1, {("k",): (1.0, 2.0)})])
-    store.push("m", "w", [Push("p.2.1.9", Clock()() + 1000.0, "", 1, {("k",): (1.0, 2.0)})])
-    assert set(store.stamps("m")) == {"p.2.1.9"}
-    assert store.read("m", "w", ["p.2.1.1"]) == {}
+    store.commit({"old": ""}, {"old": Entry("stamp", b"", 1000.0)})
+    store.commit({"new": ""}, {"new": Entry("stamp", b"", Clock()() + 1000.0)})
+    assert set(store.stamps()) == {"new"}
+    assert not store.read(["old"])
 
 
 def test_a_file_reset_to_an_older_state_is_detected(tmp_path: Path) -> None:
@@ -157,7 +180,6 @@ def test_a_file_reset_to_an_older_state_is_detected(tmp_path: Path) -> None:
     in_step(one, two)
     for member in (one, two):
         member.store.close()
-        member.ledger.read_again()
     path.write_bytes(backup)
     in_step(two, one)
     for member in (one, two):
@@ -166,8 +188,6 @@ def test_a_file_reset_to_an_older_state_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_redis_reset_to_an_older_state_is_detected(redis: RedisServer) -> None:
-    from gateway.state.redis import RedisStore
-
     clock = Clock()
     one, two = (Member(RedisStore(redis.url, "test"), clock) for _ in range(2))
     one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
@@ -182,8 +202,6 @@ def test_a_redis_reset_to_an_older_state_is_detected(redis: RedisServer) -> None
         assert caught.value.kind == "unreachable"
     finally:
         redis.start(with_saved=True)
-    for member in (one, two):
-        member.ledger.read_again()
     two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
     in_step(two, one)
     for member in (one, two):
@@ -191,21 +209,188 @@ def test_a_redis_reset_to_an_older_state_is_detected(redis: RedisServer) -> None
         member.store.close()
 
 
+class Gateways:
+    """Members that stop and come back, and what each of them has observed."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self.clock, self.monotonic = Clock(), Clock(1000.0)
+        self.reference = Member(stores.open(), self.clock)
+
+    def member(self) -> Member:
+        return Member(self._stores.open(), self.clock, monotonic=self.monotonic)
+
+    def observe(self, member: Member, value: float) -> None:
+        for each in (member, self.reference):
+            each.statistics.add(LENGTH, ("k",), 1.0, value)
+            each.statistics.add(STEPS, (str(value),), 1.0, value, 0.1)
+
+    def pass_time(self, *running: Member) -> None:
+        """Let members synchronise until those that do not are gone and folded."""
+        for _ in range(20):
+            self.monotonic.now_s += ledger.HEARTBEAT_S / 2
+            for member in running:
+                member.sync()
+
+    def check(self, *members: Member) -> None:
+        """Check that these members, and one that starts now, know all observations."""
+        in_step(*members)
+        late = self.member()
+        late.sync()
+        for member in (*members, late):
+            assert member.buckets(LENGTH) == self.reference.buckets(LENGTH)
+            assert member.buckets(STEPS) == self.reference.buckets(STEPS)
+
+    def writers(self) -> int:
+        """Return how many writers have pages."""
+        store = self.reference.store
+        heads = store.read([name for name in store.stamps() if name.startswith("sums/")])
+        return sum(bool(orjson.loads(head.value)[0]) for head in heads.values())
+
+
+@pytest.fixture
+def gateways(stores: Stores) -> Gateways:
+    return Gateways(stores)
+
+
+def test_writers_that_are_gone_are_folded_into_one(gateways: Gateways) -> None:
+    running = gateways.member()
+    for value in range(5):
+        member = gateways.member()
+        gateways.observe(member, float(value))
+        member.sync()
+    assert gateways.writers() == 5
+    gateways.pass_time(running)
+    assert gateways.writers() == 1
+    gateways.check(running)
+    gateways.observe(running, 7.0)
+    gateways.check(running)
+    assert gateways.writers() == 2
+
+
+def test_two_that_fold_at_once_count_once(gateways: Gateways) -> None:
+    lost, *running = [gateways.member() for _ in range(3)]
+    gateways.observe(lost, 3.0)
+    lost.sync()
+    gateways.pass_time(*running)  # in turns, so both find it gone at the same time
+    gateways.check(*running)
+    store, other = running[0].store, running[1]
+    for member in (gateways.member(), gateways.member()):
+        gateways.observe(member, 4.0)
+        member.sync()
+        in_step(*running)
+        (name,) = (head for head, mirror in other.ledger._mirrors.items() if mirror.since_s == gateways.monotonic())
+        stamp = store.stamps()[name]
+        threads = [threading.Thread(target=each.ledger._fold, args=(each.store, name, stamp)) for each in running]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gateways.check(*running)
+        gateways.monotonic.now_s += 1.0
+    assert gateways.writers() == 1
+
+
+def test_a_folded_writer_that_comes_back_counts_once(gateways: Gateways) -> None:
+    suspended, running = gateways.member(), gateways.member()
+    for value in (1.0, 2.0, 3.0):
+        gateways.observe(suspended, value)
+        suspended.sync()
+        gateways.observe(suspended, value + 0.5)  # not yet written
+        gateways.observe(running, 10.0 * value)
+        gateways.pass_time(running)  # folded
+        gateways.check(running, suspended)
+        gateways.observe(suspended, value)
+        gateways.check(suspended, running)
+
+
+def test_a_folded_writer_finds_a_wiped_store(stores: Stores, gateways: Gateways) -> None:
+    suspended, running = gateways.member(), gateways.member()
+    gateways.observe(suspended, 1.0)
+    suspended.sync()
+    gateways.pass_time(running)
+    stores.wipe()
+    gateways.check(suspended, running)
+    gateways.pass_time(running)
+    gateways.check(suspended, running)
+    stores.wipe()
+    gateways.observe(suspended, 2.0)
+    gateways.check(running, suspended)
+
+
+def test_an_evicted_page_of_a_folded_writer_counts_once(redis: RedisServer) -> None:
+    gateways = Gateways(Stores(lambda: RedisStore(redis.url, "test"), redis.flush))
+    suspended, running = gateways.member(), gateways.member()
+    gateways.observe(suspended, 1.0)
+    suspended.sync()
+    gateways.pass_time(running)
+    gateways.observe(suspended, 2.0)
+    in_step(suspended, running)
+    redis.client.delete(*(key for key in redis.client.keys("test:page/*") if b"sums/gone" not in key))
+    gateways.member().sync()  # misses them
+    gateways.check(suspended, running)
+    for member in (suspended, running, gateways.reference):
+        member.store.close()
+
+
+@pytest.mark.parametrize("saved", ["before it was folded", "when it was folded", "after it came back"])
+def test_a_folded_writer_finds_a_store_that_was_set_back(tmp_path: Path, saved: str) -> None:
+    path = tmp_path / "state.sqlite"
+    gateways = Gateways(Stores(lambda: SqliteStore(path), lambda: None))
+    suspended, running = gateways.member(), gateways.member()
+    members = (suspended, running, gateways.reference)
+    gateways.observe(suspended, 1.0)
+    gateways.observe(running, 2.0)
+    suspended.sync()
+    running.sync()
+    copies = {}
+
+    def save(when: str) -> None:
+        for member in members:
+            member.store.close()
+        copies[when] = path.read_bytes()
+
+    save("before it was folded")
+    gateways.pass_time(running)
+    save("when it was folded")
+    gateways.observe(suspended, 3.0)
+    in_step(suspended, running)
+    save("after it came back")
+    gateways.observe(suspended, 4.0)
+    gateways.observe(running, 5.0)
+    in_step(suspended, running)
+    save("")
+    path.write_bytes(copies[saved])
+    gateways.check(suspended, running)
+    for member in members:
+        member.store.close()
+
+
+def test_an_outage_folds_nobody(stores: Stores, gateways: Gateways) -> None:
+    one, two = gateways.member(), gateways.member()
+    gateways.observe(one, 1.0)
+    gateways.observe(two, 2.0)
+    in_step(one, two)
+    gateways.monotonic.now_s += 10 * ledger.GONE_S
+    in_step(one, two)
+    assert gateways.writers() == 2
+    gateways.check(one, two)
+
+
 class Unreliable(SqliteStore):
-    """A store that can fail after a push has succeeded."""
+    """A store that can fail after a commit has succeeded."""
 
     loses_replies = False
 
-    def push(self, model: str, writer: str, pushes: Sequence[Push]) -> list[Receipt]:
-        receipts = super().push(model, writer, pushes)
+    def commit(self, expected: Mapping[str, str], changes: Mapping[str, Entry | None]) -> bool:
+        committed = super().commit(expected, changes)
         if self.loses_replies:
             raise StateError("timeout", "the reply is lost")
-        return receipts
+        return committed
 
-    def wipe(self, model: str) -> None:
+    def wipe(self) -> None:
         with self._transaction("IMMEDIATE") as connection:
-            for table in ("pages", "cells", "batches"):
-                connection.execute(f"DELETE FROM {table} WHERE model = ?", (model,))
+            connection.execute("DELETE FROM entries")
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +409,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("settle"), MEMBERS),
     st.tuples(st.just("wipe")),
     st.tuples(st.just("time passes")),
+    st.tuples(st.just("suspend all but"), MEMBERS),
 )
 
 
@@ -233,10 +419,10 @@ EVENTS = st.one_of(
 def test_sums_equal_those_of_all_observations_after_any_events(
     unreliable: Unreliable, events: list[tuple[object, ...]]
 ) -> None:
-    clock = Clock()
+    clock, monotonic = Clock(), Clock(1000.0)
     model = uuid4().hex  # every example needs an empty store
     reference = Member(unreliable, clock)
-    members = [Member(unreliable, clock, model) for _ in range(3)]
+    members = [Member(unreliable, clock, model, monotonic=monotonic) for _ in range(3)]
     for event in events:
         match event:
             case ("observe", int(index), str(key), float(value)):
@@ -245,11 +431,11 @@ def test_sums_equal_those_of_all_observations_after_any_events(
             case ("stage", int(index)):
                 members[index].ledger.stage()
             case ("exchange", int(index)):
-                members[index].ledger.exchange(unreliable)
+                members[index].exchange()
             case ("exchange, reply lost", int(index)):
                 unreliable.loses_replies = True
                 try:
-                    members[index].ledger.exchange(unreliable)
+                    members[index].exchange()
                 except StateError:
                     pass
                 finally:
@@ -257,9 +443,13 @@ def test_sums_equal_those_of_all_observations_after_any_events(
             case ("settle", int(index)):
                 members[index].ledger.settle()
             case ("wipe",):
-                unreliable.wipe(model)
+                unreliable.wipe()
             case ("time passes",):
                 clock.now_s += LENGTH.epoch_s / 2
+            case ("suspend all but", int(index)):
+                for _ in range(20):
+                    monotonic.now_s += ledger.HEARTBEAT_S / 2
+                    members[index].sync()
     in_step(*members)
     members.append(Member(unreliable, clock, model))  # reads only what is in the store
     members[-1].sync()

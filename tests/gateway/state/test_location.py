@@ -100,7 +100,7 @@ def test_describe_checks_the_file_and_changes_nothing(tmp_path: Path) -> None:
     assert describe(state) == f"State is kept in {path}."
     assert not path.parent.exists()
     store = SqliteStore(path)
-    store.versions()
+    store.stamps()
     store.close()
     assert describe(state) == f"State is kept in {path}."
     (tmp_path / "file").touch()

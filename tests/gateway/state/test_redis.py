@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.state.redis import RedisStore, without_credentials
-from gateway.state.store import StateError
+from gateway.state.store import Entry, StateError
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.redis_server import RedisServer
-from tests.support.state_member import LENGTH, Clock, Member, in_step
+from tests.support.state_member import LENGTH, Member, in_step
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def member(redis: RedisServer) -> Iterator[Member]:
 
 @pytest.mark.slow
 def test_a_push_whose_reply_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
-    with cutting_proxy(redis.port, b"EVAL") as proxy:
+    with cutting_proxy(redis.port, b"EXEC") as proxy:
         proxied = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)
         proxied.statistics.add(LENGTH, ("k",), 1.0, 5.0)
         proxy.cuts = True
@@ -55,43 +55,52 @@ def test_sums_refused_for_lack_of_memory_are_pushed_later(redis: RedisServer, me
     assert late.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_an_evicted_page_is_pushed_again(redis: RedisServer, member: Member) -> None:
+@pytest.mark.parametrize("evicted", ["page/*", "sums/*", "index"])
+def test_evicted_keys_are_written_again(redis: RedisServer, member: Member, evicted: str) -> None:
     other = Member(member.store, member.clock)
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     in_step(member, other)
-    (page,) = redis.client.keys("test:page:*")
-    redis.client.delete(page)
+    redis.client.delete(*redis.client.keys(f"test:{evicted}"))
     other.statistics.add(LENGTH, ("k",), 1.0, 6.0)
-    in_step(other, member)
-    assert member.buckets() == other.buckets() == {("k",): (2.0, 11.0)}
+    late = Member(member.store, member.clock)
+    in_step(other, late, member)
+    assert member.buckets() == other.buckets() == late.buckets() == {("k",): (2.0, 11.0)}
 
 
-def test_pages_expire_with_their_epoch(redis: RedisServer, member: Member) -> None:
+def test_keys_expire_with_their_epoch(redis: RedisServer, member: Member) -> None:
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
-    (page,) = redis.client.keys("test:page:*")
     end_s = LENGTH.end_s(int(member.clock.now_s // LENGTH.epoch_s))
-    assert redis.client.expiretime(page) == pytest.approx(end_s, abs=1.0)
+    for key in redis.client.keys("test:[ps]*"):
+        assert end_s <= redis.client.expiretime(key) <= end_s + 3600.0
     assert end_s > member.clock.now_s + 5 * LENGTH.half_life_s
 
 
+def test_stamps_of_expired_keys_are_removed(redis: RedisServer, member: Member) -> None:
+    member.store.commit({"sums/w/m": ""}, {"sums/w/m": Entry("stamp", b"[{},{}]", 1000.0)})
+    member.store.commit({"document/d": ""}, {"document/d": Entry("other", b"[]")})
+    assert member.store.stamps() == {"document/d": "other"}
+    assert redis.client.hkeys("test:index") == [b"document/d"]
+
+
 def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member) -> None:
-    redis.client.set("test:pages:m", "a text")
+    redis.client.set("test:index", "a text")
     with pytest.raises(StateError) as caught:
         member.sync()
     assert caught.value.kind == "refused"
-    redis.client.delete("test:pages:m")
-    redis.client.hset("test:pages:m", f"length.2.1800.{int(Clock()() // 1800)}", "a stamp")
-    redis.client.hset(f"test:page:m:length.2.1800.{int(Clock()() // 1800)}", "not json", "1")
-    with pytest.raises(StateError) as caught:
-        member.sync()
-    assert caught.value.kind == "foreign"
+    redis.client.delete("test:index")
+    for index, head in (("a stamp and more", "[{},{}]"), ("stamp 0.0", "stamp not json"), ("stamp 0.0", "stamp 7")):
+        redis.client.hset("test:index", "sums/w/m", index)
+        redis.client.set("test:sums/w/m", head)
+        with pytest.raises(StateError) as caught:
+            member.sync()
+        assert caught.value.kind == "foreign"
 
 
 def test_a_wrong_password_is_refused_and_not_shown(redis: RedisServer) -> None:
     store = RedisStore(f"redis://me:very-secret@127.0.0.1:{redis.port}/0", "test")
     with pytest.raises(StateError) as caught:
-        store.versions()
+        store.stamps()
     assert caught.value.kind == "refused"
     assert "very-secret" not in str(caught.value)
     store.close()
@@ -112,8 +121,8 @@ def test_credentials_are_removed_from_urls(url: str, shown: str) -> None:
 
 def test_a_unix_socket(redis: RedisServer) -> None:
     with pytest.raises(StateError) as caught:
-        RedisStore(f"unix://{redis.folder}/none.sock", "test").versions()
+        RedisStore(f"unix://{redis.folder}/none.sock", "test").stamps()
     assert caught.value.kind == "unreachable"
     store = RedisStore(f"unix://{redis.socket}", "test")
-    assert store.versions() == {}
+    assert store.stamps() == {}
     store.close()

@@ -44,7 +44,7 @@ class Gateway:
 
     def sync(self) -> None:
         self.ledger.stage()
-        self.ledger.exchange(self.store)
+        self.ledger.exchange(self.store, self.store.stamps())
         self.ledger.settle()
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state import sqlite_file
-from gateway.state.sqlite import SqliteStore
-from gateway.state.sqlite_file import set_aside
+from gateway.state import sqlite
+from gateway.state.sqlite import SqliteStore, open_file
 from gateway.state.store import StateError
 from tests.support.state_member import LENGTH, Member, in_step
 
@@ -97,7 +96,6 @@ def test_a_file_corrupted_while_in_use_is_renamed(path: Path, member: Member) ->
                 user.sync()
             except StateError as error:
                 kinds.append(error.kind)
-                user.ledger.read_again()
     assert set(kinds) <= {"corrupt"}
     assert len(renamed_files(path)) == 1
     assert reader.buckets() == expected
@@ -105,7 +103,7 @@ def test_a_file_corrupted_while_in_use_is_renamed(path: Path, member: Member) ->
 
 
 def test_a_file_that_another_process_replaced_is_not_renamed(path: Path, member: Member) -> None:
-    set_aside(path)  # the file is intact: another process has replaced the corrupt one
+    open_file(path).close()  # the file is intact: another process has replaced the corrupt one
     assert not renamed_files(path)
     in_step(member)
     assert member.buckets() == {("k",): (1.0, 5.0)}
@@ -129,7 +127,7 @@ def test_a_file_of_another_program_is_not_changed(path: Path) -> None:
     connection.close()
     before = path.read_bytes()
     with pytest.raises(StateError, match="not a state file of the gateway") as caught:
-        SqliteStore(path).stamps("m")
+        SqliteStore(path).stamps()
     assert caught.value.kind == "foreign"
     assert path.read_bytes() == before
 
@@ -144,10 +142,24 @@ def test_a_file_of_a_later_version_is_not_renamed(path: Path, member: Member) ->
     assert not renamed_files(path)
 
 
+def test_a_file_of_an_older_version_is_renamed(path: Path, member: Member, caplog: pytest.LogCaptureFixture) -> None:
+    member.store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    in_step(member)
+    late = Member(SqliteStore(path), member.clock)
+    late.sync()
+    assert late.buckets() == {("k",): (1.0, 5.0)}
+    late.store.close()
+    assert len([*path.parent.glob("state.sqlite.old-*Z")]) == 1
+    assert caplog.text.count("was written by an older version of the gateway; it was renamed to") == 1
+
+
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match=r"File exists|Not a directory") as caught:
-        SqliteStore(tmp_path / "file" / "state.sqlite").stamps("m")
+        SqliteStore(tmp_path / "file" / "state.sqlite").stamps()
     assert caught.value.kind == "unwritable"
 
 
@@ -170,7 +182,7 @@ def test_sums_refused_by_a_full_disk_are_pushed_later(member: Member) -> None:
 
 
 def test_a_locked_file_times_out(path: Path, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "_BUSY_S", 0.1)
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.1)
     member.store.close()
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
