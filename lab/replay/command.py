@@ -167,7 +167,9 @@ def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[Reque
         If the trace cannot be read.
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
-    records = read_trace(list(options.trace), format=options.trace_format, strict=options.strict, report=broken)
+    records = read_trace(
+        list(options.trace), format=options.trace_format, strict=options.strict, report=broken, outcomes=False
+    )
     with request_table(records, assumed_temperature(served)) as table:
         requests = table[: options.limit]
         if requests and len(requests) <= options.warmup:
