@@ -58,6 +58,9 @@ def replay(
         typer.Option(help="Random seed; a simulated replay is reproducible.  [default: 0; texts of --live vary]"),
     ] = None,
     slo: Slo = None,
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Also replay `oracle`, and show each policy's mean time relative to it.")
+    ] = False,
     calibration: CalibrationOfAll = None,
     state: Annotated[
         Path | None,
@@ -84,8 +87,13 @@ def replay(
     require("lab", "numba", "duckdb")
     refuse_rate_with_speed(rate, speed)
     if live:
-        for option, given in (("--config", config), ("--calibration", calibration), ("--state", state)):
-            if given is not None:
+        for option, given in (
+            ("--config", config),
+            ("--calibration", calibration),
+            ("--state", state),
+            ("--regret", regret),
+        ):
+            if given not in {None, False}:
                 raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=option)
         from lab.live.command import run_live
         from lab.live.session import LiveOptions
@@ -132,6 +140,7 @@ def replay(
                 warmup=warmup,
                 seed=seed or 0,
                 slo=slo,
+                regret=regret,
                 calibration=calibration,
                 state=state,
                 trace_format=trace_format,

@@ -37,6 +37,7 @@ _VALUES = attrgetter(*METRICS, *NUMBERS)
 _AS_RECORDED = (
     "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "stream", "qps", "in_flight",
 )  # fmt: skip
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 _OK = 200
 _MAX_DRAWS = 100
 _SURE = 1e-9
@@ -147,7 +148,7 @@ def features_of(record: TraceRecord) -> RequestFeatures:
     known = {name: value for name in _AS_RECORDED if (value := getattr(record, name)) is not None}
     return RequestFeatures(
         model=record.model,
-        endpoint=Endpoint(record.endpoint) if record.endpoint in set(Endpoint) else Endpoint.CHAT,
+        endpoint=_ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
         n=record.n,
         prompt_tokens=record.prompt_tokens,
         max_tokens=record.max_tokens,

@@ -43,6 +43,7 @@ class ReplayOptions:
     warmup: int = 0
     seed: int = 0
     slo: str | None = None
+    regret: bool = False
     calibration: str | None = None
     state: Path | None = None
     trace_format: str | None = None
@@ -67,7 +68,7 @@ def run_replay(options: ReplayOptions) -> int:
         kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
         with requests_of(options, served) as requests:
             runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
-            played, learned = play_all(runner, policies | {ORACLE: None})
+            played, learned = play_all(runner, policies | ({ORACLE: None} if options.regret else {}))
         if options.state is not None:
             write_learned(options.state, kept | learned)
         document = _document(name, options, pool, slo, played, policies)
@@ -81,7 +82,10 @@ def run_replay(options: ReplayOptions) -> int:
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
         console.print(table, "")
-    console.print("regret: mean time to finish over that of the oracle, which knows lengths and acceptance, minus one")
+    if options.regret:
+        console.print(
+            "regret: mean time to finish over that of the oracle, which knows lengths and acceptance, minus one"
+        )
     return 0
 
 
@@ -94,11 +98,12 @@ def _document(
     policies: Mapping[str, Policy | None],
 ) -> dict[str, Any]:
     """Return the document that `--json` writes."""
-    best_s = mean_of(played[ORACLE].e2e_s)
+    best_s = mean_of(played[ORACLE].e2e_s) if options.regret else None
+    first = next(iter(played.values()))
     return {
         "trace": [path.name for path in options.trace],
         "model": model,
-        "requests": len(played[ORACLE].e2e_s) + played[ORACLE].errors,
+        "requests": len(first.e2e_s) + first.errors,
         "warmup": options.warmup,
         "seed": options.seed,
         "slo": slo,
@@ -162,7 +167,9 @@ def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[Reque
         If the trace cannot be read.
     """
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
-    records = read_trace(list(options.trace), format=options.trace_format, strict=options.strict, report=broken)
+    records = read_trace(
+        list(options.trace), format=options.trace_format, strict=options.strict, report=broken, outcomes=False
+    )
     with request_table(records, assumed_temperature(served)) as table:
         requests = table[: options.limit]
         if requests and len(requests) <= options.warmup:

@@ -54,6 +54,8 @@ class ReplayRequest:
 
     def script(self, method: Method, k: int, config: Mapping[str, object]) -> Script | None:
         """Return the steps on a replica; None if neither trace nor text determines them, so they must be drawn."""
+        if not (self.acceptance or self.text or self._scripts) and method is not Method.BASELINE:
+            return None  # as for all requests of most traces
         key = (method.value, k, _drafting_options(method, config))
         if key not in self._scripts:
             steps = self._steps(method, k, config)

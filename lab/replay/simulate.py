@@ -18,7 +18,7 @@ from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
-from policies.features.request import RequestFeatures
+from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.shadow_drafting import shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
 from policies.statistics import Row
@@ -155,7 +155,7 @@ class _Simulation:
             replica for replica, spec in zip(self._replicas, pool, strict=True) if spec.method is Method.BASELINE
         ]
         self._indices = {replica.name: index for index, replica in enumerate(self._replicas)}
-        self._oracle = Oracle(pool, self._fleet) if policy is None else None
+        self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None else None
         self._policy = policy
         self._shadow = (
             SimulatedShadowDrafting(pool, policy, seed) if policy is not None and policy.shadow is not None else None
@@ -169,6 +169,7 @@ class _Simulation:
         self._recent: deque[float] = deque()
         self._under_way: dict[int, tuple[int, ReplayRequest, RequestFeatures, Decision]] = {}
         self._learns = policy is not None and type(policy).observe is not Policy.observe
+        self._reads_requests = policy is not None and (policy.reads_requests or self._learns)
         self._in_flight = 0
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
@@ -181,15 +182,14 @@ class _Simulation:
         self._now_s = self._arrived_s[number] = request.arrived_s
         self._output_tokens[number] = request.output_tokens
         self._maintain()
-        features = self._features(request)
-        candidates = self._baselines if features.baseline_only else self._replicas
+        features = self._features(request) if self._reads_requests else ANY_REQUEST
+        candidates = self._baselines if request.features.baseline_only else self._replicas
         if not candidates:
             return
-        steps = 0
         if self._policy is None:
             assert self._oracle is not None
             decision = _ORACLE_DECISION
-            replica, steps = self._oracle.choose(request, [self._indices[one.name] for one in candidates])
+            replica = self._oracle.choose(request)
         else:
             decision = self._policy.choose(features, candidates)
             replica = self._indices[decision.backend]
@@ -200,7 +200,7 @@ class _Simulation:
                 self._policy.observe(_refused(features, decision, self._pool[replica].method))
             return
         if self._oracle is not None:
-            self._oracle.sent(replica, request_id, request, steps)
+            self._oracle.sent(replica, request_id)
         self._under_way[request_id] = number, request, features, decision
         self._in_flight += 1
         self._backend[number] = replica
@@ -256,9 +256,7 @@ class _Simulation:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             self._finished += 1
             self._in_flight -= 1
-            if self._oracle is not None:
-                self._oracle.end(completion.replica, completion.request_id)
-            elif self._learns:
+            if self._learns:
                 assert self._policy is not None
                 outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
                 if self._shadow is not None:

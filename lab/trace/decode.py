@@ -28,6 +28,14 @@ from policies.features.prompt import BYTES_PER_TOKEN, read_prompt
 
 CountTokens = Callable[[str], int]
 
+OUTCOME_FIELDS = frozenset(
+    {
+        "policy", "reason", "backend", "method", "propensity", "retried_from", "candidates", "status", "error",
+        "ttft_s", "itl", "e2e_s", "queue_s", "spec", "cached_tokens",
+    }
+)  # fmt: skip
+"""What became of a request, which is of no use to a replay: the decision, its candidates, and the answer's times."""
+
 
 def estimate_tokens(text: str) -> int:
     """Return the estimated number of tokens of a text: a quarter of its UTF-8 bytes."""
@@ -35,7 +43,9 @@ def estimate_tokens(text: str) -> int:
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
 
 
-def decode(document: object, number: int, count_tokens: CountTokens = estimate_tokens) -> TraceRecord:
+def decode(
+    document: object, number: int, count_tokens: CountTokens = estimate_tokens, *, outcomes: bool = True
+) -> TraceRecord:
     """Read a record. Unknown keys are ignored, and null counts as absent.
 
     Parameters
@@ -46,6 +56,8 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
         Line number from 1; the id of a record that has none.
     count_tokens
         Function that counts the tokens of a text, for lengths that the record lacks.
+    outcomes
+        Whether to read `OUTCOME_FIELDS`, which takes more than half of the time.
 
     Raises
     ------
@@ -65,7 +77,7 @@ def decode(document: object, number: int, count_tokens: CountTokens = estimate_t
     version = read_count(document.get("version") or VERSION)
     if version > VERSION:
         raise ValueError(f"written in version {version} of the schema; this reader supports up to {VERSION}")
-    readers = _READERS if version == VERSION else _READERS_BEFORE_3
+    readers = _READERS[version == VERSION, outcomes]
     values: dict[str, Any] = {}
     for key, value in document.items():
         reader = readers.get(key)
@@ -249,11 +261,17 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "output_hashes": _hashes,
     "hashing": _hashing,
 }
-_READERS = {
+_ALL = {
     field.name: (field.name, _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)]) for field in fields(TraceRecord)
 }
-_READERS["hash_ids"] = _READERS["prefix_blocks"]
-_READERS_BEFORE_3 = _READERS | {name: (name, _hashes_before_3) for name in ("prompt_hashes", "output_hashes")}
+_ALL["hash_ids"] = _ALL["prefix_blocks"]
+_BEFORE_3 = _ALL | {name: (name, _hashes_before_3) for name in ("prompt_hashes", "output_hashes")}
+_READERS = {
+    (current, outcomes): {key: readers[key] for key in readers if outcomes or key not in OUTCOME_FIELDS}
+    for current, readers in ((True, _ALL), (False, _BEFORE_3))
+    for outcomes in (True, False)
+}
+"""By whether a record has the current version, and whether its outcome is read: name and reader of each key."""
 _DEFAULTS = [
     (field.name, field.default if field.default is not MISSING else {})
     for field in fields(TraceRecord)

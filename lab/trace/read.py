@@ -50,6 +50,7 @@ def read_trace(
     in_order: bool = False,
     report: Report | None = None,
     count_tokens: CountTokens = estimate_tokens,
+    outcomes: bool = True,
 ) -> Iterator[TraceRecord]:
     """Read a trace in any format, in memory that does not grow with its size.
 
@@ -69,6 +70,8 @@ def read_trace(
         Called with each broken line; None logs the first few as warnings.
     count_tokens
         Function that counts the tokens of texts whose length the trace lacks.
+    outcomes
+        Whether to read what became of the requests (`lab.trace.decode.OUTCOME_FIELDS`); else these keys are ignored.
 
     Raises
     ------
@@ -81,7 +84,7 @@ def read_trace(
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
     on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
-    records = chain.from_iterable(_read(file, kind, on_broken_line, count_tokens) for file, kind in files)
+    records = chain.from_iterable(_read(file, kind, on_broken_line, count_tokens, outcomes) for file, kind in files)
     if not in_order:
         return records
     if not all(file.is_file() for file, _ in files):  # a pipe can be read only once
@@ -154,22 +157,28 @@ def _format_of(document: dict[str, Any]) -> str | None:
     return "vllm" if "prompt" in document else None
 
 
-def _read(path: Path, kind: str, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+def _read(
+    path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool = True
+) -> Iterator[TraceRecord]:
     if kind == "azure":
         return read_azure(path, report)
     if kind == "burstgpt":
         return read_burstgpt(path, report)
     if kind == "sharegpt":
         return read_sharegpt(path, report, count_tokens)
-    return _read_lines(path, kind, report, count_tokens)
+    return _read_lines(path, kind, report, count_tokens, outcomes)
 
 
-def _read_lines(path: Path, kind: str, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+def _read_lines(
+    path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool
+) -> Iterator[TraceRecord]:
     """Read JSON lines; the keys of `vllm bench serve` datasets are also keys of a record."""
     for number, line in numbered_lines(path, report):
         try:
             document = orjson.loads(line)
-            record = _mooncake(document, number) if kind == "mooncake" else decode(document, number, count_tokens)
+            if kind == "mooncake":
+                document = _of_mooncake(document)
+            record = decode(document, number, count_tokens, outcomes=outcomes)
         except (ValueError, KeyError, TypeError) as error:
             report(BrokenLine(path, number, _why(error)))
             continue
@@ -200,12 +209,13 @@ def _why(error: Exception) -> str:
     return f"has no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _mooncake(document: Any, number: int) -> TraceRecord:
-    fields = {
+def _of_mooncake(document: Any) -> dict[str, Any]:
+    """Return a request of a Mooncake trace with the keys of a record."""
+    return {
+        **document,
         "arrived_at": document["timestamp"] / 1000.0,
         "prompt_tokens": document["input_length"],
         "output_tokens": document["output_length"],
         "hash_ids": document.get("hash_ids"),
         "block_tokens": BLOCK_TOKENS,
     }
-    return decode({**document, **fields}, number)

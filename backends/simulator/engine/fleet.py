@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
 from backends.drafting.script import BLOCK_TOKENS, Script
 from backends.simulator.engine import kernel
 from backends.simulator.engine.arena import Arena
 from backends.simulator.engine.replica import Completion, Replica
-from backends.simulator.engine.state import NODE, NONE, PROFILE, REQUEST, State, replica_record
+from backends.simulator.engine.state import DRAWN, NODE, NONE, PROFILE, REQUEST, State, replica_record
 from backends.simulator.engine.step import Counters
 
 __all__ = ["Completion", "Fleet", "Replica"]
@@ -80,6 +81,7 @@ class Fleet:
         self._free = list(range(1023, -1, -1))
         self._has_prefix_cache = [False] * len(replicas)
         self._profile_of: dict[tuple[int, str, float], int] = {}
+        self._profiles_of: dict[tuple[bytes, str, float], npt.NDArray[np.int64]] = {}
         self._rows_of: dict[DraftProfile, int] = {}
         self._next_id = 0
         self._report_every_s = report_every_s
@@ -182,15 +184,37 @@ class Fleet:
         kernel.draw_script(self._state, self.seed, request_id, profile, k, emitted, drafted)
         return Script(1, output_tokens, emitted, drafted)
 
-    def next_steps(self, replica: int, output_tokens: int, kind: str, temperature: float) -> int:
-        """Return how many steps the next request would take on a replica if it were queued there without a script."""
-        profile = self._profile_for(replica, kind, temperature)
-        state, k = self._state, self.replicas[replica].parameters.k
-        steps: int = kernel.count_drawn(
-            state.profiles, state.drafted, state.accepted, state.progress, self.seed, self._next_id, profile, k,
-            output_tokens,
+    def least_delay(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        kind: str,
+        temperature: float,
+        costs: npt.NDArray[np.float64],
+        steps: npt.NDArray[np.int64],
+        last_steps: npt.NDArray[np.int64],
+    ) -> int:
+        """Return the replica on which the next request delays itself and the requests in flight least.
+
+        A request shares steps with those in flight until one of them ends, and each adds seconds to the other's steps.
+
+        Parameters
+        ----------
+        costs
+            Fields of `policies.learned.models.prior.StepCost` for each replica, shape (replicas, 4).
+        steps
+            How many steps the request takes on each replica, shape (replicas,); `EXCLUDED` for a replica that cannot be
+            chosen. `DRAWN` is replaced by the steps of a request queued there without a script.
+        last_steps
+            The step of its replica with which each request in flight ends, indexed by id.
+        """
+        rows = self._profiles_for(steps == DRAWN, kind, temperature)
+        state = self._state
+        chosen: int = kernel.least_delay(
+            state.replicas, state.requests, state.batches, state.profiles, state.drafted, state.accepted,
+            state.progress, rows, costs, steps, last_steps, self.seed, self._next_id, prompt_tokens, output_tokens,
         )  # fmt: skip
-        return steps
+        return chosen
 
     def _enqueue(
         self,
@@ -267,6 +291,16 @@ class Fleet:
         if row is None:
             row = self._profile_of[key] = self._profile(self.replicas[replica].profile(kind, key[2]))
         return row
+
+    def _profiles_for(self, drawn: npt.NDArray[np.bool_], kind: str, temperature: float) -> npt.NDArray[np.int64]:
+        """Return the rows of the draft profiles of the replicas where steps are drawn, shape (replicas,); else NONE."""
+        key = (drawn.tobytes(), kind, round(temperature, 2))
+        rows = self._profiles_of.get(key)
+        if rows is None:
+            numbers = enumerate(drawn.tolist())
+            rows = np.array([self._profile_for(number, kind, key[2]) if each else NONE for number, each in numbers])
+            self._profiles_of[key] = rows
+        return rows
 
     def _profile(self, profile: DraftProfile) -> int:
         """Return the row of a profile, adding it if it is new."""

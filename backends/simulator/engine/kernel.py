@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from backends.drafting.jit import compiled
 from backends.drafting.script import BLOCK_TOKENS
-from backends.simulator.engine.state import NONE, Floats, Record, Records, State
+from backends.simulator.engine.state import DRAWN, EXCLUDED, NONE, Floats, Record, Records, State
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -141,19 +141,19 @@ def draw_script(
 
 
 @compiled
-def count_drawn(  # noqa: PLR0917 -- see `advance`
+def _count_drawn(
     profiles: Records,
     drafted: Floats,
     accepted: Floats,
     progress: Floats,
-    seed: int,
-    request_id: int,
     profile: int,
+    key: np.uint64,
     k: int,
     output: int,
 ) -> int:
     """Return how many steps a request would take if it drew them, including that of its prefill."""
-    key = _request_key(seed, request_id)
+    if k == 0:
+        return output
     odds = _request_odds(key, profiles[profile].spread)
     position = steps = 1
     while position < output:
@@ -559,3 +559,68 @@ def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, 
     replica.last = slot
     replica.waiting += 1
     replica.tokens_in_flight += request.prompt
+
+
+# The choice of an oracle.
+
+
+@compiled
+def least_delay(  # noqa: PLR0917 -- see `advance`
+    replicas: Records,
+    requests: Records,
+    batches: npt.NDArray[np.int32],
+    profiles: Records,
+    drafted: Floats,
+    accepted: Floats,
+    progress: Floats,
+    rows: npt.NDArray[np.int64],
+    costs: Floats,
+    steps: npt.NDArray[np.int64],
+    last_steps: npt.NDArray[np.int64],
+    seed: int,
+    request_id: int,
+    prompt: int,
+    output: int,
+) -> int:
+    """Return the replica with the least delay to the next request and to those in flight; see `Fleet.least_delay`.
+
+    Parameters
+    ----------
+    rows
+        Draft profile of the request on each replica where its steps are drawn, else NONE; shape (replicas,).
+    """
+    key = _request_key(seed, request_id)
+    context = prompt + output / 2
+    best, least_s = 0, np.inf
+    for number in range(len(replicas)):
+        if steps[number] == EXCLUDED:
+            continue
+        replica = replicas[number]
+        if steps[number] == DRAWN:
+            for other in range(number):
+                if rows[other] == rows[number] and replicas[other].k == replica.k:
+                    steps[number] = steps[other]
+                    break
+            else:
+                steps[number] = _count_drawn(
+                    profiles, drafted, accepted, progress, rows[number], key, replica.k, output
+                )
+        base_s, per_request_s, per_context_token_s, per_prompt_token_s = costs[number]
+        count = replica.running + replica.waiting
+        own_s = per_request_s + per_context_token_s * context
+        delay_s = steps[number] * (base_s + own_s) + per_prompt_token_s * prompt * (1 + count)
+        shared_s = 0.0
+        slot = replica.first
+        for column in range(count):
+            if column < replica.running:
+                request = requests[batches[number, column]]
+            else:
+                request = requests[slot]
+                slot = request.following
+            left = max(1, last_steps[request.id] - replica.steps)
+            adds_s = per_request_s + per_context_token_s * (request.prompt + request.output / 2)
+            shared_s += (adds_s + own_s) * min(steps[number], left)
+        delay_s += shared_s
+        if delay_s < least_s:
+            best, least_s = number, delay_s
+    return best

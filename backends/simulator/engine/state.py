@@ -20,6 +20,9 @@ Floats = npt.NDArray[np.float64]
 NONE = -1
 """No request, node or script."""
 
+DRAWN, EXCLUDED = -1, 0
+"""Instead of a number of steps: those that the fleet draws, or none because the replica cannot be chosen."""
+
 REPLICA = np.dtype(
     [
         # The cost of a step; see `StepTime` and `Drafting`.

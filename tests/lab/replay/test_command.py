@@ -69,7 +69,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     out, report = tmp_path / "figures.json", tmp_path / "page.html"
     code, printed, _ = run(
         AZURE, "--config", pool, "--policy", "thresholds", "--policy", "oracle", "--warmup", 5,
-        "--json", out, "--report", report,
+        "--regret", "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
     assert printed.startswith("35 requests on simulated replicas\n")
@@ -92,6 +92,27 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     assert tags["html"] == tags["body"] == tags["main"] == 1
     for cell in ("thresholds", "oracle", f"{document['policies']['thresholds']['e2e_s']['mean']:.3f}"):
         assert cell in text
+
+
+def test_regret_is_shown_only_if_asked_for(pool: Path, tmp_path: Path) -> None:
+    out, report = tmp_path / "figures.json", tmp_path / "page.html"
+    documents = []
+    for options in ([], ["--regret"]):
+        given = (MOONCAKE, "--config", pool, *options, "--json", out, "--report", report)
+        code, printed, _ = run(*given)
+        assert code == 0
+        assert ("regret" in printed) == ("regret" in parsed(report)[1]) == bool(options)
+        documents.append(orjson.loads(out.read_bytes()))
+    without, asked = documents
+    assert list(asked["policies"]) == ["thresholds"]
+    best_s = asked.pop("clairvoyant_mean_e2e_s")
+    only = asked["policies"]["thresholds"]
+    assert only["regret"] == pytest.approx(only["e2e_s"]["mean"] / best_s - 1)
+    only["regret"] = None
+    assert without == {**asked, "clairvoyant_mean_e2e_s": None}
+    code, _, error = run(MOONCAKE, "--live", "http://127.0.0.1:1", "--regret")
+    assert code == 2
+    assert "is for simulated replicas" in error
 
 
 def parsed(page: Path) -> tuple[dict[str, int], list[str]]:
@@ -197,7 +218,7 @@ def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> N
 def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=10_000_000, output_tokens=5) for n in range(3)])
-    document = figures(tmp_path, trace, "--config", pool)
+    document = figures(tmp_path, trace, "--config", pool, "--regret")
     assert document["requests"] == 3
     assert document["clairvoyant_mean_e2e_s"] is None
     only = document["policies"]["thresholds"]

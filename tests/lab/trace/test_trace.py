@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import orjson
@@ -23,6 +23,7 @@ from lab.trace import (
     read_trace,
     write_trace,
 )
+from lab.trace.decode import OUTCOME_FIELDS
 from tests.support.paths import DATA
 
 FULL = TraceRecord(
@@ -92,6 +93,14 @@ def test_every_field_survives_writing_and_reading() -> None:
     defaults = TraceRecord()
     assert all(getattr(FULL, name) != getattr(defaults, name) for name in FULL.__slots__ if name != "version")
     assert decode(orjson.loads(encode(FULL)), 1) == FULL
+
+
+def test_what_became_of_a_request_need_not_be_read() -> None:
+    document = orjson.loads(encode(FULL))
+    unread = {name: getattr(TraceRecord(), name) for name in OUTCOME_FIELDS}
+    assert decode(document, 1, outcomes=False) == replace(FULL, **unread)
+    assert decode(document | {"candidates": 2}, 1, outcomes=False) == replace(FULL, **unread)
+    assert {field.name for field in fields(FULL)} > OUTCOME_FIELDS
 
 
 def test_candidates_are_columns_since_version_3_and_objects_before() -> None:

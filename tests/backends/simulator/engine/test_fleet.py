@@ -28,7 +28,7 @@ from backends.drafting.script import Script, block_hashes, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine.engine import Engine
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
-from backends.simulator.engine.state import REPLICA
+from backends.simulator.engine.state import DRAWN, EXCLUDED, REPLICA
 from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
 from backends.speculation import Method
 
@@ -191,7 +191,9 @@ def test_steps_drawn_on_demand_equal_those_of_the_script(method: Method, config:
     written = single(method, config, seed=11)
     counted = []
     for number, (prompt, output) in enumerate(lengths):
-        counted.append(drawn.next_steps(0, output, "code", 0.3))
+        steps = np.array([DRAWN])
+        assert drawn.least_delay(prompt, output, "code", 0.3, np.ones((1, 4)), steps, np.zeros(number, np.int64)) == 0
+        counted.append(int(steps[0]))
         assert drawn.submit(0, prompt, output, 0.01 * number, kind="code", temperature=0.3) == number
         script = drawn.script(number, 0, output, "code", 0.3)
         written.submit_script(0, replace(script, prompt_tokens=prompt), 0.01 * number)
@@ -200,6 +202,43 @@ def test_steps_drawn_on_demand_equal_those_of_the_script(method: Method, config:
     assert len(ours) == len(lengths)
     assert {done.output_tokens for done in ours} == {output for _, output in lengths}
     assert [done.steps for done in sorted(ours)] == counted
+
+
+def test_the_least_delay_counts_the_steps_shared_with_requests_in_flight() -> None:
+    methods: list[tuple[Method, dict[str, Any]]] = [(Method.BASELINE, {}), (Method.EAGLE3, EAGLE), (Method.SUFFIX, {})]
+    parameters = [replace(EngineParameters.of(H100, *how), max_num_seqs=3) for how in methods]  # so that some wait
+    pool = [
+        Replica(str(number), H100, *how, parameters=one)
+        for number, (how, one) in enumerate(zip(methods, parameters, strict=True))
+    ]
+    fleet, rng = Fleet(pool, seed=2), np.random.default_rng(5)
+    costs = rng.uniform((5e-3, 1e-4, 1e-7, 1e-5), (1e-2, 5e-4, 5e-7, 5e-5), (3, 4))
+    last_steps = np.zeros(400, np.int64)
+    in_flight: list[dict[int, float]] = [{}, {}, {}]  # prompt and half of the output by id, of each replica
+    chosen_of = []
+    for number in range(400):
+        for done in fleet.advance(0.02 * number):
+            del in_flight[done.replica][done.request_id]
+        prompt, output = (int(length) for length in rng.integers(1, (2000, 200)))
+        known = int(rng.integers(1, output + 1))
+        steps = np.array([DRAWN, known, EXCLUDED if number % 3 == 0 else DRAWN])
+        chosen = fleet.least_delay(prompt, output, "chat", 0.0, costs, steps, last_steps)
+        assert steps[:2].tolist() == [output, known]
+        delays_s = []
+        for replica, (base_s, per_request_s, per_context_s, per_prompt_s) in enumerate(costs.tolist()):
+            own_s = per_request_s + per_context_s * (prompt + output / 2)
+            delay_s = steps[replica] * (base_s + own_s) + per_prompt_s * prompt * (1 + len(in_flight[replica]))
+            for request_id, tokens in in_flight[replica].items():
+                left = max(1, last_steps[request_id] - pool[replica].steps)
+                delay_s += (own_s + per_request_s + per_context_s * tokens) * min(steps[replica], left)
+            delays_s.append(delay_s if steps[replica] else math.inf)
+        assert chosen == np.argmin(delays_s)
+        request_id = fleet.submit(chosen, prompt, output, 0.02 * number)
+        last_steps[request_id] = pool[chosen].steps + steps[chosen]
+        in_flight[chosen][request_id] = prompt + output / 2
+        chosen_of.append(chosen)
+    assert min(np.bincount(chosen_of, minlength=3)) > 20
+    assert max(map(len, in_flight)) > 3
 
 
 @pytest.mark.parametrize(
