@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from backends.drafting import suffix_jit
 from backends.drafting.ngram import ngram_replay
 from backends.drafting.script import Steps
 from backends.drafting.suffix import SuffixCache
@@ -162,7 +161,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     known = {kind: list(texts(folder, dataset)) for kind, dataset in KINDS.items()}
-    suffix_jit.load()
     for low, high in BOUNDS:
         for k in KS:
             print(f"- {{method: ngram, prompt_lookup_min: {low}, prompt_lookup_max: {high}, k: {k}, by_kind: {{")

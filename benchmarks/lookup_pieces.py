@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.drafting import suffix_jit
 from backends.speculation import Method
 from policies.features.words import piece_ids
 from policies.learned.shadow_drafting import ShadowArm, replayed
@@ -58,7 +57,6 @@ def main() -> None:
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer  # type: ignore[import-not-found, unused-ignore]
 
     tokenizer = Tekkenizer.from_file(str(arguments.tekken))
-    suffix_jit.load()
     on_tokens, on_pieces, kinds, tokens, pieces = [], [], [], 0, 0
     for row in rows(arguments.file):
         prompt, output = (tokenizer.encode(row[part], bos=False, eos=False) for part in ("prompt", "output"))

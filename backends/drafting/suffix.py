@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from backends.drafting.script import Steps, plain_steps
-from backends.drafting.suffix_tree import SuffixTree, replay
+
+try:
+    from backends.drafting._suffix import SuffixTrees  # exists in a compiled build
+except ImportError:
+    from backends.drafting.suffix_trees import SuffixTrees
 
 
 class SuffixCache:
@@ -55,14 +60,14 @@ class SuffixCache:
                 "suffix decoding needs a depth of at least 1, a factor and a cache size of at least 0, "
                 "and a probability between 0 and 1"
             )
-        self.max_tree_depth = max_tree_depth
-        self.max_spec_factor = max_spec_factor
-        self.min_token_prob = min_token_prob
-        self.max_cached_requests = max_cached_requests
-        self.num_speculative_tokens = num_speculative_tokens or max_tree_depth
-        self.max_model_len = max_model_len
-        self._tree = SuffixTree(max_tree_depth)
-        self._cached: deque[int] = deque()  # lengths of the answers in the tree, oldest first
+        self._trees = SuffixTrees(
+            max_tree_depth,
+            max_spec_factor,
+            min_token_prob,
+            max_cached_requests,
+            num_speculative_tokens or max_tree_depth,
+            max_model_len,
+        )
 
     @classmethod
     def of(cls, speculative_config: Mapping[str, Any], max_model_len: int = 1 << 30) -> SuffixCache:
@@ -76,11 +81,6 @@ class SuffixCache:
             num_speculative_tokens=config.get("num_speculative_tokens"),
             max_model_len=max_model_len,
         )
-
-    @property
-    def held_bytes(self) -> int:
-        """Allocated memory in bytes."""
-        return self._tree.held_bytes
 
     def replay(self, prompt_ids: Sequence[int], output_ids: Sequence[int], learn: bool = True) -> Steps:
         """Return the tokens that each possible step of a request emits and drafts, and add its answer to the cache.
@@ -96,28 +96,17 @@ class SuffixCache:
         -------
         emitted, drafted
             int32, shape (len(output_ids),); see `Script`.
+
+        Raises
+        ------
+        ValueError
+            If a token id is negative.
+        OverflowError
+            If a token id does not fit into 32 bits.
         """
-        remember = self.max_cached_requests > 0
-        if remember and learn:
-            while len(self._cached) >= self.max_cached_requests:
-                self._tree.forget_oldest(self._cached.popleft())
-        self._tree.begin()
         emitted, drafted = plain_steps(len(output_ids))
-        replay(
-            SuffixTree(self.max_tree_depth, len(prompt_ids) + len(output_ids)),
-            self._tree,
-            [*prompt_ids, *output_ids],
-            len(prompt_ids),
-            num_speculative_tokens=self.num_speculative_tokens,
-            max_model_len=self.max_model_len,
-            factor=self.max_spec_factor,
-            min_prob=self.min_token_prob,
-            remember=remember,
-            emitted=emitted,
-            drafted=drafted,
-        )
-        if remember and learn:
-            self._cached.append(len(output_ids))
-        elif remember:
-            self._tree.forget_newest()
+        text = np.array([*prompt_ids, *output_ids], np.int32)
+        if text.min() < 0:
+            raise ValueError("token ids are at least 0")
+        self._trees.replay(text, len(prompt_ids), learn, emitted, drafted)
         return emitted, drafted

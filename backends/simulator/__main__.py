@@ -13,18 +13,15 @@ import gc
 import json
 import signal
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
 
-from backends.drafting import suffix_jit
 from backends.simulator.server.replica import Replica
 from backends.simulator.server.settings import SimulatorSettings
 from backends.simulator.text import model as text
-from backends.speculation import Method
 
 _GARBAGE_THRESHOLD = 20_000  # objects; reference counting frees nearly all garbage, so collections can be rare
 _SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from the threads that compose answers
@@ -43,18 +40,8 @@ async def serve(settings: SimulatorSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
-    shared = ThreadPoolExecutor(1, "requests")
-    executors = [
-        # Until its rules are compiled, suffix decoding takes tens of milliseconds per request; requests of other
-        # replicas must not queue behind it.
-        ThreadPoolExecutor(1, each.name) if each.method is Method.SUFFIX else shared
-        for each in settings.replicas
-    ]
-    suffix = any(each.method is Method.SUFFIX for each in settings.replicas)
-    compiling = loop.create_task(_compile_suffix()) if suffix else None
-    replicas = [
-        Replica(each, models[each.model], executor) for each, executor in zip(settings.replicas, executors, strict=True)
-    ]
+    executor = ThreadPoolExecutor(1, "requests")
+    replicas = [Replica(each, models[each.model], executor) for each in settings.replicas]
     try:
         for replica in replicas:
             await replica.start()
@@ -66,36 +53,9 @@ async def serve(settings: SimulatorSettings) -> None:
         gc.set_threshold(_GARBAGE_THRESHOLD)
         await stopping.wait()
     finally:
-        if compiling is not None:
-            compiling.cancel()
-            await asyncio.wait([compiling])
         for replica in replicas:
             await replica.stop()
-        for executor in executors:
-            executor.shutdown(cancel_futures=True)
-
-
-async def _compile_suffix() -> None:
-    """Switch to the compiled rules of suffix decoding as soon as they are available.
-
-    They are compiled once per installation, in another process: compiling here would delay the streams.
-    """
-    if not suffix_jit.can_compile():
-        sys.stderr.write("simulator: suffix drafting is slow without numba: pip install 'speculation-gateway[lab]'\n")
-        return
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", suffix_jit.__name__), stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr
-    )
-    try:
-        failed = await process.wait()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if failed:
-        sys.stderr.write("simulator: could not compile suffix drafting; it stays slow\n")
-    else:
-        threading.Thread(target=suffix_jit.load, name="compiled", daemon=True).start()
+        executor.shutdown(cancel_futures=True)
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ import argparse
 from pathlib import Path
 
 from backends.calibration.calibration import load_calibration
-from backends.drafting import suffix_jit
 from backends.speculation import Method
 from benchmarks.calibration.cases import Case, Closed, Group, Work
 from benchmarks.calibration.facts import config_of
@@ -36,7 +35,6 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="directory with specdecode_bench")
     parser.add_argument("calibration", nargs="?", default="llama-3.1-8b-h100")
     arguments = parser.parse_args()
-    suffix_jit.load()
     calibration, texts = load_calibration(arguments.calibration), Texts(arguments.data)
     print("| text | method |", *(f"{clients} |" for clients in CONCURRENCY))
     print("|---|---|" + "---|" * len(CONCURRENCY))

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from backends.drafting import suffix_jit
 from backends.speculation import Method
 from gateway.http.transcript import read_answer
 from policies.features.prompt import read_prompt
@@ -30,8 +29,6 @@ _MIN_TOKENS = 8
 def main(source: BinaryIO, sink: BinaryIO) -> None:
     """Replay texts until the input ends."""
     arms = [ShadowArm(**arm | {"method": Method(arm["method"])}) for arm in orjson.loads(source.readline() or b"[]")]
-    if any(arm.method is Method.SUFFIX for arm in arms):
-        suffix_jit.load()  # takes 0.7 s and 130 MiB, and makes replays 30 times as fast
     while head := source.readline():
         text: dict[str, Any] = orjson.loads(head)
         body, answer = source.read(text["body"]), source.read(text["answer"])

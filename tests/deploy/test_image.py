@@ -43,7 +43,7 @@ def test_the_build_context_is_exactly_what_is_copied() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     assert {line[1:] for line in lines if line.startswith("!")} == set(from_context())
-    assert [line for line in lines[1:] if not line.startswith("!")] == ["**/__pycache__"]
+    assert [line for line in lines[1:] if not line.startswith("!")] == ["**/__pycache__", "**/*.so"]
     assert all((ROOT / source).exists() for source in from_context())
 
 

@@ -31,6 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def suffix(folder: Path) -> ModuleType:
+    """Return `backends.drafting._suffix`."""
+    return _module(folder, "backends.drafting._suffix")
+
+
+@pytest.fixture(scope="session")
 def tail(folder: Path) -> ModuleType:
     """Return `policies.features._tail`."""
     return _module(folder, "policies.features._tail")

@@ -1,17 +1,19 @@
 """The step rules of `engine.Engine` for many replicas at once, compiled.
 
 Names and order of the rules follow `engine.py`, and a test compares the two step by step. All compiled code is in this
-one file because the compiled code is cached per file (see `backends.drafting.jit.compiled`).
+one file because numba caches compiled code per file: a change of another file would go unnoticed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-from backends.drafting.jit import compiled
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine.state import DRAWN, EXCLUDED, NONE, Floats, Record, Records, State
 
@@ -19,6 +21,20 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def compiled(function: _F) -> _F:
+    """Return a function that is compiled at its first call and cached on disk.
+
+    The cache lies beside the source or in the user's cache folder; if neither is writable, each process compiles again.
+    """
+    try:
+        return cast(_F, numba.njit(cache=True)(function))
+    except RuntimeError:  # numba: "cannot cache function ...: no locator available"
+        return cast(_F, numba.njit(function))
 
 
 # Random draws. They are numbered, not taken in turn: draw n of a request is the same whenever it is made.

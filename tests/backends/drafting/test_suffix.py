@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.drafting import suffix_jit
-from backends.drafting import suffix_kernel as kernel
+from backends.drafting import suffix
 from backends.drafting.script import Steps
 from backends.drafting.suffix import SuffixCache
-from backends.drafting.suffix_tree import SuffixTree
+from backends.drafting.suffix_trees import SuffixTree, SuffixTrees, _Node
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=25), min_size=1, max_size=5)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the interpreted rules; tests/extensions/test_suffix.py compares those in C with them."""
+    monkeypatch.setattr(suffix, "SuffixTrees", SuffixTrees)
 
 
 def texts(seed: int, requests: int, vocabulary: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -99,27 +104,20 @@ def counted(sequences: list[list[int]], depth: int) -> dict[tuple[int, ...], int
 
 def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     """Return the count of every run in a tree."""
-    cells, slots, buffer = tree.arrays.cells, tree.arrays.slots, tree.arrays.buffer
     counts: dict[tuple[int, ...], int] = {}
-    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    stack: list[tuple[_Node, tuple[int, ...]]] = [(tree.root, ())]
     while stack:
         node, path = stack.pop()
-        child, before = slots[cells[node + kernel.SLOT] + kernel.FIRST_CHILD], kernel.NONE
-        while child != kernel.NONE:
-            slot, at = cells[child + kernel.SLOT], cells[child + kernel.AT]
-            if slot == kernel.LEAF:
-                label = list(buffer[at : min(at + tree.depth - len(path), tree.arrays.state[kernel.TOKENS])])
-                label = label[: label.index(kernel.END)] if kernel.END in label else label
-            else:
-                start = slot + kernel.LABEL + slots[slot + kernel.SKIPPED]
-                label = list(slots[start : start + at])
-                stack.append((child, (*path, *label)))
-            assert label[0] == cells[child + kernel.TOKEN]
-            assert cells[child + kernel.PREVIOUS] == before
-            assert kernel._find(tree.arrays, cells[node + kernel.SLOT], label[0]) == child
+        if path:
+            assert sorted(map(id, node.ranked)) == sorted(map(id, node.children.values()))
+            assert [child.count for child in node.ranked] == sorted((c.count for c in node.ranked), reverse=True)
+        for token, child in node.children.items():
+            label = child.run(0, tree.depth - len(path))
+            assert label[0] == token
             for length in range(1, len(label) + 1):
-                counts[*path, *label[:length]] = cells[child + kernel.COUNT]
-            child, before = cells[child + kernel.FOLLOWING], child
+                counts[*path, *label[:length]] = child.count
+            if child.length:
+                stack.append((child, (*path, *label)))
     return counts
 
 
@@ -145,10 +143,9 @@ def test_removed_sequences_are_not_counted(sequences: list[list[int]], depth: in
             tree.append(token)
     left = list(sequences)
     if newest:
-        tree.forget_newest()
-        left.pop()
+        tree.forget(left.pop())
     for sequence in left[:oldest]:
-        tree.forget_oldest(len(sequence))
+        tree.forget(sequence)
     left = left[oldest:]
     assert in_tree(tree) == counted(left, depth)
     tree.begin()
@@ -213,9 +210,9 @@ def test_replay_without_learning_leaves_the_cache_unchanged() -> None:
     cache = SuffixCache()
     known, other = list(range(100, 130)), list(range(300, 330))
     replayed(cache, [1], known)
-    before = in_tree(cache._tree)
+    before = in_tree(cache._trees.tree)
     replayed(cache, [1], other, learn=False)
-    assert in_tree(cache._tree) == before
+    assert in_tree(cache._trees.tree) == before
     assert replayed(cache, [1], other)[0].max() == 1
 
 
@@ -236,55 +233,16 @@ def test_the_cache_can_hold_a_single_answer() -> None:
     assert replayed(cache, [1], answers[1])[0].max() == 1, "the cached answer is removed before the next replay"
 
 
-@pytest.mark.slow
-def test_memory_of_removed_answers_is_reused() -> None:
+def test_nothing_of_removed_answers_is_left() -> None:
     cache = SuffixCache(max_cached_requests=5)
-    sizes = []
-    for prompt, answer in texts(5, 300, 50):
+    for prompt, answer in texts(5, 40, 50):
         replayed(cache, prompt, answer)
-        sizes.append(sum(len(each) for each in cache._tree.arrays))
-    assert sizes[-1] == sizes[60]
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Return a function that selects compiled or interpreted rules; interpreted ones are restored afterwards."""
-    monkeypatch.setattr(suffix_jit, "_rules", interpreted := suffix_jit.rules())
-    suffix_jit.load()
-    compiled_rules = suffix_jit.rules()
-    assert (interpreted.compiled, compiled_rules.compiled) == (False, True)
-    return lambda use_compiled: monkeypatch.setattr(
-        suffix_jit, "_rules", compiled_rules if use_compiled else interpreted
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_cached_requests": 3},
-        {"max_cached_requests": 0},
-        {"max_tree_depth": 5, "max_spec_factor": 2.5, "min_token_prob": 0.0},
-        {"max_tree_depth": 1},
-        {"num_speculative_tokens": 3, "max_model_len": 100},
-    ],
-)
-@pytest.mark.parametrize("vocabulary", [1, 4, 60])
-def test_compiled_and_interpreted_functions_give_the_same_results(
-    compiled: Callable[[bool], None], options: dict[str, int], vocabulary: int
-) -> None:
-    caches = [SuffixCache(**options) for _ in range(3)]
-    for number, (prompt, answer) in enumerate(texts(6, 25, vocabulary)):
-        steps = []
-        # The last cache switches with every request; a process switches once.
-        for cache, use_compiled in zip(caches, (False, True, number % 2 == 0), strict=True):
-            compiled(use_compiled)
-            steps.append(replayed(cache, prompt, answer, learn=number % 5 > 0))
-        for other in steps[1:]:
-            assert (steps[0][0] == other[0]).all()
-            assert (steps[0][1] == other[1]).all()
-    assert in_tree(caches[0]._tree) == in_tree(caches[1]._tree) == in_tree(caches[2]._tree)
+    tree = SuffixTree(24)
+    for _, answer in list(texts(5, 40, 50))[-5:]:
+        tree.begin()
+        for token in answer:
+            tree.append(token)
+    assert in_tree(cache._trees.tree) == in_tree(tree)
 
 
 def test_invalid_settings_are_refused() -> None:
@@ -294,8 +252,18 @@ def test_invalid_settings_are_refused() -> None:
 
 
 def test_settings_are_read_from_the_speculative_config() -> None:
-    cache = SuffixCache.of({"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": 3})
-    assert (cache.max_tree_depth, cache.max_cached_requests, cache.num_speculative_tokens) == (12, 3, 12)
+    cache = SuffixCache.of({"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": 1})
+    run = list(range(10, 40))
+    assert replayed(cache, run, run)[1].max() == 6
+    replayed(cache, [1], [1])
+    assert replayed(cache, [1], run)[1].max() == 0, "the second answer took the place of the first"
+
+
+def test_token_ids_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        SuffixCache().replay([1], [2, -1])
+    with pytest.raises(OverflowError):
+        SuffixCache().replay([1], [1 << 31])
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.lists(st.integers(0, 4), min_size=1, max_size=60))

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-from backends.drafting import suffix_jit
-from backends.simulator import __main__ as main
-from tests.support.waiting import eventually
 
 
 def run(document: Any) -> subprocess.CompletedProcess[bytes]:
@@ -92,47 +84,3 @@ def test_it_exits_cleanly_while_streaming() -> None:
         assert process.stderr.read() == b""
     process.stdout.close()
     process.stderr.close()
-
-
-@pytest.mark.slow
-async def test_the_rules_of_suffix_decoding_are_compiled_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix_jit, "_rules", suffix_jit.rules()._replace(compiled=False))
-    await main._compile_suffix()
-    await eventually(lambda: suffix_jit.rules().compiled, timeout_s=30)
-
-
-@pytest.mark.slow
-def test_a_process_that_exits_while_compiling_leaves_no_child() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "backends.simulator"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"replicas": [{"name": "a", "model": "m", "method": "suffix"}]}).encode())
-        process.stdin.close()
-        assert process.stdout.readline()
-        process.terminate()
-        assert process.wait(10) == 0
-        assert process.stderr is not None
-        with process.stdout, process.stderr:
-            assert process.stderr.read() == b""
-        assert process.pid not in _groups()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _groups() -> set[int]:
-    """Return the group ids of all processes."""
-    groups = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(ProcessLookupError):  # exited since it was listed
-                groups.add(os.getpgid(int(entry.name)))
-    return groups
