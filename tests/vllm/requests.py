@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
 
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Write merge of Python's heapq."}]
+
+def _asking_for(name: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": f"Write {name} of Python's heapq."}]
+
+
+MESSAGES = _asking_for("merge")
 _FUNCTIONS = ("heappush", "heappop", "heapify", "heapreplace", "merge", "nlargest", "nsmallest", "heappushpop")
 _TOKENS = 60
 _CLOSE = 0.15
@@ -73,12 +78,12 @@ def check_acceptance(served: Served, backend: str) -> None:
     """Check that a speculating engine's acceptance is counted by the gateway and learned by its policy."""
     labels = {"model": "tiny", "backend": backend}
     accepted_before = served.metric("gateway_accepted_tokens_total", **labels)
-    predicted_before = prediction(served, backend)
     reported: list[dict[str, Any]] = []
-    for name in _FUNCTIONS:
+    conversations = [_asking_for(name) for name in _FUNCTIONS]  # unlike ones: suffix decoding remembers answers
+    for messages in conversations:
         answer = served.openai.chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": f"Write {name} of Python's heapq."}],
+            messages=messages,
             temperature=0,
             max_tokens=_TOKENS,
             extra_headers=to(backend),
@@ -89,30 +94,18 @@ def check_acceptance(served: Served, backend: str) -> None:
     assert accepted > 0
     assert served.metric("gateway_accepted_tokens_total", **labels) - accepted_before == accepted
 
-    measured = len(_FUNCTIONS) * _TOKENS / (len(_FUNCTIONS) * _TOKENS - accepted)
+    generated = len(conversations) * _TOKENS
+    measured = generated / (generated - accepted)
+    initial = served.initial[backend]
 
     def has_learned() -> bool:
-        now = prediction(served, backend)
-        is_nearer = abs(now.tokens_per_step - measured) < abs(predicted_before.tokens_per_step - measured)
-        return now.step_ms != predicted_before.step_ms and (
-            is_nearer or abs(now.tokens_per_step - measured) < _CLOSE * measured
-        )
+        predictions = [
+            served.predictions(messages=messages, temperature=0, max_tokens=_TOKENS)[backend]
+            for messages in conversations
+        ]
+        predicted = fmean(prediction.tokens_per_step for prediction in predictions)
+        error, initial_error = abs(predicted - measured), abs(initial.tokens_per_step - measured)
+        return predictions[0].step_ms != initial.step_ms and (error < initial_error or error < _CLOSE * measured)
 
-    eventually_blocking(has_learned, _LEARNED_S, f"from {predicted_before}, {measured:.2f} tokens per step are learned")
+    eventually_blocking(has_learned, _LEARNED_S, f"{measured:.2f} tokens per step are learned, from {initial}")
     assert served.metric("gateway_policy_errors_total", model="tiny") == 0
-
-
-class Prediction(NamedTuple):
-    """What the policy predicts for a backend."""
-
-    tokens_per_step: float
-    step_ms: float
-
-
-def prediction(served: Served, backend: str) -> Prediction:
-    """Return the policy's prediction for the requests of `check_acceptance`."""
-    explained = served.explain(messages=MESSAGES, temperature=0, max_tokens=_TOKENS, ignore_eos=True)
-    [note] = [candidate["note"] for candidate in explained["candidates"] if candidate["backend"] == backend]
-    found = re.search(r"([\d.]+) per step of ([\d.]+) ms", note)
-    assert found is not None, note
-    return Prediction(float(found.group(1)), float(found.group(2)))
