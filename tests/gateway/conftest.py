@@ -107,7 +107,7 @@ async def start_gateway(
             await serving
 
 
-@pytest.fixture(params=["fast", "asgi"])
+@pytest.fixture(params=["fast", pytest.param("asgi", marks=pytest.mark.slow)])
 def gateway_of(request: pytest.FixtureRequest) -> Start:
     """Start gateways with each of the two frontends, which must pass every test."""
     return functools.partial(start_gateway, fast=request.param == "fast")
