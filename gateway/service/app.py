@@ -19,7 +19,7 @@ from gateway.http.paths import is_own
 from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
-from gateway.service.default_temperature import find_temperature, known_temperature
+from gateway.service.default_temperature import find_temperature, must_ask
 from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Work
 
@@ -71,7 +71,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         tasks += [
             asyncio.create_task(find_temperature(model, gateway.settings.models[model.name], gateway.pool))
             for model in gateway.models.values()
-            if known_temperature(gateway.settings.models[model.name]) is None
+            if must_ask(gateway.settings.models[model.name])
         ]
         try:
             yield

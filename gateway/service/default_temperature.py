@@ -47,10 +47,15 @@ def assumed_temperature(settings: ModelSettings) -> float:
     return VLLM_DEFAULT if known is None else known
 
 
+def must_ask(settings: ModelSettings) -> bool:
+    """Return whether only an engine can say the default temperature of a model."""
+    return settings.default_temperature is None and next(_configured(settings), None) is None
+
+
 async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) -> None:
     """Wait for an engine of the model, and set the model's default temperature to what it takes.
 
-    To be run where `known_temperature` found none: the engine may have fetched its files by then; else it is asked.
+    To be run where `must_ask` says so: the engine may have fetched its files by then; else it is asked.
     """
     while not pool.up(model.name):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
         await asyncio.sleep(_POLL_S)

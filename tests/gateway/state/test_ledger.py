@@ -226,7 +226,7 @@ class Gateways:
             each.statistics.add(STEPS, (str(value),), 1.0, value, 0.1)
 
     def pass_time(self, *running: Member) -> None:
-        """Let members synchronise until those that do not are gone and folded."""
+        """Synchronise members until those that do not take part are gone and folded."""
         for _ in range(20):
             self.monotonic.now_s += ledger.HEARTBEAT_S / 2
             for member in running:
