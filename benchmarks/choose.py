@@ -104,7 +104,6 @@ def main() -> None:
     fitted_s = time.process_time() - began_s
     routed = requests(rng, _REQUESTS)
     keys = [key_of(request) for request in routed]
-    now_s = policy.clock()
     results: list[tuple[Decision, Outcome]] = []
 
     def choose() -> None:
@@ -117,7 +116,7 @@ def main() -> None:
 
     def predictions() -> None:
         for request, key in zip(routed, keys, strict=True):
-            policy.predictor.predict(request, key, backends, now_s)
+            policy.predictor.predict(request, key, backends)
 
     for request in routed:
         decision = policy.choose(request, backends)

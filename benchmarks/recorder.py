@@ -8,7 +8,6 @@ which makes the rest of 32 records at a time; then the cost of packing and writi
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,17 +16,21 @@ from random import Random
 import orjson
 
 from backends.backend import Backend, EngineLoad, State
+from backends.http.client import Address, UpstreamClient
 from backends.speculation import Method
 from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
 from gateway.config.settings import RecorderSettings
 from gateway.http.usage import Usage
-from gateway.recorder import FinishedRequest, Recorder, RequestNotes
+from gateway.recorder import Recorder, RequestNotes
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.routing.model import Model
+from gateway.relay.observers import EndedExchange, Observer, Times
+from gateway.routing.keys import Client
+from gateway.routing.model import Model, Upstream
 from gateway.routing.router import RoutedRequest
+from gateway.telemetry.metrics import Metrics
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint, describe
 from policies.policy import CandidateScores, Decision, Outcome, policies
@@ -53,12 +56,15 @@ def _documents(text: str) -> RecordBuilder:
     return RecordBuilder(text, TextHasher(b"salt"), TextHasher(b"salt") if _IS_COMPILED else None)
 
 
-def _begin(documents: RecordBuilder, batch: Sequence[FinishedRequest]) -> list[bytes | PendingRecord]:
-    return [documents.begin(one, 0.0) for one in batch]
+Finished = tuple[RequestNotes, EndedExchange]
 
 
-def _line(documents: RecordBuilder, one: FinishedRequest, wall_offset_s: float = 0.0) -> bytes:
-    begun = documents.begin(one, wall_offset_s)
+def _begin(documents: RecordBuilder, batch: Sequence[Finished]) -> list[bytes | PendingRecord]:
+    return [documents.begin(notes, ended, 0.0) for notes, ended in batch]
+
+
+def _line(documents: RecordBuilder, one: Finished, wall_offset_s: float = 0.0) -> bytes:
+    begun = documents.begin(*one, wall_offset_s)
     if isinstance(begun, PendingRecord):
         (line,) = documents.end([begun])
         assert isinstance(line, bytes)
@@ -66,9 +72,7 @@ def _line(documents: RecordBuilder, one: FinishedRequest, wall_offset_s: float =
     return begun
 
 
-def taken(
-    backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True
-) -> FinishedRequest:
+def taken(backends: Sequence[Backend], policy: str, text: str, number: int = 0, *, streamed: bool = True) -> Finished:
     """Return a finished request, as the exchange passes it to the recorder."""
     rng = Random(number)
     begin = rng.randrange(50_000)
@@ -80,27 +84,30 @@ def taken(
     )
     considered = CandidateScores(backends, [1.234567] * len(backends), [0.2] * len(backends))
     decision = Decision("ngram", policy, "fastest", 0.9, considered)
-    take = RequestNotes([] if text != "none" else None, 1 << 20)
-    take.note_candidates(backends)
+    kept = body if text == "full" or policy == "round_robin" else b""
+    notes = RequestNotes(lambda *_: None, kept, keeps_answer=text != "none", max_bytes=1 << 20)
+    notes.on_send(decision, backends)
     words = rng.choices(WRITTEN.split(), k=TOKENS)
     if not streamed:
         message = {"role": "assistant", "content": " ".join(words)}
-        take.keep_document(Endpoint.CHAT, {"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]}, 1000)
+        notes.on_answer(b" " * 1000, {"id": "chatcmpl-0", "choices": [{"index": 0, "message": message}]})
     for index in range(TOKENS if streamed else 0):
         delta = {"choices": [{"index": 0, "delta": {"content": " " + words[index]}, "logprobs": None}]}
         data = orjson.dumps(
             {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "m", **delta}
         )
-        take.chunks.append(100.0 + 0.02 * index + rng.uniform(0, 0.004))
-        take.keep(b"data: " + data + b"\n\n")
+        notes.on_chunk(b"data: " + data + b"\n\n", 100.0 + 0.02 * index + rng.uniform(0, 0.004))
     outcome = Outcome(features, decision, Method.NGRAM, 200, 0.1, 0.02, 3.0, 512, TOKENS, 2.1, 100, 60)
     usage = Usage(512, TOKENS, 0, 100, 60, 40, 0.1, 0.01, 2.9)
     prompt = read_prompt(orjson.loads(body)) if text == "hashes" else None
     routed, request_id = RoutedRequest(model, features, prompt=prompt), b"%032x" % rng.getrandbits(128)
-    kept = body if text == "full" or policy == "round_robin" else b""
-    return FinishedRequest(
-        take, request_id, "team", routed, kept, decision, backends[1], "", 200, "ok", outcome, usage, 99.9, 103.0
+    upstream = Upstream(backends[1], UpstreamClient(Address.parse("http://127.0.0.1:1")), Metrics().bind(backends[1]))
+    times = Times(99.9, 100.0, 102.9, 103.0) if streamed else Times(99.9, ended_s=103.0)
+    ended = EndedExchange(
+        request_id, Client("team"), routed, decision, upstream, "", 200, "ok", times, usage, None, outcome
     )
+    notes.on_end(ended)
+    return notes, ended
 
 
 def _repeat(call: Callable[[], object]) -> None:
@@ -117,43 +124,25 @@ def event_loop(folder: Path) -> None:
     hashed = taken(backends, "thresholds", "hashes", streamed=False)
     answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": WRITTEN[:700]}}]}
 
-    def whole(recorder: Recorder, one: FinishedRequest) -> None:
-        take = recorder.start_notes(Endpoint.CHAT)
-        assert take is not None
-        take.note_candidates(backends)
-        take.keep_document(Endpoint.CHAT, answer, 900)
-        recorder.add(
-            FinishedRequest(
-                take,
-                one.request_id,
-                one.key,
-                one.routed,
-                recorder.body_to_keep(one.routed, b""),
-                one.decision,
-                one.backend,
-                one.retried_from,
-                one.status,
-                one.outcome_label,
-                one.outcome,
-                one.usage,
-                one.arrived_s,
-                time.perf_counter(),
-            )
-        )
+    def whole(recorder: Recorder, one: Finished) -> None:
+        ended = one[1]
+        notes = recorder.follow(ended.routed, b"")
+        assert notes is not None
+        notes.on_send(ended.decision or Decision("", "", ""), backends)
+        notes.on_answer(b" " * 900, answer)
+        notes.on_end(ended)
         recorder._queue.clear()
 
     for text, into, ended in (("none", recorder, one), ("hashes", hashing, hashed)):
         took = best_us(partial(_repeat, partial(whole, into, ended)), 100)
         print(_LINE.format(f"event loop: notes and record, five candidates, text: {text}, in one piece", took))
-    holder = [RequestNotes(None, 0)]
+    observers: list[Observer] = [RequestNotes(lambda *_: None, keeps_answer=False)]
 
     def hundred() -> None:
         for _ in range(100):
-            if (take := holder[0]) is not None:
-                take.chunks.append(1.0)
-                if take.answer is not None:
-                    take.keep(b"")
-        del holder[0].chunks[:]
+            for observer in observers:
+                observer.on_chunk(b"", 1.0)
+        observers[0] = RequestNotes(lambda *_: None, keeps_answer=False)
 
     print(_LINE.format("event loop: a chunk of a stream", best_us(hundred, 100)))
 

@@ -13,7 +13,6 @@ import argparse
 import csv
 import gzip
 import json
-import math
 import resource
 import subprocess
 import sys
@@ -26,10 +25,8 @@ from typing import Any
 import numpy as np
 
 from backends.calibration.calibration import load_calibration
-from backends.calibration.parameters import EngineParameters
-from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.engine import Engine
-from backends.simulator.engine.virtual_time import Arrival, Timeline, run_fleet, run_virtual
+from backends.simulator.engine.fleet import Fleet, Replica, load_rules
+from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import policies
@@ -55,9 +52,8 @@ ROWS: tuple[Row, ...] = (
     (100_000, 4, "mixed", 8.0),
     (100_000, 32, "mixed", 8.0),
     (MILLION, 32, "mixed", 8.0),
-    (10_000, 1, "Engine", 8.0),
 )
-"""Mixed: all methods in turn. Engine: `run_virtual` on one baseline `Engine`, which is not compiled, for comparison."""
+"""Mixed: all methods in turn."""
 
 
 def read_trace(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -86,10 +82,6 @@ def arrivals(path: Path, requests: int, rate: float, seed: int) -> Iterator[Arri
 
 def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> dict[str, float]:
     """Play a trace with `least_loaded`, and return its figures."""
-    import_s = time.process_time()
-    from backends.simulator.engine.fleet import Fleet, Replica
-
-    import_s = time.process_time() - import_s
     calibration = load_calibration("llama-3.1-8b-h100")
     methods = MIXED if pool == "mixed" else tuple(entry for entry in MIXED if entry[0] == pool)
 
@@ -98,9 +90,7 @@ def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> di
         return Fleet([Replica(f"r{number}", calibration, *how) for number, how in enumerate(chosen)], seed=1)
 
     load_s = time.process_time()
-    warm = build()
-    warm.submit(0, 10, 10, 0.0)
-    warm.advance(math.inf)
+    load_rules(Replica("a", calibration, Method.BASELINE))
     load_s = time.process_time() - load_s
 
     fleet = build()
@@ -112,27 +102,12 @@ def measure(path: Path, requests: int, count: int, pool: str, rate: float) -> di
         request = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=arrival.prompt_tokens)
         return by_name[policy.choose(request, fleet.replicas).backend]
 
-    return {"import_s": import_s, "load_s": load_s} | _timed(
-        lambda: run_fleet(fleet, arrivals(path, requests, rate * count, seed=1), choose), count
-    )
-
-
-def measure_engine(path: Path, requests: int, rate: float) -> dict[str, float]:
-    """Play a trace on one engine, which is not compiled, and return its figures."""
-    engine = Engine(EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
-    trace = (
-        (arrival.arrived_s, Script(arrival.prompt_tokens, arrival.output_tokens, *plain_steps(arrival.output_tokens)))
-        for arrival in arrivals(path, requests, rate, seed=1)
-    )
-    return _timed(lambda: run_virtual(engine, trace), 1)
-
-
-def _timed(play: Callable[[], Timeline], count: int) -> dict[str, float]:
     cpu_s = time.process_time()
-    timeline = play()
+    timeline = run_fleet(fleet, arrivals(path, requests, rate * count, seed=1), choose)
     cpu_s = time.process_time() - cpu_s
     assert not np.isnan(timeline.e2e_s).any()
     return {
+        "load_s": load_s,
         "cpu_s": cpu_s,
         "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "requests_per_s": len(timeline.e2e_s) / cpu_s,
@@ -149,11 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         requests, replicas, pool, rate = arguments.one
-        if pool == "Engine":
-            figures = measure_engine(arguments.trace, int(requests), float(rate))
-        else:
-            figures = measure(arguments.trace, int(requests), int(replicas), pool, float(rate))
-        print(json.dumps(figures))
+        print(json.dumps(measure(arguments.trace, int(requests), int(replicas), pool, float(rate))))
         return
     heads = (
         "requests",
@@ -174,11 +145,7 @@ def main() -> None:
             f"| {figures['output_tokens'] / figures['cpu_s'] / 1e6:.1f} | {figures['rss_mib']:.0f} |",
             flush=True,
         )
-        if "load_s" in figures:
-            print(
-                f"import {figures['import_s']:.2f}, loading compiled code {figures['load_s']:.2f} CPU s",
-                file=sys.stderr,
-            )
+        print(f"loading compiled code: {figures['load_s']:.2f} CPU s", file=sys.stderr)
 
 
 def _in_process(arguments: Sequence[str]) -> dict[str, float]:

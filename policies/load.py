@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from random import Random
@@ -12,7 +13,7 @@ from backends.backend import Candidate
 STALE_AFTER_S: Final = 10.0
 """Age in seconds at which an engine's load report expires; several scrapes have failed by then."""
 
-_MIN_WEIGHT: Final = 1e-9
+MIN_WEIGHT: Final = 1e-9
 
 
 class LoadMeter:
@@ -36,17 +37,13 @@ class LoadMeter:
     >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", weight=2.0, in_flight=5)
     >>> backend.load = EngineLoad(running=8, others=4, at_s=99.0)
     >>> meter = LoadMeter(clock=lambda: 100.0)
-    >>> meter.requests(backend), meter.score(backend)
-    (9, 5.0)
+    >>> meter.counts([backend]), meter.scores([backend])
+    ([9], [5.0])
     """
 
     def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stale_after_s = stale_after_s
         self._clock = clock
-
-    def requests(self, candidate: Candidate) -> int:
-        """Return the number of requests on a backend."""
-        return self.counts((candidate,))[0]
 
     def oldest_s(self) -> float:
         """Return the earliest time of a report that still counts, in seconds on the meter's clock."""
@@ -60,20 +57,12 @@ class LoadMeter:
             for candidate in candidates
         ]
 
-    def per_weight(self, candidate: Candidate) -> float:
-        """Return the requests on a backend per unit of its weight."""
-        return per_weight(candidate, self.requests(candidate))
-
-    def score(self, candidate: Candidate) -> float:
-        """Return the requests per unit of weight if the new request were sent to this backend; lower is better.
+    def scores(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the requests per unit of weight if the new request were sent to each backend; lower is better.
 
         Counting the new request makes an idle pool prefer its heaviest backend, and fills two backends of weights 2 and
         1 in the ratio 2 to 1. A backend of weight zero is the last resort.
         """
-        return self.scores((candidate,))[0]
-
-    def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Return the score of each backend."""
         pairs = zip(candidates, self.counts(candidates), strict=True)
         return [per_weight(candidate, count + 1) for candidate, count in pairs]
 
@@ -85,15 +74,42 @@ class LoadMeter:
         return draw_least(candidates, self.scores(candidates), rng)
 
 
-def draw_least(candidates: Sequence[Candidate], scores: Sequence[float], rng: Random) -> tuple[Candidate, float]:
+def draw_least(candidates: Sequence[Candidate], scores: list[float], rng: Random) -> tuple[Candidate, float]:
     """Return the candidate of the lowest score and the probability of picking it; ties are broken at random."""
-    lowest = min(scores)
-    tied = [candidate for candidate, score in zip(candidates, scores, strict=True) if score == lowest]
-    if len(tied) == 1:
-        return tied[0], 1.0
-    return tied[int(rng.random() * len(tied))], 1.0 / len(tied)
+    tied = lowest(scores)
+    chosen = tied[0] if len(tied) == 1 else tied[int(rng.random() * len(tied))]
+    return candidates[chosen], 1.0 / len(tied)
+
+
+def lowest(scores: list[float]) -> list[int]:
+    """Return the indices of the lowest score."""
+    least = min(scores)
+    return [index for index, score in enumerate(scores) if score == least]
+
+
+def lowest_propensities(scores: list[float]) -> list[float]:
+    """Return the probability with which `draw_least` picks each candidate.
+
+    Examples
+    --------
+    >>> lowest_propensities([2.0, 1.0, 1.0])
+    [0.0, 0.5, 0.5]
+    """
+    least, tied = math.inf, 0
+    for score in scores:
+        if score < least:
+            least, tied = score, 1
+        elif score == least:
+            tied += 1
+    return [1.0 / tied if score == least else 0.0 for score in scores]
 
 
 def per_weight(candidate: Candidate, requests: int) -> float:
     """Return the requests per unit of weight."""
-    return requests / (candidate.weight or _MIN_WEIGHT)
+    return requests / (candidate.weight or MIN_WEIGHT)
+
+
+def weights_of(candidates: Sequence[Candidate]) -> list[float]:
+    """Return the candidates' weights, or equal weights if all are zero."""
+    weights = [max(0.0, candidate.weight) for candidate in candidates]
+    return weights if any(weights) else [1.0] * len(weights)

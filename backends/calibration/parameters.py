@@ -91,30 +91,6 @@ class EngineParameters:
             prefix_caching=prefix_caching,
         )
 
-    def verify_s(self, tokens: int, context_tokens: int) -> float:
-        """Return the seconds that the target takes for `tokens` in the batch with `context_tokens` of context."""
-        step = self.step
-        tokens_below_knee = min(tokens, step.knee_tokens)
-        return (
-            step.base_s
-            + step.per_token_below_knee_s * tokens_below_knee
-            + step.per_token_above_knee_s * (tokens - tokens_below_knee)
-            + step.per_context_token_s * context_tokens
-        )
-
-    def draft_s(self, k: int, requests: int, context_tokens: int, verify_s: float) -> float:
-        """Return the seconds that drafting k tokens for each of `requests` adds to a step."""
-        if k == 0 or requests == 0:
-            return 0.0
-        drafting = self.drafting
-        passes = 1 if drafting.parallel else k
-        return (
-            drafting.base_s
-            + drafting.verify_share * verify_s
-            + passes
-            * (drafting.per_pass_s + drafting.per_request_s * requests + drafting.per_context_token_s * context_tokens)
-        )
-
 
 def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
     """Return k: `num_speculative_tokens`, by default the tree depth of suffix decoding; 0 for a baseline.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from backends.calibration.calibration import Calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
-from backends.simulator.engine.engine import Engine, Step
+from backends.simulator.engine.fleet import Fleet, Replica, Step
 from backends.simulator.engine.virtual_time import Timeline, run_closed_loop, run_virtual
 from benchmarks.calibration.cases import Case, Closed
 
@@ -18,21 +18,6 @@ Floats = npt.NDArray[np.float64]
 
 FEATURES = ("base", "below", "above", "context", "speculation", "draft_base", "draft_pass", "draft_request")
 """Coefficients of the parameters of a step's time; see `features`."""
-
-
-class RecordingEngine(Engine):
-    """An engine that records its steps."""
-
-    def __init__(self, parameters: EngineParameters) -> None:
-        super().__init__(parameters)
-        self.steps: list[Step] = []
-
-    def step(self, now_s: float) -> Step | None:
-        """Run one iteration and record it."""
-        step = super().step(now_s)
-        if step is not None:
-            self.steps.append(step)
-        return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +49,16 @@ class Played:
 def play(case: Case, calibration: Calibration, requests: list[Script]) -> Played:
     """Return the result of a case with the step times of a calibration."""
     parameters = EngineParameters.of(calibration, case.method, dict(case.config), **case.limits)
-    engine = RecordingEngine(parameters)
+    fleet = Fleet([Replica("a", calibration, case.method, case.config, parameters=parameters)])
+    steps: list[Step] = []
     if isinstance(case.load, Closed):
-        timeline = run_closed_loop(engine, requests, case.load.concurrency)
+        timeline = run_closed_loop(fleet, requests, case.load.concurrency, steps.append)
     else:
         gaps = np.random.default_rng(3).exponential(1 / case.load.rate_per_s, len(requests))
-        timeline = run_virtual(engine, zip(np.cumsum(gaps).tolist(), requests, strict=True))
-    each = np.array([features(step, parameters) for step in engine.steps])
-    later = np.array([int((step.sent > step.tokens).sum()) for step in engine.steps])
-    durations = np.array([step.duration_s for step in engine.steps])
+        timeline = run_virtual(fleet, zip(np.cumsum(gaps).tolist(), requests, strict=True), steps.append)
+    each = np.array([features(step, parameters) for step in steps])
+    later = np.array([sum(emission.sent > emission.tokens for emission in step.emissions) for step in steps])
+    durations = np.array([step.duration_s for step in steps])
     return Played(
         figures=_figures(timeline, durations, later)
         | {"emitted_at_positions": float(np.mean([request.emitted[1:].mean() for request in requests]))},
@@ -89,8 +75,8 @@ def features(step: Step, parameters: EngineParameters) -> list[float]:
     Parameters that are not fitted are left out: the overhead (part of `base`), `verify_share`, the draft's context.
     """
     below = min(step.batch_tokens, parameters.step.knee_tokens)
-    drafts = float(parameters.k > 0 and bool(step.drafted.any()))
-    emitting = len(step.request_ids) if step.k else 0
+    drafts = float(parameters.k > 0 and any(emission.drafted for emission in step.emissions))
+    emitting = len(step.emissions) if step.k else 0
     passes = (1 if parameters.drafting.parallel else step.k) * (emitting > 0)
     return [
         1.0,

@@ -33,13 +33,21 @@ def main() -> None:
         default=[],
         help="pool file to use instead of those in pools/; may be repeated",
     )
+    parser.add_argument(
+        "--build",
+        action="append",
+        default=[],
+        help="NAME=COMMAND of an installed gateway; several are compared in turns",
+    )
     parser.add_argument("--seconds", type=float, help="seconds per round, instead of the load's own")
     parser.add_argument("--streams", type=int, default=10_000, help="open streams to hold; 0 to skip")
     parser.add_argument("--soak", type=int, default=1_000_000, help="requests of the soak test; 0 to skip")
     parser.add_argument("--workers", type=int, default=3, help="rounds that compare two workers with one; 0 to skip")
     arguments = parser.parse_args()
     parts = arguments.only or [""]
-    chosen = [system for system in systems(arguments.pool) if any(part in system.name for part in parts)]
+    chosen = [
+        system for system in systems(arguments.pool, arguments.build) if any(part in system.name for part in parts)
+    ]
     loads = [load for load in LOADS if load.name.startswith(tuple(arguments.load or [""]))]
     cells: dict[tuple[str, str], Cell] = {}
     missing: set[str] = set()

@@ -17,16 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
-from uvicorn.server import ServerState
 
 from backends.backend import State
 from backends.http.client import Connection
+from backends.http.server import HttpServer, ServerLimits
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
-from gateway.frontend.uvicorn import protocol_for
+from gateway.frontend.http import HttpFrontend
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
 
@@ -75,6 +74,10 @@ class BackendTransport(NullTransport):
         self._carried.append(self._connection)
 
 
+async def _no_app(*_: object) -> None:
+    raise AssertionError("all requests are relayed")
+
+
 def _numbered(number: int, *, unlike: bool) -> bytes:
     return b"x-number: %d\r\n" % number if unlike else b""
 
@@ -85,26 +88,20 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     gateway = assemble(settings, plan(settings, Path()).backends, "admin")
     for backend in gateway.pool:
         backend.state = State.UP
-    config = uvicorn.Config(gateway, log_level="error", access_log=False)
-    config.load()
-    state = ServerState()
-    state.default_headers = [(b"date", b"Sat, 21 Nov 2026 04:34:18 GMT")]
-    frontend, client, carried = (
-        protocol_for(gateway.relay, 1 << 26)(config, state, {}),
-        NullTransport(),
-        list[Connection](),
-    )
+    service = HttpFrontend(gateway.relay, _no_app, set())
+    server = HttpServer(service, ServerLimits(), writes=gateway.relay.writes)
+    frontend, client, carried = server.connect(), NullTransport(), list[Connection]()
     frontend.connection_made(client)
     for model in gateway.models.values():
         for upstream in model.upstreams.values():
             connection = Connection(upstream.client)
             connection.connection_made(BackendTransport(connection, carried))
             upstream.client.keep(connection)
-    writes, recorder = gateway.relay.writes, gateway.relay.recorder
+    writes, recorder = gateway.relay.writes, gateway.recorder
     if recorder is not None and recorded:
         recorder.start()
-    for model in gateway.models.values() if recorded else ():
-        model.shadow = None
+    if recorded:
+        gateway.relay.followers = dict.fromkeys(gateway.relay.followers, [recorder] if recorder is not None else [])
     requests, answers = [], []
     for number in range(_REQUESTS):
         body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)

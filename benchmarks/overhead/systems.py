@@ -54,15 +54,23 @@ class System:
     records: bool = False
 
 
-def gateway(pool: Path, *, workers: int = 1) -> System:
-    """Return the gateway with a pool file: the command `gateway` in PATH, else this checkout, not compiled."""
+def gateway(pool: Path, *, workers: int = 1, build: str = "") -> System:
+    """Return the gateway with a pool file.
+
+    Parameters
+    ----------
+    build
+        `NAME=COMMAND` of an installed gateway; by default `gateway` in PATH, else this checkout, not compiled.
+    """
+    name, _, given = build.partition("=")
 
     def argv(port: int, _upstream: int, _folder: Path) -> list[str]:
-        installed = shutil.which("gateway")
+        installed = given or shutil.which("gateway")
         command = [installed] if installed else [sys.executable, "-m", "gateway"]
         return [*command, "--config", str(pool), "--port", str(port), "--workers", str(workers)]
 
-    return System(f"gateway, {pool.stem}", argv, ("authorization: Bearer sk-bench",), "recorder:" in pool.read_text())
+    label = f"gateway{' ' if name else ''}{name}, {pool.stem}"
+    return System(label, argv, ("authorization: Bearer sk-bench",), "recorder:" in pool.read_text())
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str] | None:
@@ -100,6 +108,7 @@ PEERS = (
 )
 
 
-def systems(pools: list[Path]) -> list[System]:
-    """Return the gateway with the given pool files (else those of `pools/`), and the peers."""
-    return [*(gateway(pool) for pool in pools or sorted(POOLS.glob("*.yaml"))), *PEERS]
+def systems(pools: list[Path], builds: list[str]) -> list[System]:
+    """Return each build of the gateway with the given pool files (else those of `pools/`), and the peers."""
+    files = pools or sorted(POOLS.glob("*.yaml"))
+    return [*(gateway(pool, build=build) for pool in files for build in builds or [""]), *PEERS]

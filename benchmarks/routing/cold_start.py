@@ -18,9 +18,10 @@ from statistics import fmean, stdev
 
 from benchmarks.routing.ground import POOLS, Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.simulate import replay
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.shadow_drafting import ShadowSettings
-from policies.load_balancing import LeastLoaded, LoadSettings
 from policies.policy import Policy
 
 REQUESTS = 1000

@@ -23,7 +23,7 @@ from random import Random
 from benchmarks.routing.ground import Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
-from policies.learned.outlier_ejection import OutlierEjection
+from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 

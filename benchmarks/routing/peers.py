@@ -19,8 +19,8 @@ from policies.policy import Decision, Outcome, Policy, PolicySettings
 class OwnTime(Cost):
     """The predicted time of the request itself, without the delay of others."""
 
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        return prediction.own_s
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
+        return [prediction.own_s for prediction in predictions], 0.0
 
 
 class Greedy(Learned):

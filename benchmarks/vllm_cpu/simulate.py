@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.parameters import EngineParameters
 from backends.simulator.drafting.proposers import Proposer, Script
-from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.fleet import Fleet, Replica
 from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
 from benchmarks.vllm_cpu.engines import speculative_config
@@ -72,9 +71,9 @@ def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, see
 
 def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script]) -> Figures:
     """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
-    engine = Engine(EngineParameters.of(calibration, cell.method, speculative_config(cell.method)))
-    timeline = run_closed_loop(engine, requests, cell.concurrency)
-    counters = engine.counters
+    fleet = Fleet([Replica("a", calibration, cell.method, speculative_config(cell.method))])
+    timeline = run_closed_loop(fleet, requests, cell.concurrency)
+    counters = fleet.counters()
     return Figures(
         timeline.tokens_per_s,
         1e3 * float(np.nanmedian(timeline.tpot_s)),

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.check import check, read_pool
+from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 from gateway.cli.policy import app as policy
 from gateway.cli.schema import schema
@@ -60,6 +61,8 @@ def serve(
     options = {"host": host, "port": port, "workers": workers}
     overrides = {name: value for name, value in options.items() if value is not None}
     server = settings.server.model_copy(update=overrides)
+    if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
+        require("simulator", "numba")
 
     from gateway.service.run import serve as run
 

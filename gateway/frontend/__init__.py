@@ -1,1 +1,1 @@
-"""The HTTP frontends: plain ASGI, and uvicorn's protocol without ASGI in between."""
+"""The HTTP frontends: on our own HTTP server, and plain ASGI."""

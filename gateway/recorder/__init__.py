@@ -5,7 +5,7 @@ completes the records (docs/trace.md) and writes them in complete zstd frames to
 it: if the queue or the disk is full, records are dropped and counted.
 """
 
-from gateway.recorder.notes import FinishedRequest, RequestNotes
+from gateway.recorder.notes import RequestNotes
 from gateway.recorder.recorder import Recorder, recorder_issue, with_salt
 
-__all__ = ["FinishedRequest", "Recorder", "RequestNotes", "recorder_issue", "with_salt"]
+__all__ = ["Recorder", "RequestNotes", "recorder_issue", "with_salt"]

@@ -13,9 +13,10 @@ import orjson
 from gateway.http.transcript import read_answer
 from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.notes import FinishedRequest
+from gateway.recorder.notes import RequestNotes
 from gateway.recorder.rounding import micro
 from gateway.recorder.schema import VERSION, Hashing
+from gateway.relay.observers import EndedExchange
 from policies.features.prompt import read_prompt
 from policies.features.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
 from policies.policy import Outcome
@@ -46,13 +47,14 @@ class PendingRecord:
         Estimated memory.
     """
 
-    __slots__ = ("finished", "head", "size_bytes", "wall_offset_s")
+    __slots__ = ("ended", "head", "notes", "size_bytes", "wall_offset_s")
 
-    def __init__(self, head: bytes, finished: FinishedRequest, wall_offset_s: float) -> None:
+    def __init__(self, head: bytes, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> None:
         self.head = head
-        self.finished = finished
+        self.notes = notes
+        self.ended = ended
         self.wall_offset_s = wall_offset_s
-        self.size_bytes = len(head) + finished.held_bytes()
+        self.size_bytes = len(head) + notes.held_bytes(ended)
 
 
 class _Line:
@@ -91,7 +93,7 @@ class RecordBuilder:
 
     # On the event loop
 
-    def begin(self, finished: FinishedRequest, wall_offset_s: float) -> bytes | PendingRecord:
+    def begin(self, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> bytes | PendingRecord:
         """Return the line of a request, or a pending record for `end`.
 
         Parameters
@@ -99,20 +101,20 @@ class RecordBuilder:
         wall_offset_s
             Seconds since 1970 at which `time.perf_counter` was 0.
         """
-        routed = finished.routed
+        routed = ended.routed
         features = routed.features
-        if finished.body and not routed.model.policy.text_features >= TEXT_FEATURES:
-            return PendingRecord(b"", finished, wall_offset_s)
-        document = self._document(finished, features, wall_offset_s)
-        is_complete = len(finished.notes.chunks) < 2
+        if notes.body and not routed.model.policy.text_features >= TEXT_FEATURES:
+            return PendingRecord(b"", notes, ended, wall_offset_s)
+        document = self._document(notes, ended, features, wall_offset_s)
+        is_complete = len(notes.chunks) < 2
         if is_complete and self._text != "none" and features.n == 1:
-            is_complete = self._add_short(document, finished)
+            is_complete = self._add_short(document, notes, ended)
         head = orjson.dumps(document, option=_OPTIONS)
-        return head + b"\n" if is_complete else PendingRecord(head, finished, wall_offset_s)
+        return head + b"\n" if is_complete else PendingRecord(head, notes, ended, wall_offset_s)
 
-    def _add_short(self, document: dict[str, Any], finished: FinishedRequest) -> bool:
+    def _add_short(self, document: dict[str, Any], notes: RequestNotes, ended: EndedExchange) -> bool:
         """Add the hashes of prompt and answer if these are short and already parsed; return whether they were added."""
-        hasher, prompt, answer = self._quick_hasher, finished.routed.prompt, finished.notes.transcript
+        hasher, prompt, answer = self._quick_hasher, ended.routed.prompt, notes.transcript
         if hasher is None or prompt is None or answer is None or answer.token_ids:
             return False
         prompt_text, answer_text = "\n".join(prompt.pieces), answer.text
@@ -137,59 +139,66 @@ class RecordBuilder:
         return [line if isinstance(line, Exception) else _joined(line) for line in lines]
 
     def _line(self, record: PendingRecord) -> _Line:
-        finished, head = record.finished, record.head
-        features = finished.routed.features
-        body = _parsed(finished.body) if finished.body else {}
+        notes, ended, head = record.notes, record.ended, record.head
+        features = ended.routed.features
+        body = _parsed(notes.body) if notes.body else {}
         if not head:
-            all_features = _all_features(finished, body)
-            head = orjson.dumps(self._document(finished, all_features, record.wall_offset_s), option=_OPTIONS)
+            all_features = _all_features(ended, body)
+            head = orjson.dumps(self._document(notes, ended, all_features, record.wall_offset_s), option=_OPTIONS)
         rest: dict[str, Any] = {}
-        if finished.outcome is not None and len(finished.notes.chunks) > 1:
-            rest["itl"] = _intervals(finished.notes.chunks)
+        if ended.outcome is not None and len(notes.chunks) > 1:
+            rest["itl"] = _intervals(notes.chunks)
         texts = None
         if self._text != "none" and features.n == 1:
-            texts = self._add_text(rest, finished, body, features.endpoint)
+            texts = self._add_text(rest, notes, ended, body, features.endpoint)
         return _Line(head, rest, texts)
 
-    def _document(self, finished: FinishedRequest, features: RequestFeatures, wall_offset_s: float) -> dict[str, Any]:
+    def _document(
+        self, notes: RequestNotes, ended: EndedExchange, features: RequestFeatures, wall_offset_s: float
+    ) -> dict[str, Any]:
         """Return all fields of a record except its texts and the intervals of a stream."""
         document: dict[str, Any] = {
             "version": VERSION,
-            "id": finished.request_id.decode("latin-1"),
-            "arrived_at": micro(finished.arrived_s + wall_offset_s),
+            "id": ended.request_id.decode("latin-1"),
+            "arrived_at": micro(ended.times.arrived_s + wall_offset_s),
             "model": features.model,
             "endpoint": features.endpoint.value,
         }
-        if finished.key:
-            document["key"] = finished.key
+        if ended.client.name:
+            document["key"] = ended.client.name
         _add_features(document, features)
-        document["status"] = finished.status
-        if finished.outcome_label != "ok":
-            document["error"] = finished.outcome_label
-        document["e2e_s"] = micro(finished.ended_s - finished.arrived_s)
-        decision, backend = finished.decision, finished.backend
-        if decision is not None and backend is not None:
+        document["status"] = ended.status
+        if ended.label != "ok":
+            document["error"] = ended.label
+        document["e2e_s"] = micro(ended.times.ended_s - ended.times.arrived_s)
+        decision, upstream = ended.decision, ended.upstream
+        if decision is not None and upstream is not None:
             document["policy"] = decision.policy
             document["reason"] = decision.reason
-            document["backend"] = backend.name
-            document["method"] = backend.method.value
+            document["backend"] = upstream.backend.name
+            document["method"] = upstream.backend.method.value
             document["propensity"] = decision.propensity
-            if finished.retried_from:
-                document["retried_from"] = finished.retried_from
-            if finished.notes.candidates:
-                document["candidates"] = self._candidates.columns(features.model, finished.notes, decision)
-        if finished.outcome is not None:
-            _add_outcome(document, finished, finished.outcome)
+            if ended.retried_from:
+                document["retried_from"] = ended.retried_from
+            if notes.candidates:
+                document["candidates"] = self._candidates.columns(features.model, notes, decision)
+        if ended.outcome is not None:
+            _add_outcome(document, ended, ended.outcome)
         return document
 
     def _add_text(
-        self, document: dict[str, Any], finished: FinishedRequest, body: dict[str, Any], endpoint: Endpoint
+        self,
+        document: dict[str, Any],
+        notes: RequestNotes,
+        ended: EndedExchange,
+        body: dict[str, Any],
+        endpoint: Endpoint,
     ) -> Texts | None:
         """Add the texts, or return them if they are to be hashed; without an answer that was too long to keep."""
-        answer = finished.notes.transcript
+        answer = notes.transcript
         if answer is None:
-            answer = read_answer(endpoint, b"".join(finished.notes.answer or ()), stream=True)
-        prompt = finished.routed.prompt or read_prompt(body)
+            answer = read_answer(endpoint, b"".join(notes.answer or ()), stream=True)
+        prompt = ended.routed.prompt or read_prompt(body)
         prompt_ids, output_ids = answer.prompt_token_ids or prompt.ids, answer.token_ids
         if self._text == "full":
             fields = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
@@ -273,9 +282,9 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _all_features(finished: FinishedRequest, body: dict[str, Any]) -> RequestFeatures:
+def _all_features(ended: EndedExchange, body: dict[str, Any]) -> RequestFeatures:
     """Return all features of a request, including those that its policy does not use."""
-    features, model = finished.routed.features, finished.routed.model
+    features, model = ended.routed.features, ended.routed.model
     if not body:
         return features
     return describe(
@@ -289,8 +298,8 @@ def _all_features(finished: FinishedRequest, body: dict[str, Any]) -> RequestFea
     )
 
 
-def _add_outcome(document: dict[str, Any], finished: FinishedRequest, outcome: Outcome) -> None:
-    usage = finished.usage
+def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcome) -> None:
+    usage = ended.usage
     document["prompt_tokens"] = outcome.prompt_tokens
     document["output_tokens"] = outcome.output_tokens
     if outcome.cached_tokens is not None:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from backends.backend import Backend, EngineLoad
 from gateway.http.transcript import Transcript, read_document
-from gateway.http.usage import Usage
-from gateway.routing.router import RoutedRequest
-from policies.features.request import Endpoint
-from policies.policy import Decision, Outcome
+from gateway.relay.observers import EndedExchange, Observer
+from policies.policy import Decision
 
 
-# Hand-written `__init__`, as in `policies.decision`: one is created per request.
-@dataclass(slots=True, init=False)
-class RequestNotes:
+class RequestNotes(Observer):
     """The notes on one request.
 
     Parameters
     ----------
-    answer
-        An empty list, or None if answers are not kept.
+    record
+        Called with the notes and the exchange when that has ended.
+    body
+        Body of the request, if the record needs more of it than the features; else empty.
+    keeps_answer
+        Whether the answer is kept.
     max_bytes
         Size of the largest answer that is kept.
-    keep_prompt_bytes
-        Size of the largest body whose prompt is kept.
 
     Attributes
     ----------
@@ -38,144 +35,78 @@ class RequestNotes:
         The bytes of a stream; None if answers are not kept, or this one was too long.
     transcript
         The text of an answer in one piece.
-    remaining_bytes
-        What `max_bytes` leaves for the rest of the answer; negative if it was too long.
 
     Examples
     --------
-    >>> notes = RequestNotes([], max_bytes=8)
-    >>> notes.keep(b"data: 1")
-    >>> notes.answer, notes.remaining_bytes
-    ([b'data: 1'], 1)
-    >>> notes.keep(b"data: 2")
+    >>> notes = RequestNotes(print, keeps_answer=True, max_bytes=8)
+    >>> notes.on_chunk(b"data: 1", 10.0)
+    >>> notes.answer, notes.chunks
+    ([b'data: 1'], array('d', [10.0]))
+    >>> notes.on_chunk(b"data: 2", 11.0)
     >>> notes.answer is None
     True
     """
 
-    answer: list[bytes] | None
-    transcript: Transcript | None
-    max_bytes: int
-    remaining_bytes: int
-    keep_prompt_bytes: int
-    candidates: Sequence[Backend]
-    in_flight: list[int]
-    loads: list[EngineLoad]
-    chunks: array[float]
+    def __init__(
+        self,
+        record: Callable[[RequestNotes, EndedExchange], None],
+        body: bytes = b"",
+        *,
+        keeps_answer: bool,
+        max_bytes: int = 0,
+    ) -> None:
+        self._record = record
+        self._max_bytes = self._remaining_bytes = max_bytes
+        self.body = body
+        self.answer: list[bytes] | None = [] if keeps_answer else None
+        self.transcript: Transcript | None = None
+        self.candidates: Sequence[Backend] = ()
+        self.in_flight: list[int] = []
+        self.loads: list[EngineLoad] = []
+        self.chunks: array[float] = array("d")
+        self._document: object = None
 
-    def __init__(self, answer: list[bytes] | None, max_bytes: int, keep_prompt_bytes: int = 0) -> None:
-        self.answer = answer
-        self.transcript = None
-        self.max_bytes = self.remaining_bytes = max_bytes
-        self.keep_prompt_bytes = keep_prompt_bytes
-        self.candidates = ()
-        self.in_flight = []
-        self.loads = []
-        self.chunks = array("d")
-
-    def note_candidates(self, candidates: Sequence[Backend]) -> None:
-        """Store the candidates of a decision and their loads, before the request is sent."""
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Store the candidates of a decision and their loads."""
         self.candidates = candidates
         self.in_flight = [backend.in_flight for backend in candidates]
         self.loads = [backend.load for backend in candidates]
 
-    def keep(self, data: bytes) -> None:
+    def on_chunk(self, data: bytes, now_s: float) -> None:
         """Append a part of a stream, if answers are kept."""
-        if self.answer is None:
-            return
-        self.remaining_bytes -= len(data)
-        if self.remaining_bytes < 0:
-            self.answer = None
-        else:
+        self.chunks.append(now_s)
+        if self._has_room(data) and self.answer is not None:
             self.answer.append(data)
 
-    def keep_document(self, endpoint: Endpoint, document: object, size_bytes: int) -> None:
-        """Store the text of a parsed answer in one piece, if answers are kept."""
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Keep an answer in one piece, if answers are kept."""
+        if self._has_room(body):
+            self._document = document
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Record the request."""
+        document, self._document = self._document, None
+        if isinstance(document, dict):
+            self.transcript = read_document(ended.routed.features.endpoint, document)
+        self._record(self, ended)
+
+    def _has_room(self, data: bytes) -> bool:
         if self.answer is None:
-            return
-        self.remaining_bytes -= size_bytes
-        if self.remaining_bytes >= 0 and isinstance(document, dict):
-            self.transcript = read_document(endpoint, document)
+            return False
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
+            self.answer = None
+        return self._remaining_bytes >= 0
 
-
-@dataclass(slots=True, init=False)
-class FinishedRequest:
-    """A request that has ended, to be recorded.
-
-    Parameters
-    ----------
-    key
-        Name of the client's key.
-    body
-        Body of the request, if the record needs more of it than the features; else empty.
-    decision, backend
-        None if no backend was up.
-    retried_from
-        Name of the backend that failed first; empty without a retry.
-    outcome_label
-        One of `gateway.telemetry.metrics.OUTCOMES`.
-    outcome
-        None if the request was not answered.
-    arrived_s, ended_s
-        Arrival and end, by `time.perf_counter`.
-    """
-
-    notes: RequestNotes
-    request_id: bytes
-    key: str
-    routed: RoutedRequest
-    body: bytes
-    decision: Decision | None
-    backend: Backend | None
-    retried_from: str
-    status: int
-    outcome_label: str
-    outcome: Outcome | None
-    usage: Usage | None
-    arrived_s: float
-    ended_s: float
-
-    def __init__(  # noqa: PLR0917 -- a record
-        self,
-        notes: RequestNotes,
-        request_id: bytes,
-        key: str,
-        routed: RoutedRequest,
-        body: bytes,
-        decision: Decision | None,
-        backend: Backend | None,
-        retried_from: str,
-        status: int,
-        outcome_label: str,
-        outcome: Outcome | None,
-        usage: Usage | None,
-        arrived_s: float,
-        ended_s: float,
-    ) -> None:
-        self.notes = notes
-        self.request_id = request_id
-        self.key = key
-        self.routed = routed
-        self.body = body
-        self.decision = decision
-        self.backend = backend
-        self.retried_from = retried_from
-        self.status = status
-        self.outcome_label = outcome_label
-        self.outcome = outcome
-        self.usage = usage
-        self.arrived_s = arrived_s
-        self.ended_s = ended_s
-
-    def held_bytes(self) -> int:
-        """Return an estimate of the memory of its texts."""
+    def held_bytes(self, ended: EndedExchange) -> int:
+        """Return an estimate of the memory of the texts."""
         held = len(self.body)
-        if (prompt := self.routed.prompt) is not None:
+        if (prompt := ended.routed.prompt) is not None:
             held += _size_bytes(prompt.pieces, prompt.ids)
-        notes = self.notes
-        if (transcript := notes.transcript) is not None:
+        if (transcript := self.transcript) is not None:
             held += _size_bytes(transcript.pieces, transcript.token_ids)
-        elif notes.answer is not None:
-            held += notes.max_bytes - notes.remaining_bytes
+        elif self.answer is not None:
+            held += self._max_bytes - self._remaining_bytes
         return held
 
 

@@ -17,10 +17,11 @@ from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.notes import FinishedRequest, RequestNotes
+from gateway.recorder.notes import RequestNotes
+from gateway.relay.observers import EndedExchange
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
-from policies.features.request import TEXT_FEATURES, Endpoint
+from policies.features.request import TEXT_FEATURES
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Recorder:
         Records dropped because the queue was full.
     written_bytes
         Bytes written to files, compressed.
+    keep_prompt_bytes
+        Size of the largest body whose prompt is worth keeping until the request has ended.
     """
 
     def __init__(self, settings: RecorderSettings) -> None:
@@ -58,7 +61,7 @@ class Recorder:
         self._max_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
         self._text_bytes = int(settings.max_text_kib * 1024)
-        self._keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
+        self.keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
         self._entered_bytes = 0  # into the queue, counted by the event loop only
         self._left_bytes = 0  # out of the queue, counted by the thread only
         self._until_full = 1.0  # share of a frame or batch still missing in the queue
@@ -81,28 +84,23 @@ class Recorder:
 
     # On the request path
 
-    def start_notes(self, endpoint: Endpoint) -> RequestNotes | None:
-        """Return empty notes for a request; None if it is not recorded."""
-        if endpoint is Endpoint.OTHER:
-            return None
+    def follow(self, routed: RoutedRequest, body: bytes) -> RequestNotes | None:
+        """Return notes for a request; None if it is not recorded."""
         share = self._settings.sample
         if share < 1.0 and random.random() >= share:
             return None
-        return RequestNotes([] if self._keeps_text else None, self._text_bytes, self._keep_prompt_bytes)
-
-    def body_to_keep(self, routed: RoutedRequest, body: bytes) -> bytes:
-        """Return the body of a request if its record needs it and it is not too long; else empty."""
         needed = (self._keeps_text and routed.prompt is None) or not routed.model.policy.text_features >= TEXT_FEATURES
-        return body if needed and len(body) <= self._text_bytes else b""
+        kept = body if needed and len(body) <= self._text_bytes else b""
+        return RequestNotes(self.add, kept, keeps_answer=self._keeps_text, max_bytes=self._text_bytes)
 
-    def add(self, finished: FinishedRequest) -> None:
+    def add(self, notes: RequestNotes, ended: EndedExchange) -> None:
         """Append the record of a finished request to the queue, or drop it if the queue is full."""
         queue = self._queue
         if len(queue) >= self._max_records or self._entered_bytes - self._left_bytes > self._max_bytes:
             self.dropped += 1
             return
         try:
-            record = self._builder.begin(finished, self._wall_offset_s)
+            record = self._builder.begin(notes, ended, self._wall_offset_s)
         except Exception as error:  # noqa: BLE001 -- a defect in recording must not fail the request
             self._failed_on_loop += 1
             self._log_error(f"a request could not be recorded: {error!r}")

@@ -2,104 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeGuard
 
-from gateway.http.sse import EventStream
 from gateway.http.usage import Usage
+from gateway.relay.observers import EndedExchange
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
-from policies.policy import Decision, Outcome, Policy
+from policies.policy import Decision, Outcome
+
+_ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 
 
-@dataclass(slots=True, init=False)
-class Timing:
-    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen.
+def count(ended: EndedExchange, metrics: Metrics) -> None:
+    """Count an exchange by its label."""
+    if ended.upstream is None:
+        metrics.requests.labels(ended.routed.model.name, "", "", ended.label).inc()
+    else:
+        ended.upstream.metrics.outcomes[ended.label].inc()
 
-    Parameters
-    ----------
-    arrived_s, ended_s
-        Arrival of the request, and end of the answer.
-    first_s, last_s
-        First and last chunk of a stream.
+
+def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> None:
+    """Count an exchange with its tokens and times, and pass its outcome to the policy.
+
+    Sets `ended.tokens`, and `ended.outcome` if the request was answered. If nobody learns or observes, an answer in one
+    piece is only counted: the outcome would need the features of the request, which are computed on first use.
     """
-
-    arrived_s: float
-    first_s: float
-    last_s: float
-    ended_s: float
-
-    def __init__(
-        self,
-        arrived_s: float,
-        first_s: float,
-        last_s: float,
-        ended_s: float,
-    ) -> None:
-        self.arrived_s = arrived_s
-        self.first_s = first_s
-        self.last_s = last_s
-        self.ended_s = ended_s
-
-
-@dataclass(slots=True, init=False)
-class EndedExchange:
-    """An exchange that has ended.
-
-    Parameters
-    ----------
-    status
-        HTTP status of the answer.
-    usage
-        Usage as the engine reported it; None without a report.
-    stream
-        The answer's event stream; None for other answers.
-    """
-
-    routed: RoutedRequest
-    decision: Decision
-    upstream: Upstream
-    status: int
-    timing: Timing
-    usage: Usage | None
-    stream: EventStream | None
-
-    def __init__(
-        self,
-        routed: RoutedRequest,
-        decision: Decision,
-        upstream: Upstream,
-        status: int,
-        timing: Timing,
-        usage: Usage | None,
-        stream: EventStream | None,
-    ) -> None:
-        self.routed = routed
-        self.decision = decision
-        self.upstream = upstream
-        self.status = status
-        self.timing = timing
-        self.usage = usage
-        self.stream = stream
+    count(ended, metrics)
+    decision, upstream, model, usage = ended.decision, ended.upstream, ended.routed.model, ended.usage
+    if decision is None or upstream is None or ended.label not in _ANSWERED:
+        return
+    if not is_observed and ended.stream is None and _is_plain(usage, model):
+        bound, prompt_tokens, output_tokens = upstream.metrics, usage.prompt_tokens or 0, usage.output_tokens or 0
+        bound.e2e.observe(ended.times.ended_s - ended.times.arrived_s)
+        bound.prompt_tokens.inc(prompt_tokens)
+        bound.output_tokens.inc(output_tokens)
+        ended.tokens = prompt_tokens + output_tokens
+    else:
+        outcome = ended.outcome = outcome_of(ended, decision, upstream)
+        ended.tokens = outcome.prompt_tokens + outcome.output_tokens
+        _count_outcome(outcome, usage, upstream, metrics)
+        if model.observe is not None:
+            try:
+                model.observe(outcome)
+            except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
+                model.fallback.note(model.policy.name, "observe", error)
+    if ended.tokens:
+        metrics.keys.labels(ended.client.name).inc(ended.tokens)
 
 
-def account(ended: EndedExchange, metrics: Metrics) -> Outcome:
-    """Return the outcome of an exchange, after counting it and passing it to the policy."""
-    outcome = outcome_of(ended)
-    _count(outcome, ended, metrics)
-    model = ended.routed.model
-    try:
-        model.policy.observe(outcome)
-    except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
-        model.fallback.note(model.policy.name, "observe", error)
-    return outcome
-
-
-def is_plain(usage: Usage | None, model: Model) -> bool:
-    """Return whether only the duration and the tokens of an answer in one piece need counting.
-
-    This is the case if the policy does not learn and the engine reported neither times nor acceptance.
-    """
+def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
+    """Return whether the policy does not learn, and the engine reported neither times nor acceptance."""
     return (
         usage is not None
         and usage.prompt_tokens is not None
@@ -108,27 +60,17 @@ def is_plain(usage: Usage | None, model: Model) -> bool:
         and usage.drafted_tokens is None
         and usage.queue_s is None
         and usage.generation_s is None
-        and type(model.policy).observe is Policy.observe
+        and model.observe is None
     )
 
 
-def count_plain(upstream: Upstream, usage: Usage, e2e_s: float) -> int:
-    """Count a plain answer as `account` would; return the sum of its prompt and output tokens."""
-    bound = upstream.metrics
-    prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
-    bound.e2e.observe(e2e_s)
-    bound.prompt_tokens.inc(prompt_tokens)
-    bound.output_tokens.inc(output_tokens)
-    return prompt_tokens + output_tokens
-
-
-def outcome_of(ended: EndedExchange) -> Outcome:
+def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> Outcome:
     """Return the outcome of a request.
 
     The number of tokens comes from the engine's usage, else from the number and size of the chunks. Tokens per step
     come from the engine's acceptance, else from tokens per chunk: one content chunk is one step.
     """
-    routed, timing, stream, usage = ended.routed, ended.timing, ended.stream, ended.usage or Usage()
+    routed, times, stream, usage = ended.routed, ended.times, ended.stream, ended.usage or Usage()
     features = routed.features
     endpoint = features.endpoint
     single = features.n == 1
@@ -144,15 +86,15 @@ def outcome_of(ended: EndedExchange) -> Outcome:
     if tokens_per_step is None and stream is not None and single and output_tokens:
         steps = stream.steps(endpoint, with_usage=usage.output_tokens is not None)
         tokens_per_step = max(1.0, output_tokens / steps) if steps else None
-    generation_s = timing.last_s - timing.first_s if timing.first_s else usage.generation_s
+    generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s
     return Outcome(
         request=features,
-        decision=ended.decision,
-        method=ended.upstream.backend.method,
+        decision=decision,
+        method=upstream.backend.method,
         status=ended.status,
-        ttft_s=timing.first_s - timing.arrived_s if timing.first_s else None,
+        ttft_s=times.first_s - times.arrived_s if stream is not None and times.first_s else None,
         tpot_s=generation_s / (output_tokens - 1) if generation_s and single and output_tokens > 1 else None,
-        e2e_s=timing.ended_s - timing.arrived_s,
+        e2e_s=times.ended_s - times.arrived_s,
         prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
         output_tokens=output_tokens,
         tokens_per_step=tokens_per_step,
@@ -162,8 +104,8 @@ def outcome_of(ended: EndedExchange) -> Outcome:
     )
 
 
-def _count(outcome: Outcome, ended: EndedExchange, metrics: Metrics) -> None:
-    bound, usage, temperature = ended.upstream.metrics, ended.usage, outcome.request.temperature
+def _count_outcome(outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: Metrics) -> None:
+    bound, temperature = upstream.metrics, outcome.request.temperature
     bound.e2e.observe(outcome.e2e_s)
     if outcome.ttft_s is not None:
         bound.ttft.observe(outcome.ttft_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -19,13 +19,12 @@ from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
 from gateway.http.errors import GatewayError
 from gateway.http.headers import Header
-from gateway.recorder import Recorder
 from gateway.relay.limits import Limits
+from gateway.relay.observers import Follower
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
-from gateway.routing.request_head import RequestHeaders
+from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
-from policies.policy import Outcome
 
 
 class Reply(Protocol):
@@ -114,10 +113,8 @@ class RelayContext:
     ----------
     exchanges
         The exchanges in flight.
-    listeners
-        Called with the outcome of each answered request.
-    recorder
-        Records finished requests; None if recording is off.
+    followers
+        What observes the exchanges of a model, by its name.
     """
 
     def __init__(
@@ -138,8 +135,7 @@ class RelayContext:
         self.timeouts = timeouts
         self.writes = writes
         self.exchanges: set[Ongoing] = set()
-        self.listeners: list[Callable[[Outcome], None]] = []
-        self.recorder: Recorder | None = None
+        self.followers: dict[str, list[Follower]] = {}
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 

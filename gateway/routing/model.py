@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from backends.backend import Backend
-from backends.http.client import AnswerHead, UpstreamClient
+from backends.http.client import Address, AnswerHead, Call, Receiver, WholeReceiver
 from gateway.http.headers import gateway_lines, lines_for_client
 from gateway.routing.arrival_rate import Traffic
-from gateway.shadow import ShadowDrafting
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
-from policies.policy import Decision, Policy
+from policies.policy import Decision, Outcome, Policy
+from policies.roles import Learner
 
 _INITIAL_BYTES_PER_TOKEN = 4.0  # English text, vocabulary of 128k
+
+
+class Sender(Protocol):
+    """Sends requests to a backend, as `UpstreamClient` does."""
+
+    address: Address
+
+    def send(
+        self,
+        head: bytes,
+        body: bytes,
+        receiver: Receiver,
+        *,
+        head_only: bool = False,
+        whole: WholeReceiver | None = None,
+    ) -> Call:
+        """Send a request, and pass its answer to `receiver`."""
+
+    def close(self) -> None:
+        """Close the connections as their calls end."""
 
 
 class Upstream:
@@ -27,7 +49,7 @@ class Upstream:
 
     __slots__ = ("_answer", "_answer_lines", "_choice_lines", "answers_json", "backend", "client", "metrics")
 
-    def __init__(self, backend: Backend, client: UpstreamClient, metrics: BackendMetrics) -> None:
+    def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics) -> None:
         self.backend = backend
         self.client = client
         self.metrics = metrics
@@ -66,8 +88,8 @@ class Model:
     ----------
     upstreams
         Its backends by name.
-    shadow
-        Shadow drafting on finished texts; None if policy or pool make no use of it.
+    observe
+        Passes an outcome to the policy; None if the policy does not learn.
     fallback
         Chooses a backend when the policy fails.
     bytes_per_token
@@ -79,9 +101,13 @@ class Model:
     default_temperature: float
     upstreams: dict[str, Upstream]
     traffic: Traffic = field(default_factory=Traffic)
-    shadow: ShadowDrafting | None = None
     fallback: Fallback = field(default_factory=Fallback)
     bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
+    observe: Callable[[Outcome], None] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, Learner):
+            self.observe = self.policy.observe
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:
         """Update the mean token size with a stream of known length, which gets a weight of 2%."""

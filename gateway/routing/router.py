@@ -19,7 +19,7 @@ from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
 from policies.features.prompt import Prompt, read_prompt
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
-from policies.policy import Decision, Policy
+from policies.policy import Choose, Decision
 
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
@@ -181,6 +181,8 @@ class Router:
     ----------
     models
         Models by each name that clients may use, including aliases.
+    keep_prompt_bytes
+        Size of the largest body whose prompt is kept for the recorder.
 
     Attributes
     ----------
@@ -188,9 +190,10 @@ class Router:
         The backends that hold stored responses.
     """
 
-    def __init__(self, models: Mapping[str, Model], pool: Pool) -> None:
+    def __init__(self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0) -> None:
         self._models = models
         self._pool = pool
+        self._keep_prompt_bytes = keep_prompt_bytes
         self.locations = ResponseLocations()
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
@@ -205,7 +208,6 @@ class Router:
         now_s: float,
         *,
         whole: bool = False,
-        keep_bytes: int = 0,
     ) -> RoutedRequest:
         """Return a request with its model and the features that the choice needs.
 
@@ -215,8 +217,6 @@ class Router:
             Current time, by `time.monotonic`.
         whole
             Whether to compute all features, not only those that the model's policy uses.
-        keep_bytes
-            Size of the largest body whose prompt is kept.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class Router:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        return RoutedRequest(model, features, home, prompt=prompt if len(body) <= keep_bytes else None)
+        return RoutedRequest(model, features, home, prompt=prompt if len(body) <= self._keep_prompt_bytes else None)
 
     def candidates(
         self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders, tried: Collection[str] = ()
@@ -286,17 +286,17 @@ class Router:
         routed: RoutedRequest,
         candidates: list[Backend],
         routing_headers: RoutingHeaders,
-        policy: Policy | None = None,
+        choose: Choose | None = None,
     ) -> Decision:
-        """Return the decision of a policy, by default the model's.
+        """Return the decision of `choose`, by default the policy's.
 
-        If the policy fails, the least loaded candidate is chosen.
+        If it fails, the least loaded candidate is chosen.
         """
         model = routed.model
-        policy = policy or model.policy
+        policy = model.policy
         features = routed.features if policy.reads_requests else ANY_REQUEST
         try:
-            decision = policy.choose(features, candidates)
+            decision = policy.choose(features, candidates) if choose is None else choose(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 -- a defect in third-party code must not fail requests

@@ -6,6 +6,7 @@ import dataclasses
 import hmac
 import logging
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -20,6 +21,7 @@ from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Assessment, Decision
+from policies.roles import assess, preview
 
 log = logging.getLogger(__name__)
 
@@ -130,13 +132,16 @@ def _change(
 
 def _public(choice: Decision) -> dict[str, Any]:
     """Return a decision without the policy's private memo."""
-    return {name: value for name, value in dataclasses.asdict(choice).items() if name != "memo"}
+    shown = dataclasses.asdict(dataclasses.replace(choice, memo=None))  # the memo is the policy's own
+    del shown["memo"]
+    return shown
 
 
 def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingHeaders) -> dict[str, Any]:
     router = gateway.relay.router
     routed = router.route(path, "POST", body, ANONYMOUS, routing_headers, time.monotonic(), whole=True)
     members = gateway.pool.of(routed.model.name)
+    policy = routed.model.policy
     problem: str | None = None
     eligible: list[Backend] = []
     try:
@@ -147,12 +152,11 @@ def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingH
     choice: Decision | None = None
     if eligible:
         try:
-            policy = routed.model.policy.dry_run_copy()  # choosing would advance a turn or a random generator
-            assessed = {each.backend: each for each in policy.assess(routed.features, eligible)}
+            assessed = {each.backend: each for each in assess(policy, routed.features, eligible)}
         except Exception as error:
-            log.exception("policy %s failed to explain a request", routed.model.policy.name)
+            log.exception("policy %s failed to explain a request", policy.name)
             raise GatewayError(500, f"The policy failed: {error!r}.", code="policy_failed") from error
-        choice = router.choose(routed, eligible, routing_headers, policy)
+        choice = router.choose(routed, eligible, routing_headers, partial(preview, policy))
     return {
         "features": orjson.loads(orjson.dumps(dataclasses.asdict(routed.features))),
         "candidates": [

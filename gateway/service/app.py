@@ -16,12 +16,12 @@ from gateway import __version__
 from gateway.frontend.asgi import AsgiFrontend, Receive, Scope, Send
 from gateway.http.errors import GatewayError
 from gateway.http.paths import is_own
-from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
 from gateway.service.worker_messages import WorkerMessages
-from policies.policy import Work
+from gateway.telemetry.fallback import Fallback
+from policies.roles import Maintained, Work
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,14 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        recorder = gateway.relay.recorder
+        recorder = gateway.recorder
         await _start(gateway)
         tasks = [asyncio.create_task(_tick(gateway, worker_messages))]
-        tasks += [asyncio.create_task(_learn(model)) for model in gateway.models.values()]
+        tasks += [
+            asyncio.create_task(_learn(policy, model.fallback))
+            for model in gateway.models.values()
+            if isinstance(policy := model.policy, Maintained)
+        ]
         tasks += [
             asyncio.create_task(find_temperature(model, gateway.settings.models[model.name], gateway.pool))
             for model in gateway.models.values()
@@ -79,9 +83,8 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for model in gateway.models.values():
-                if model.shadow is not None:
-                    await asyncio.to_thread(model.shadow.stop)
+            for shadow in gateway.shadow.values():
+                await asyncio.to_thread(shadow.stop)
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
@@ -165,14 +168,15 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
 
 async def _start(gateway: Gateway) -> None:
     """Start everything that the first request needs."""
-    if gateway.relay.recorder is not None:
-        gateway.relay.recorder.start()
+    if gateway.recorder is not None:
+        gateway.recorder.start()
     await gateway.state.start()
     await gateway.pool.start()
+    for shadow in gateway.shadow.values():
+        shadow.start()  # its process loads during the warm-up
     for model in gateway.models.values():
-        if model.shadow is not None:
-            model.shadow.start()  # its process loads during the warm-up
-        await asyncio.to_thread(model.policy.warm_up)
+        if isinstance(model.policy, Maintained):
+            await asyncio.to_thread(model.policy.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
@@ -182,13 +186,12 @@ async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
         await asyncio.sleep(_TICK_S)
         gateway.relay.sweep()
         worker_messages.share_limits(gateway.relay.limits)
-        for model in gateway.models.values():
-            if model.shadow is not None:
-                model.shadow.deliver(model.fallback)
+        for name, shadow in gateway.shadow.items():
+            shadow.deliver(gateway.models[name].fallback)
         _refresh(gateway)
 
 
-async def _learn(model: Model) -> None:
+async def _learn(policy: Maintained, fallback: Fallback) -> None:
     """Run a policy's maintenance periodically in a thread; after a failure the previous fit stays in use.
 
     With more observations a fit takes longer and changes less, so the pauses grow with its cost.
@@ -197,11 +200,11 @@ async def _learn(model: Model) -> None:
     while True:
         await asyncio.sleep(pause_s)
         try:
-            if (work := model.policy.maintenance()) is not None:
+            if (work := policy.maintenance()) is not None:
                 cpu_s = await asyncio.to_thread(_cpu_s, work)
                 pause_s = max(_TICK_S, min(_MAX_PAUSE_S, cpu_s / _MAX_CPU_SHARE))
         except Exception as error:  # noqa: BLE001 -- plugins may raise anything; retried after the pause
-            model.fallback.note(model.policy.name, "maintenance", error)
+            fallback.note(policy.name, "maintenance", error)
 
 
 def _cpu_s(work: Work) -> float:
@@ -216,13 +219,13 @@ def _yield_to_event_loop() -> None:
 
 
 def _refresh(gateway: Gateway) -> None:
-    if gateway.relay.recorder is not None:
-        gateway.relay.recorder.count(gateway.metrics)
+    if gateway.recorder is not None:
+        gateway.recorder.count(gateway.metrics)
     gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
     for name, model in gateway.models.items():
         model.fallback.count(gateway.metrics, name)
-        if model.shadow is not None:
-            model.shadow.count(gateway.metrics, name)
+    for name, shadow in gateway.shadow.items():
+        shadow.count(gateway.metrics, name)
     for name, versions in gateway.policy_versions.items():
         guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
         ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}

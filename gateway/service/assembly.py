@@ -14,18 +14,20 @@ from gateway.config.settings import KeySettings, PoolSettings
 from gateway.recorder import Recorder
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
+from gateway.relay.observers import Follower
 from gateway.routing.keys import Client, Keyring, digest
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
 from gateway.service.default_temperature import assumed_temperature
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
-from gateway.shadow import ShadowDrafting
+from gateway.shadow.replay import ShadowDrafting
 from gateway.state import State
 from gateway.state.location import open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
+from policies.guarded.policy import build
 from policies.learned.shadow_drafting import shadow_arms
-from policies.policy import policies
+from policies.roles import Scoring, ShadowLearner, Stateful
 
 
 @dataclass(slots=True)
@@ -42,6 +44,10 @@ class Gateway:
         State that outlives the process and is shared with others.
     policy_versions
         Rules and pins of each model with a learned policy.
+    recorder
+        Records finished requests; None if recording is off.
+    shadow
+        Shadow drafting of each model whose policy and pool make use of it.
     """
 
     settings: PoolSettings
@@ -52,6 +58,8 @@ class Gateway:
     admin_digest: bytes
     state: State
     policy_versions: dict[str, PolicyVersions]
+    recorder: Recorder | None
+    shadow: dict[str, ShadowDrafting]
 
 
 def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
@@ -64,24 +72,26 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     """
     metrics, writes = Metrics(), WriteBatch()
     tls = ssl.create_default_context() if any(backend.url.startswith("https:") for backend in backends) else None
-    registered = policies()
     models: dict[str, Model] = {}
     by_name: dict[str, Model] = {}
+    shadow: dict[str, ShadowDrafting] = {}
+    recorder = None if settings.recorder is None else Recorder(settings.recorder)
     for name, model_settings in settings.models.items():
-        policy = registered[model_settings.policy.name](model_settings.policy.settings)
+        policy = build(model_settings.policy.name, model_settings.policy.settings)
         upstreams = {
             backend.name: Upstream(backend, _client(backend, settings, tls, writes), metrics.bind(backend))
             for backend in backends
             if backend.model == name
         }
         model = models[name] = Model(name, policy, assumed_temperature(model_settings), upstreams)
-        model.shadow = _shadow(model)
+        if (drafting := _shadow(model)) is not None:
+            shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
     rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
     pool = Pool(backends, rules)
     relay = RelayContext(
-        Router(by_name, pool),
+        Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes),
         pool,
         Keyring([_client_of(key) for key in settings.keys]),
         Limits(settings.server.max_in_flight),
@@ -90,30 +100,33 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
         writes,
     )
     pool.on_down = relay.abandon
-    if settings.recorder is not None:
-        relay.recorder = Recorder(settings.recorder)
-        for model in models.values():
+    for name, model in models.items():
+        followers: list[Follower | None] = [shadow.get(name), recorder]
+        relay.followers[name] = [follower for follower in followers if follower is not None]
+        if recorder is not None and isinstance(model.policy, Scoring):
             model.policy.explain_candidates = True
     state = _state(settings, models, metrics)
     policy_versions = policy_versions_of(models, state.documents)
     for versions in policy_versions.values():
         versions.follow()
-    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, policy_versions)
+    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, policy_versions, recorder, shadow)
 
 
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
     store = open_store(settings.state)
-    learners = {name: model.policy.statistics for name, model in models.items() if model.policy.statistics is not None}
+    learners = {
+        name: policy.statistics for name, model in models.items() if isinstance(policy := model.policy, Stateful)
+    }
     return State(store, learners, None if store is None else metrics.bind_state(store.kind, ERRORS))
 
 
 def _shadow(model: Model) -> ShadowDrafting | None:
-    settings = model.policy.shadow
+    policy = model.policy
     backends = [upstream.backend for upstream in model.upstreams.values()]
     arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
-    if settings is None or settings.sample == 0 or not arms or len(backends) < 2:
+    if not isinstance(policy, ShadowLearner) or policy.shadow.sample == 0 or not arms or len(backends) < 2:
         return None
-    return ShadowDrafting(model.policy, settings, arms)
+    return ShadowDrafting(policy, policy.shadow, arms)
 
 
 def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None, writes: WriteBatch) -> UpstreamClient:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import yaml
@@ -21,9 +22,9 @@ from backends.backend import Candidate
 from gateway.http.errors import GatewayError
 from gateway.routing.model import Model
 from gateway.state import Conflict, Document, Documents, StateError
-from policies.distill.distill import NothingLearnedError, distill
+from policies.distill.distill import NothingLearnedError
 from policies.distill.report import Distilled
-from policies.learned.policy import Learned
+from policies.roles import Distillable, Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
 
 log = logging.getLogger(__name__)
@@ -60,15 +61,16 @@ class Pin(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersions:
-    """Rules and pins of one model with a learned policy."""
+    """Rules, pins and guardrail of one model; only a policy that is `Distillable` has rules and pins."""
 
     name: str
-    policy: Learned
+    policy: Freezable
     documents: Documents
 
     def follow(self) -> None:
         """Apply the documents now and whenever they change; called before the gateway starts."""
-        self.documents.watch(self._pin_name, self._apply)
+        if isinstance(self.policy, Distillable):
+            self.documents.watch(self._pin_name, partial(self._apply, self.policy))
         self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
 
     def pin(self) -> Pin:
@@ -117,10 +119,10 @@ class PolicyVersions:
         Raises
         ------
         GatewayError
-            409 if nothing was learned yet; 503 if the rules cannot be stored.
+            409 if nothing was learned yet or the policy has no rules; 503 if the rules cannot be stored.
         """
         try:
-            distilled = await asyncio.to_thread(distill, self.policy, candidates)
+            distilled = await asyncio.to_thread(self._distillable().distill, candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return distilled, await self._put(self._rules_name, distilled.text)
@@ -131,8 +133,10 @@ class PolicyVersions:
         Raises
         ------
         GatewayError
-            404 if there is no such version; 409 if it is pinned already; 503 if the pin cannot be stored.
+            404 if there is no such version; 409 if it is pinned already, or the policy cannot be distilled; 503 if the
+            pin cannot be stored.
         """
+        self._distillable()
         current = self.pin()
         if current.version == version:
             what = "nothing" if version is None else f"version {version}"
@@ -192,15 +196,20 @@ class PolicyVersions:
         except StateError as error:
             raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
 
-    def _apply(self, document: Document) -> None:
+    def _apply(self, policy: Distillable, document: Document) -> None:
         try:
             pin = Pin.model_validate_json(document.text)
             pinned = None if pin.version is None else Thresholds(settings_of(pin.rules))
         except (ValidationError, ValueError, yaml.YAMLError):
             log.exception("%s cannot be used; the previous pin stays in effect", document.name)
             return
-        self.policy.pinned = pinned
+        policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
+
+    def _distillable(self) -> Distillable:
+        if isinstance(self.policy, Distillable):
+            return self.policy
+        raise GatewayError(409, f"{self.name} has the policy `{self.policy.name}`; only `learned` has rules and pins.")
 
     @property
     def _rules_name(self) -> str:
@@ -235,9 +244,9 @@ def settings_of(text: str) -> ThresholdSettings:
 
 
 def policy_versions_of(models: Mapping[str, Model], documents: Documents) -> dict[str, PolicyVersions]:
-    """Return the versions of each model with a learned policy, by model."""
+    """Return the versions of each model whose policy has a guardrail, by model."""
     return {
-        name: PolicyVersions(name, model.policy, documents)
+        name: PolicyVersions(name, policy, documents)
         for name, model in models.items()
-        if isinstance(model.policy, Learned)
+        if isinstance(policy := model.policy, Freezable)
     }

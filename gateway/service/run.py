@@ -26,7 +26,7 @@ from gateway.service.server import Server, listen, raise_open_file_limit
 from gateway.service.worker_messages import WorkerMessages
 from gateway.service.workers import Workers
 
-_SIMULATOR_READY_S = 10.0
+_SIMULATOR_READY_S = 30.0  # its first start compiles
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import math
 import resource
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 
-from gateway.frontend.uvicorn import is_supported, protocol_for
+from backends.http.server import HttpServer, ServerConnection, ServerLimits
+from gateway.frontend.http import HttpFrontend
 from gateway.service.app import Application, max_body_bytes
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
-
-logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
@@ -34,7 +33,7 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     fast
-        Whether relayed requests bypass ASGI (`gateway.frontend.uvicorn`), if the version of uvicorn allows it.
+        Whether `gateway.frontend.http` serves, which relays requests without ASGI; else uvicorn's protocol does.
     has_process
         Whether the process serves nothing else, so that its garbage collector can be tuned.
     """
@@ -44,17 +43,12 @@ class Server(uvicorn.Server):
     ) -> None:
         self._gateway = gateway
         self._has_process = has_process
-        if fast and not is_supported():
-            logger.warning(
-                "uvicorn %s is not supported by the fast frontend; serving through ASGI, which is slower",
-                uvicorn.__version__,
-            )
-            fast = False
         self._drain_s = gateway.settings.server.drain_s
+        app = Application(gateway, worker_messages)
         super().__init__(
             uvicorn.Config(
-                Application(gateway, worker_messages),
-                http=protocol_for(gateway.relay, max_body_bytes(gateway)) if fast else "httptools",
+                app,
+                http=cast("type[asyncio.Protocol]", self._connect) if fast else "httptools",
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
@@ -67,6 +61,16 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
             )
         )
+        self._http = HttpServer(
+            HttpFrontend(gateway.relay, app, self.server_state.tasks),
+            ServerLimits(body_bytes=max_body_bytes(gateway), idle_s=_KEEP_ALIVE_S),
+            writes=gateway.relay.writes,
+            connections=self.server_state.connections,
+        )
+
+    def _connect(self, **_: object) -> ServerConnection:
+        """Return the protocol of a new connection; uvicorn passes what its own protocols need."""
+        return self._http.connect()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""

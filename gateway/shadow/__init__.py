@@ -5,8 +5,3 @@ The request path puts the bytes of an answer in a bounded queue. A thread passes
 policy observes the result on the event loop, at most half a second later. Texts are dropped and counted
 while the queue is full.
 """
-
-from gateway.shadow.finished import AnswerBuffer
-from gateway.shadow.replay import ShadowDrafting
-
-__all__ = ["AnswerBuffer", "ShadowDrafting"]

@@ -18,12 +18,14 @@ from typing import Any
 
 import orjson
 
-from gateway.shadow.finished import AnswerBuffer, FinishedText
+from gateway.routing.router import RoutedRequest
+from gateway.shadow.text import AnswerText
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import Metrics
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
-from policies.policy import Outcome, Policy
+from policies.policy import Outcome
+from policies.roles import ShadowLearner
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +56,14 @@ class ShadowDrafting:
         CPU seconds used for replaying.
     """
 
-    def __init__(self, policy: Policy, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
+    def __init__(self, policy: ShadowLearner, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
         self._settings = settings
         self._max_texts = settings.queue
         self._arms = orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
         self._max_text_bytes = int(1024 * settings.max_text_kib)
         self._max_bytes = int(2**20 * settings.queue_mib)
-        self._queue: deque[FinishedText] = deque()
+        self._queue: deque[AnswerText] = deque()
         self._results: deque[Outcome] = deque()
         # Two counters with one writer each: the event loop and the thread. Their difference is what waits.
         self._entered_bytes = 0
@@ -87,28 +89,28 @@ class ShadowDrafting:
         """Number of texts in the queue."""
         return len(self._queue)
 
-    def begin(self, features: RequestFeatures, body: bytes) -> AnswerBuffer | None:
-        """Return a buffer for the answer of a request; None if the request is not replayed."""
+    def follow(self, routed: RoutedRequest, body: bytes) -> AnswerText | None:
+        """Return an observer that collects the answer; None if the request is not replayed."""
+        features = routed.features
         if features.endpoint not in _TEXTS or features.n != 1 or len(body) > self._max_text_bytes:
             return None
         sample = self._settings.sample
         if sample < 1.0 and random.random() >= sample:
             return None
-        if len(self._queue) >= self._max_texts:  # saves buffering an answer that would probably be dropped
+        if len(self._queue) >= self._max_texts:  # saves collecting an answer that would probably be dropped
             self.dropped += 1
             return None
-        return AnswerBuffer(self._max_text_bytes)
+        return AnswerText(self.add, body, self._max_text_bytes)
 
-    def add(self, outcome: Outcome, body: bytes, answer: AnswerBuffer, *, streamed: bool) -> None:
-        """Queue a finished request, or drop it if the queue is full."""
-        if not answer.parts or outcome.output_tokens < _MIN_TOKENS:
+    def add(self, text: AnswerText) -> None:
+        """Queue a complete text, or drop it if the queue is full."""
+        if text.outcome.output_tokens < _MIN_TOKENS:
             return
         if len(self._queue) >= self._max_texts or self._entered_bytes - self._left_bytes > self._max_bytes:
             self.dropped += 1
             return
-        size = len(body) + self._max_text_bytes - answer.room
-        self._entered_bytes += size
-        self._queue.append(FinishedText(outcome, body, answer.parts, streamed, size))
+        self._entered_bytes += text.size_bytes
+        self._queue.append(text)
         if len(self._queue) == 1:
             self._awake.set()
 
@@ -149,21 +151,21 @@ class ShadowDrafting:
         try:
             while not self._stopping.is_set():
                 try:
-                    finished = self._queue.popleft()
+                    text = self._queue.popleft()
                 except IndexError:
                     self._awake.wait(_IDLE_WAIT_S)
                     self._awake.clear()
                     continue
-                self._left_bytes += finished.size_bytes
-                pause_s = self._replay(finished)
+                self._left_bytes += text.size_bytes
+                pause_s = self._replay(text)
                 self._stopping.wait(pause_s)
         finally:
             self._end_process()
 
-    def _replay(self, finished: FinishedText) -> float:
+    def _replay(self, text: AnswerText) -> float:
         """Replay a text, and return the pause in seconds that keeps the process within its share of a core."""
         try:
-            result = self._request(finished)
+            result = self._request(text)
         except (OSError, ValueError) as error:  # the process was killed or could not be started
             self._end_process()
             self.failed += 1
@@ -179,24 +181,24 @@ class ShadowDrafting:
         else:
             self.replayed += 1
             if tokens_per_step := result["tokens_per_step"]:
-                self._results.append(dataclasses.replace(finished.outcome, shadow=tokens_per_step))
+                self._results.append(dataclasses.replace(text.outcome, shadow=tokens_per_step))
         return min(_MAX_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
-    def _request(self, finished: FinishedText) -> dict[str, Any] | None:
+    def _request(self, text: AnswerText) -> dict[str, Any] | None:
         if self._process is None and time.monotonic() < self._restart_at_s:
             self.failed += 1
             return None
         process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None
-        answer = b"".join(finished.answer)
+        answer = b"".join(text.parts)
         head = b'{"endpoint":"%b","streamed":%b,"body":%d,"answer":%d}\n' % (
-            finished.outcome.request.endpoint.value.encode(),
-            b"true" if finished.streamed else b"false",
-            len(finished.body),
+            text.outcome.request.endpoint.value.encode(),
+            b"true" if text.streamed else b"false",
+            len(text.body),
             len(answer),
         )
-        process.stdin.write(head + finished.body + answer)
+        process.stdin.write(head + text.body + answer)
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:

@@ -26,6 +26,7 @@ from lab.replay.learned_file import read_learned
 from lab.replay.simulate import set_learned
 from lab.trace import BrokenLines, TraceRecord, read_trace
 from policies.policy import Policy
+from policies.roles import Maintained, Stateful
 
 _ALL_REFUSED = 1
 _ESTIMATORS = ("ips", "snips", "dr")
@@ -79,14 +80,14 @@ def run_evaluate(
 def _load_learned(policies: Mapping[str, Policy], state: Path, now_s: float) -> None:
     """Load into each policy what a replay has stored for its name."""
     learned = read_learned(state)
-    learning = {name: policy for name, policy in policies.items() if policy.statistics is not None}
+    learning = {name: policy for name, policy in policies.items() if isinstance(policy, Stateful)}
     if not learning:
         raise UsageError(f"--state {state}: none of the policies learns")
     for name, policy in learning.items():
         if name not in learned:
             raise UsageError(f"--state {state}: has nothing learned by {name}; {did_you_mean(name, learned)}")
         set_learned(policy, learned[name], now_s)
-        if (fit := policy.maintenance()) is not None:
+        if isinstance(policy, Maintained) and (fit := policy.maintenance()) is not None:
             fit()
 
 

@@ -16,6 +16,7 @@ from backends.speculation import Method
 from lab.trace import TraceCandidate, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy
+from policies.roles import Scoring
 
 Floats = npt.NDArray[np.float64]
 
@@ -190,7 +191,8 @@ class _Reader:
     def __init__(self, policies: Mapping[str, Policy], pool: dict[str, LoggedCandidate]) -> None:
         self._policies = policies
         for policy in policies.values():
-            policy.explain_candidates = True
+            if isinstance(policy, Scoring):
+                policy.explain_candidates = True
         self._pool = pool
         self._indices: dict[str, int] = {}
         self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})

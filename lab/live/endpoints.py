@@ -11,7 +11,7 @@ from lab.bench.prompts import TokenScale
 from lab.bench.settings import named_url
 from lab.bench.targets import BaseUrl, Target
 from lab.options.policy import named_policies
-from policies.load_balancing import Static
+from policies.balancing.static import Static
 
 
 @dataclass(frozen=True, slots=True)

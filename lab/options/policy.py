@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.config.yaml import read_yaml
-from policies.policy import Policy, PolicySettings, policies
+from policies.guarded.policy import build
+from policies.policy import Policy, PolicySettings
 
 
 def named_policies(
@@ -49,7 +50,7 @@ def named_policies(
     for name, reference in references:
         settings = reference.settings if seed is None else with_seed(reference.settings, seed)
         number = 1 + sum(other == name or other.startswith(f"{name} (") for other in built)
-        built[name if number == 1 else f"{name} ({number})"] = policies()[reference.name](settings)
+        built[name if number == 1 else f"{name} ({number})"] = build(reference.name, settings)
     return built
 
 

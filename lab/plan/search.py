@@ -15,7 +15,8 @@ from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.plan.mixes import Kind, Mix, count_mixes, mixes, neighbours
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
-from policies.policy import PolicySettings, policies
+from policies.guarded.policy import build
+from policies.policy import PolicySettings
 
 Floats = npt.NDArray[np.float64]
 Task = tuple[Mix, int, int]
@@ -120,7 +121,7 @@ class MixRunner:
         """Run one task; with the same seed, every mix gets the same draws."""
         mix, part, seed = task
         pool = [self._replica(f"{self.kinds[kind].method}-{number}", kind) for number, kind in enumerate(mix)]
-        return replay(pool, self.parts[part], policies()[self.policy](self.settings), seed=seed)
+        return replay(pool, self.parts[part], build(self.policy, self.settings), seed=seed)
 
     def _replica(self, name: str, index: int) -> ReplicaSpec:
         kind = self.kinds[index]

@@ -15,6 +15,7 @@ from lab.parallel import all_cores, report_progress
 from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
 from lab.replay.table import RequestTable
 from policies.policy import Policy
+from policies.roles import Stateful
 from policies.statistics import Row
 
 ORACLE = "oracle"
@@ -98,4 +99,4 @@ def play_all(
 
 
 def _slowness(policy: Policy | None) -> int:
-    return 1 if policy is None else 2 if policy.statistics is not None else 0
+    return 1 if policy is None else 2 if isinstance(policy, Stateful) else 0

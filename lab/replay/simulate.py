@@ -19,8 +19,9 @@ from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
 from policies.features.request import ANY_REQUEST, RequestFeatures
-from policies.learned.shadow_drafting import shadow_arms, steps_of
+from policies.learned.shadow_drafting import ShadowSettings, shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
+from policies.roles import Clocked, Learner, Maintained, ShadowLearner, Stateful
 from policies.statistics import Row
 
 if TYPE_CHECKING:  # importing it compiles code
@@ -157,19 +158,17 @@ class _Simulation:
         self._indices = {replica.name: index for index, replica in enumerate(self._replicas)}
         self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None else None
         self._policy = policy
-        self._shadow = (
-            SimulatedShadowDrafting(pool, policy, seed) if policy is not None and policy.shadow is not None else None
-        )
+        self._shadow = SimulatedShadowDrafting(pool, policy.shadow, seed) if isinstance(policy, ShadowLearner) else None
         self._now_s = requests[0].arrived_s if requests else 0.0
-        if policy is not None:
+        if isinstance(policy, Clocked):
             policy.set_clock(lambda: self._now_s)
-            _fit(policy)  # learned statistics from an earlier replay
+        _fit(policy)  # learned statistics from an earlier replay
         self._next_maintenance_s = self._now_s
         self._finished = self._fitted = 0
         self._recent: deque[float] = deque()
         self._under_way: dict[int, tuple[int, ReplayRequest, RequestFeatures, Decision]] = {}
-        self._learns = policy is not None and type(policy).observe is not Policy.observe
-        self._reads_requests = policy is not None and (policy.reads_requests or self._learns)
+        self._observe = policy.observe if isinstance(policy, Learner) else None
+        self._reads_requests = policy is not None and (policy.reads_requests or self._observe is not None)
         self._in_flight = 0
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
@@ -196,8 +195,8 @@ class _Simulation:
         try:
             request_id = self._submit(replica, request)
         except ValueError:  # too long for the replica: vLLM answers 400
-            if self._policy is not None:
-                self._policy.observe(_refused(features, decision, self._pool[replica].method))
+            if self._observe is not None:
+                self._observe(_refused(features, decision, self._pool[replica].method))
             return
         if self._oracle is not None:
             self._oracle.sent(replica, request_id)
@@ -256,18 +255,17 @@ class _Simulation:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             self._finished += 1
             self._in_flight -= 1
-            if self._learns:
-                assert self._policy is not None
+            if self._observe is not None:
                 outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
                 if self._shadow is not None:
                     outcome = replace(outcome, shadow=self._shadow.of(request))
-                self._policy.observe(outcome)
+                self._observe(outcome)
 
     def _maintain(self) -> None:
         more = max(MAINTENANCE_REQUESTS, min(MAX_MAINTENANCE_REQUESTS, MAINTENANCE_SHARE * self._fitted))
         enough = self._finished >= self._fitted + more or not self._finished
         due = self._now_s >= self._next_maintenance_s and enough
-        if due and self._policy is not None:
+        if due:
             _fit(self._policy)
             self._next_maintenance_s, self._fitted = self._now_s + MAINTENANCE_S, self._finished
 
@@ -275,9 +273,8 @@ class _Simulation:
 class SimulatedShadowDrafting:
     """Replays n-gram and suffix drafting on finished texts, as the gateway's shadow drafting does."""
 
-    def __init__(self, pool: Sequence[ReplicaSpec], policy: Policy, seed: int) -> None:
-        assert policy.shadow is not None
-        self._sample = policy.shadow.sample
+    def __init__(self, pool: Sequence[ReplicaSpec], settings: ShadowSettings, seed: int) -> None:
+        self._sample = settings.sample
         self._arms = shadow_arms((one.method, one.config.get("num_speculative_tokens", 0), one.config) for one in pool)
         self._rng = Random(seed)
 
@@ -293,8 +290,8 @@ class SimulatedShadowDrafting:
         return tokens_per_step
 
 
-def _fit(policy: Policy) -> None:
-    if (work := policy.maintenance()) is not None:
+def _fit(policy: Policy | None) -> None:
+    if isinstance(policy, Maintained) and (work := policy.maintenance()) is not None:
         work()
 
 
@@ -334,9 +331,9 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
 
 def learned_rows(policy: Policy) -> list[Row]:
     """Return the learned statistics of a policy; empty for one that does not learn."""
-    statistics = policy.statistics
-    if statistics is None:
+    if not isinstance(policy, Stateful):
         return []
+    statistics = policy.statistics
     return [
         Row(table.name, 0, key, sums)
         for table in statistics.tables.values()
@@ -346,10 +343,11 @@ def learned_rows(policy: Policy) -> list[Row]:
 
 def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
     """Set the learned statistics of a policy, as if they had been observed at `now_s`."""
-    statistics = policy.statistics
-    if statistics is None:
+    if not isinstance(policy, Stateful):
         return
-    policy.set_clock(lambda: now_s)
+    statistics = policy.statistics
+    if isinstance(policy, Clocked):
+        policy.set_clock(lambda: now_s)
     epochs = {table.name: int(now_s // table.epoch_s) for table in statistics.tables.values()}
     statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
 

@@ -24,7 +24,8 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.tune.knobs import Knob, Scoring, knobs, rounded, with_values
-from policies.policy import PolicySettings, policies
+from policies.guarded.policy import build
+from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 
 BUDGET = 6_000_000
@@ -77,7 +78,7 @@ class WindowRunner:
         settings = task.settings
         if getattr(settings, "seed", 0) is None:
             settings = settings.model_copy(update={"seed": self._seed})
-        policy = policies()[task.policy](settings)
+        policy = build(task.policy, settings)
         return replay(self._pool, self._of(task.window), policy, seed=self._seed, warmup=task.window.lead)
 
     def _of(self, window: Window) -> Sequence[ReplayRequest]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from backends.backend import Candidate
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid import Job
 from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
@@ -26,7 +28,6 @@ from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
 from policies.learned.predict import Predictor
 from policies.load import LoadMeter
-from policies.load_balancing import LeastLoaded, LoadSettings
 from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import BACKEND, Rule
 
@@ -72,7 +73,9 @@ def distill(
         raise NothingLearnedError("no request was observed yet")
     calibration = policy.settings.calibration
     priors = {candidate.name: Predictor(LoadMeter(), calibration).of(candidate).prior for candidate in candidates}
-    choice = FluidChoice(policy.fitted(priors), calibration, policy.cost.dry_run_copy(), candidates)
+    cost = policy.settings.cost()
+    cost.mean_urgency = policy.cost.mean_urgency
+    choice = FluidChoice(policy.fitted(priors), calibration, cost, candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
     runs = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]

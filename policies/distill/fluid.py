@@ -68,19 +68,7 @@ class FluidBackend:
     _running: list[tuple[float, int, float]] = field(default_factory=list)
 
     def put(self, number: int, steps: float, context_tokens: float, prefill_s: float) -> None:
-        """Start a request.
-
-        Parameters
-        ----------
-        number
-            Identifier of the request.
-        steps
-            Steps of its answer.
-        context_tokens
-            Mean context of its steps in tokens.
-        prefill_s
-            Seconds to compute its prompt.
-        """
+        """Start request `number`: so many steps of that mean context, after the seconds that its prompt takes."""
         heappush(self._running, (self._steps + steps, number, context_tokens))
         self._stalled_s += prefill_s
         self._context += context_tokens
@@ -141,10 +129,6 @@ def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend]
         Source of the tokens per step.
     pool
         Empty pool from `fluid_pool`; it is empty again afterwards.
-    choose
-        Called for each job.
-    end
-        Called when a job has ended.
     """
     total_s, counted = 0.0, 0
 

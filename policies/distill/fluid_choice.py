@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
+from policies.features.request import RequestFeatures
 from policies.learned.cost import Cost
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import TEMPLATE, WORKLOAD, Key
-from policies.learned.predict import Predictor
+from policies.learned.predict import Prediction, Predictor
 from policies.load import LoadMeter
 from policies.policy import Policy
 
@@ -162,9 +163,9 @@ class FluidChoice:
 
         def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
             if log is not None and job.left == 1.0:
-                log.add(backends, lambda kind: self._costs(predictor, kind, backends, now_s))
-            predictions = predictor.predict(job.features, job.key, backends, now_s)
-            costs = [self.cost.of(job.features, prediction) for prediction in predictions]
+                log.add(backends, lambda kind: self._costs(kind[1], predictor.predict(kind[1], kind[0], backends)))
+            predictions = predictor.predict(job.features, job.key, backends)
+            costs = self._costs(job.features, predictions)
             chosen = min(range(len(costs)), key=costs.__getitem__)
             name, share = backends[chosen].name, predictions[chosen].share
             shares.append((name, share))
@@ -180,6 +181,6 @@ class FluidChoice:
             log.end_run()
         return mean_s
 
-    def _costs(self, predictor: Predictor, kind: Kind, backends: Sequence[FluidBackend], now_s: float) -> list[float]:
-        key, features = kind
-        return [self.cost.of(features, prediction) for prediction in predictor.predict(features, key, backends, now_s)]
+    def _costs(self, request: RequestFeatures, predictions: list[Prediction]) -> list[float]:
+        costs, self.cost.mean_urgency = self.cost.of(request, predictions)
+        return costs

@@ -13,21 +13,8 @@ from statistics import median
 from backends.backend import Candidate
 from policies.distill.fluid import Job, Kind, fluid_pool
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.buckets import (
-    LIMIT,
-    LIMITS,
-    OVERLAP,
-    OVERLAPS,
-    PROMPT,
-    PROMPT_TOKENS,
-    SHAPE,
-    TEMPERATURE,
-    TEMPERATURES,
-    TEMPLATE,
-    TURNS,
-    WORKLOAD,
-    Key,
-)
+from policies.learned.models import buckets
+from policies.learned.models.buckets import Key
 from policies.learned.models.length import NOISE
 from policies.learned.predict import Predictor
 
@@ -115,7 +102,7 @@ class LikelyTraffic:
             backend.in_flight = round(level)
             cost = backend.cost
             for key, features in kinds:
-                prediction = self._predictor.predict(features, key, [backend], 0.0)[0]
+                prediction = self._predictor.predict(features, key, [backend])[0]
                 each_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
                 prefill_s = level * cost.per_prompt_token_s * prediction.prompt_tokens
                 work_s += prediction.steps * (cost.base_s + level * each_s) + prefill_s
@@ -132,19 +119,19 @@ def representative(key: Key, rng: Random) -> RequestFeatures:
     >>> request.workload, 64 <= request.prompt_tokens < 128, request.max_tokens
     ('code', True, None)
     """
-    shape, limit = key[SHAPE], key[LIMIT]
+    shape, limit = key[buckets.SHAPE], key[buckets.LIMIT]
     return RequestFeatures(
         "",
         Endpoint.CHAT,
-        temperature=_within((0.0, *TEMPERATURES, 1.5), int(key[TEMPERATURE]), rng),
-        overlap=_within((0.0, *OVERLAPS, 0.9), int(key[OVERLAP]), rng),
+        temperature=_within((0.0, *buckets.TEMPERATURES, 1.5), int(key[buckets.TEMPERATURE]), rng),
+        overlap=_within((0.0, *buckets.OVERLAPS, 0.9), int(key[buckets.OVERLAP]), rng),
         code_share=0.6 if shape == "code" else 0.0,
-        prompt_tokens=int(_within((8, *PROMPT_TOKENS, 65536), int(key[PROMPT]), rng)),
-        max_tokens=int(_within((8, *LIMITS, 8192), int(limit), rng)) if limit else None,
-        template=key[TEMPLATE],
-        turns=1 if key[TURNS] == "first" else 3,
+        prompt_tokens=int(_within((8, *buckets.PROMPT_TOKENS, 65536), int(key[buckets.PROMPT]), rng)),
+        max_tokens=int(_within((8, *buckets.LIMITS, 8192), int(limit), rng)) if limit else None,
+        template=key[buckets.TEMPLATE],
+        turns=1 if key[buckets.TURNS] == "first" else 3,
         structured=shape == "structured",
-        workload=key[WORKLOAD],
+        workload=key[buckets.WORKLOAD],
     )
 
 

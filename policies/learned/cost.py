@@ -12,15 +12,23 @@ from policies.learned.settings import Objective
 
 
 class Cost(ABC):
-    """The cost of a prediction; a class, because mypyc calls a method faster than a function object."""
+    """The cost of a prediction; a class, because mypyc calls a method faster than a function object.
+
+    Attributes
+    ----------
+    mean_urgency
+        Mean additional weight of a second for missed SLOs, over the requests sent so far; set by the caller.
+    """
+
+    def __init__(self) -> None:
+        self.mean_urgency = 0.0
 
     @abstractmethod
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        """Return the cost of a request on a backend, in seconds or weighted seconds; lower is better."""
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
+        """Return the cost of a request on each backend, and the `mean_urgency` after that.
 
-    def dry_run_copy(self) -> Cost:
-        """Return a copy whose calls do not affect this cost."""
-        return self
+        Costs are in seconds or weighted seconds; lower is better.
+        """
 
 
 _TIE_BREAK: Final = 0.05
@@ -48,8 +56,8 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
     --------
     >>> from policies.features.request import ANY_REQUEST
     >>> prediction = Prediction(0.1, 2.0, 0.5, 0.02, 100.0, 2.0, 200.0, 300.0, 200.0, 3)
-    >>> cost_of(Objective.LATENCY, None, None).of(ANY_REQUEST, prediction)
-    2.6
+    >>> cost_of(Objective.LATENCY, None, None).of(ANY_REQUEST, [prediction])
+    ([2.6], 0.0)
     """
     if objective is Objective.LATENCY:
         return _Latency()
@@ -61,19 +69,18 @@ def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | 
 
 
 class _Latency(Cost):
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        return _total_s(prediction)
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
+        return [one.ttft_s + one.decode_s + one.others_s for one in predictions], 0.0
 
 
 class _Ttft(Cost):
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        return prediction.ttft_s + _TIE_BREAK * _total_s(prediction)
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
+        return [one.ttft_s + _TIE_BREAK * (one.ttft_s + one.decode_s + one.others_s) for one in predictions], 0.0
 
 
 class _Tpot(Cost):
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
-        others_s = prediction.others_s
-        return prediction.decode_s + others_s + _TIE_BREAK * (prediction.ttft_s + others_s)
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
+        return [one.decode_s + one.others_s + _TIE_BREAK * (one.ttft_s + one.others_s) for one in predictions], 0.0
 
 
 class _Goodput(Cost):
@@ -85,32 +92,26 @@ class _Goodput(Cost):
     """
 
     def __init__(self, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
+        super().__init__()
         self._slo_ttft_s = slo_ttft_s
         self._slo_tpot_s = slo_tpot_s
-        self._mean_urgency = 0.0
 
-    def dry_run_copy(self) -> Cost:
-        other = _Goodput(self._slo_ttft_s, self._slo_tpot_s)
-        other._mean_urgency = self._mean_urgency
-        return other
-
-    def of(self, request: RequestFeatures, prediction: Prediction) -> float:
+    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
         ttft_s = request.slo_ttft_s or self._slo_ttft_s
         tpot_s = request.slo_tpot_s or self._slo_tpot_s
-        attained = 1.0
-        if ttft_s:
-            attained = _attainment(prediction.ttft_s, ttft_s)
-        if tpot_s:
-            attained *= _attainment(prediction.step_s / prediction.tokens_per_step, tpot_s)
-        urgency = _URGENCY * (1.0 - attained)
-        self._mean_urgency = _KEEP * self._mean_urgency + (1.0 - _KEEP) * urgency
-        own_s = prediction.ttft_s + prediction.decode_s
-        return (1.0 + urgency) * own_s + (1.0 + self._mean_urgency) * prediction.others_s
-
-
-def _total_s(prediction: Prediction) -> float:
-    """Return the request's own time plus the delay that it causes to the requests already there, in seconds."""
-    return prediction.ttft_s + prediction.decode_s + prediction.others_s
+        mean_urgency = self.mean_urgency
+        costs = []
+        for prediction in predictions:
+            attained = 1.0
+            if ttft_s:
+                attained = _attainment(prediction.ttft_s, ttft_s)
+            if tpot_s:
+                attained *= _attainment(prediction.step_s / prediction.tokens_per_step, tpot_s)
+            urgency = _URGENCY * (1.0 - attained)
+            mean_urgency = _KEEP * mean_urgency + (1.0 - _KEEP) * urgency
+            own_s = prediction.ttft_s + prediction.decode_s
+            costs.append((1.0 + urgency) * own_s + (1.0 + mean_urgency) * prediction.others_s)
+        return costs, mean_urgency
 
 
 def _attainment(expected_s: float, bound_s: float) -> float:

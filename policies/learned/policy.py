@@ -6,15 +6,18 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Self
+from random import Random
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from backends.backend import Candidate
 from backends.calibration.calibration import calibration_names
+from policies.balancing.load_policy import LoadSettings
 from policies.features.request import TEXT_FEATURES, RequestFeatures
-from policies.learned.cost import cost_of
-from policies.learned.guardrail import Guardrail
+from policies.guarded.guardrail import Guardrail
+from policies.guarded.outlier_ejection import OutlierEjection
+from policies.learned.cost import Cost, cost_of
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import FittedModels
@@ -22,15 +25,18 @@ from policies.learned.models.buckets import key_of
 from policies.learned.models.length import LENGTH, LengthModel
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.models.step_time import STEPS
-from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
-from policies.learned.settings import Exploration, GuardrailSettings, Objective
+from policies.learned.settings import Exploration, Objective
 from policies.learned.shadow_drafting import ShadowBias, ShadowSettings
 from policies.learned.update import Observer
-from policies.load_balancing import LoadPolicy, LoadSettings
-from policies.policy import Assessment, Decision, Outcome, Policy, Work, register
+from policies.load import LoadMeter
+from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
+from policies.roles import Work, assess, preview
 from policies.statistics import Statistics
+
+if TYPE_CHECKING:
+    from policies.distill.report import Distilled
 
 
 class Slo(BaseModel):
@@ -58,11 +64,18 @@ class LearnedSettings(LoadSettings):
     )
     exploration: Exploration = Field(default=Exploration(), description="Limits of exploration.")
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
+    outlier_ejection: bool = Field(
+        default=True, description=PolicySettings.model_fields["outlier_ejection"].description
+    )
     shadow_drafting: ShadowSettings = Field(
         default=ShadowSettings(),
         description="Replay of n-gram and suffix drafting on finished texts, which measures their acceptance without "
         "exploration.",
     )
+
+    def cost(self) -> Cost:
+        """Return the cost function of the objective."""
+        return cost_of(self.objective, _seconds(self.slo.ttft_ms), _seconds(self.slo.tpot_ms))
 
     @field_validator("calibration")
     @classmethod
@@ -73,7 +86,7 @@ class LearnedSettings(LoadSettings):
 
 
 @register
-class Learned(LoadPolicy):
+class Learned(Policy):
     """A policy that picks the backend with the lowest predicted total delay: of the request and of those it slows.
 
     Examples
@@ -95,15 +108,17 @@ class Learned(LoadPolicy):
 
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
+        self.meter = LoadMeter(settings.stale_after_s)
+        self.rng = Random(settings.seed)
         self.clock: Callable[[], float] = time.time
         self.statistics: Statistics = Statistics((ACCEPTANCE, LENGTH, STEPS), self.clock)
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
-        self.outlier_ejection = OutlierEjection()
+        self.outlier_ejection = OutlierEjection(ejects=settings.outlier_ejection)
         self.shadow = settings.shadow_drafting
         self._shadow_bias = ShadowBias()
-        slo = settings.slo
-        self.cost = cost_of(settings.objective, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
+        self.cost = settings.cost()
+        self.explain_candidates = False
         self.pinned: Policy | None = None
         """Policy that decides instead, while this one continues to learn."""
         self._fitted_version = 0, 0
@@ -119,7 +134,6 @@ class Learned(LoadPolicy):
             self.outlier_ejection,
             self.cost,
             self.settings.exploration,
-            self.rng,
         )
         self._observer = Observer(
             self.predictor, self.guardrail, self.outlier_ejection, self.statistics, self._shadow_bias
@@ -131,21 +145,35 @@ class Learned(LoadPolicy):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
+        if self.pinned is not None:
+            return self.follow(self.pinned.choose(request, candidates), request, candidates)
         if self._pending is not None:
-            self.predictor.learn(self._pending)
-            self._pending = None
-        if self.pinned is None:
-            return self._chooser.choose(request, candidates, self.clock(), self.explain_candidates)
-        return self._chooser.follow(self.pinned.choose(request, candidates), request, candidates, self.clock())
+            self._publish_fit()
+        return self._chooser.choose(request, candidates, self.clock(), self.rng, self.explain_candidates)
+
+    def follow(self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Return another policy's decision in a form from whose outcome this policy learns."""
+        self._publish_fit()
+        return self._chooser.follow(decision, request, candidates, self.clock())
+
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Return the decision that `choose` would make now."""
+        if self.pinned is not None:
+            return preview(self.pinned, request, candidates)
+        self._publish_fit()
+        rng = copy.copy(self.rng)
+        return self._chooser.choose(request, candidates, self.clock(), rng, self.explain_candidates, send=False)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Score each candidate by its cost in seconds, with the parts of the prediction."""
         if self.pinned is not None:
-            return self.pinned.assess(request, candidates)
-        key, cost = key_of(request), self.cost.dry_run_copy()
+            return assess(self.pinned, request, candidates)
+        self._publish_fit()
+        self._chooser.update_slowness(self.clock())
+        predictions = self.predictor.predict(request, key_of(request), candidates)
+        costs, _ = self.cost.of(request, predictions)
         assessments = []
-        predictions = self.predictor.predict(request, key, candidates, self.clock())
-        for candidate, prediction in zip(candidates, predictions, strict=True):
+        for candidate, prediction, cost in zip(candidates, predictions, costs, strict=True):
             note = (
                 f"first token {prediction.ttft_s:.3f} s, the rest {prediction.decode_s:.3f} s "
                 f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} per step of "
@@ -153,19 +181,20 @@ class Learned(LoadPolicy):
             )
             if candidate.name in self.outlier_ejection.reasons:
                 note += f"; ejected as an outlier: {self.outlier_ejection.reasons[candidate.name]}"
-            assessments.append(Assessment(candidate.name, cost.of(request, prediction), note))
+            assessments.append(Assessment(candidate.name, cost, note))
         return assessments
 
-    def dry_run_copy(self) -> Self:
-        """Return a copy with its own choosing state; the statistics and fitted models are shared."""
-        other = copy.copy(self)
-        other.rng = copy.copy(self.rng)
-        other.predictor = self.predictor.dry_run_copy()
-        other.outlier_ejection = self.outlier_ejection.dry_run_copy()
-        other.cost = self.cost.dry_run_copy()
-        other.pinned = None if self.pinned is None else self.pinned.dry_run_copy()
-        other._assemble()
-        return other
+    def _publish_fit(self) -> None:
+        """Take over the models of a fit that has ended."""
+        if self._pending is not None:
+            self.predictor.learn(self._pending)
+            self._pending = None
+
+    def distill(self, candidates: Sequence[Candidate]) -> Distilled:
+        """Return rules for what was learned."""
+        from policies.distill.distill import distill  # which imports this module
+
+        return distill(self, candidates)
 
     def observe(self, outcome: Outcome) -> None:
         """Add an outcome to the statistics, and compare it with its prediction."""
@@ -201,7 +230,7 @@ class Learned(LoadPolicy):
         priors
             Prior step cost of each backend, by name.
         pause
-            Called between the parts of the fit, see `policies.policy.Work`.
+            Called between the parts of the fit, see `policies.roles.Work`.
         """
         buckets = self.statistics.buckets
         acceptance = AcceptanceModel.fit(buckets(ACCEPTANCE), self.settings.calibration, pause)

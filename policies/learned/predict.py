@@ -7,7 +7,6 @@ on the request and the method. They are learned separately, so that predictions 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from backends.backend import Candidate
@@ -21,8 +20,6 @@ from policies.learned.models.prior import DEFAULT_CALIBRATION, effective_k, expe
 from policies.load import LoadMeter
 
 
-# Created per candidate, like the records in `policies.decision`.
-@dataclass(slots=True, init=False)
 class Prediction:
     """The predicted performance of a request on one backend.
 
@@ -51,18 +48,6 @@ class Prediction:
     observations
         Number of similar requests observed on the backend's arm.
     """
-
-    ttft_s: float
-    decode_s: float
-    others_s: float
-    step_s: float
-    steps: float
-    tokens_per_step: float
-    output_tokens: float
-    context_tokens: float
-    prompt_tokens: float
-    requests: int
-    observations: float
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -135,7 +120,7 @@ class Predictor:
     >>> from policies.learned.models.buckets import key_of
     >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
     >>> request = RequestFeatures("llama", Endpoint.CHAT, prompt_tokens=200)
-    >>> baseline, eagle3 = Predictor(LoadMeter()).predict(request, key_of(request), pool, now_s=0.0)
+    >>> baseline, eagle3 = Predictor(LoadMeter()).predict(request, key_of(request), pool)
     >>> baseline.tokens_per_step, eagle3.own_s < baseline.own_s
     (1.0, True)
     """
@@ -160,15 +145,6 @@ class Predictor:
         self._acceptance = {}
         for model in self.backend_models.values():
             model.learn(fitted)
-
-    def dry_run_copy(self) -> Predictor:
-        """Return a copy whose predictions and backlogs do not affect this predictor."""
-        other = Predictor(self.meter, self.calibration)
-        other._fitted = self._fitted
-        other.prefixes = self.prefixes.dry_run_copy()
-        other.backend_models = {name: model.dry_run_copy() for name, model in self.backend_models.items()}
-        other.slow = set(self.slow)
-        return other
 
     def set_slowness(self, backend: str, slowness: float) -> None:
         """Set the backend's slowness: observed over fitted step time, at least 1."""
@@ -210,10 +186,8 @@ class Predictor:
             by_backend = self._acceptance[key] = {}
         return by_backend
 
-    def predict(
-        self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate], now_s: float
-    ) -> list[Prediction]:
-        """Return the prediction for each candidate.
+    def predict(self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate]) -> list[Prediction]:
+        """Return the prediction for each candidate, without side effects.
 
         The request and those already on the backend delay each other for the steps that they share. A request of S
         steps shares `S R / (S + R)` steps with each request that has R steps left on average: about S if R is much
@@ -240,11 +214,10 @@ class Predictor:
             if model.reported_s >= oldest_s:
                 requests += model.others
             backlog, slowness = model.backlog, model.slowness
-            backlog.update(now_s, requests)
             per_step = acceptance.per_step
             steps = tokens / per_step if tokens > per_step else 1.0
             own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
-            sent = backlog.sent
+            sent = backlog.sent if requests else 0
             if sent:
                 steps_left = backlog.steps / sent
                 context_s = model.per_context_token_s * backlog.context_tokens / sent

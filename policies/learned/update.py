@@ -6,14 +6,14 @@ import math
 from typing import Final
 
 from policies.decision import Outcome
-from policies.learned.guardrail import Guardrail
+from policies.guarded.guardrail import Guardrail, seconds_per_work
+from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.buckets import Key, key_of
 from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.learned.models.step_time import STEPS
-from policies.learned.outlier_ejection import OutlierEjection
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowBias
@@ -62,8 +62,7 @@ class Observer:
         step_ratio = self._step_ratio(outcome, memo, model, per_step, now_s)
         self._observe_speed(outcome, memo.prediction, model, step_ratio, now_s)
         if memo.control is not None:
-            work = outcome.output_tokens + _WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens
-            self._guardrail.observe(outcome.e2e_s / work, control=memo.control)
+            self._guardrail.observe(seconds_per_work(outcome), control=memo.control)
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
             model.prefixes.learn(expected, outcome.cached_tokens)
@@ -100,7 +99,7 @@ class Observer:
             return None
         steps = outcome.output_tokens / outcome.request.n / per_step
         decode_s = outcome.tpot_s * (outcome.output_tokens - 1)
-        if steps <= _MIN_STEPS or decode_s <= 0:
+        if steps <= _MIN_STEPS or decode_s <= 0 or memo.mark is None:
             return None
         requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
         load = step_time.terms(requests, context, prompt_tokens / steps)
@@ -141,5 +140,3 @@ _MIN_OBSERVATIONS: Final = 20.0
 """Below that, a large deviation from the prediction may be the prediction's fault."""
 _RUNAWAY: Final = 4.0
 _RUNAWAY_PER_STEP: Final = 1.5
-_WORK_PER_PROMPT_TOKEN: Final = 0.02
-"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""

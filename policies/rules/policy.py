@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.backend import Candidate
 from backends.validation import Issue, error_of
+from policies.balancing.load_policy import LoadPolicy, LoadSettings
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
-from policies.load_balancing import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
 from policies.rules.matching import CompiledRule, first_match, first_preferred, least_per_weight
 from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_target
@@ -118,7 +119,7 @@ class Thresholds(LoadPolicy):
         self._rules = [CompiledRule(rule) for rule in settings.rules]
         self.text_features = TEXT_FEATURES & frozenset[str]().union(*[rule.features for rule in self._rules])
 
-    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
         """Choose by the first rule whose conditions hold."""
         counts = self.meter.counts(candidates)
         rule = first_match(self._rules, request, sum(counts) / len(counts))
@@ -126,16 +127,16 @@ class Thresholds(LoadPolicy):
         if rule is not None and rule.weights:
             named, scores = self._weighted(rule, candidates, counts)
             if named:
-                chosen, propensity = draw_least(named, scores, self.rng)
+                chosen, propensity = draw_least(named, scores, rng or self.rng)
                 return Decision(chosen.name, self.name, rule.name, propensity)
             reason = NONE_PREFERRED
         elif rule is not None:
             bound = self._bound(rule, candidates, counts)
-            preferred, propensity, any_target = first_preferred(rule.prefer, candidates, counts, bound, self.rng)
+            preferred, propensity, any_target = first_preferred(rule.prefer, candidates, counts, bound, rng or self.rng)
             if preferred is not None:
                 return Decision(preferred.name, self.name, rule.name, propensity)
             reason = SPILLED if any_target else NONE_PREFERRED
-        chosen, propensity = self.meter.least(candidates, self.rng)
+        chosen, propensity = self.meter.least(candidates, rng or self.rng)
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
@@ -150,7 +151,8 @@ class Thresholds(LoadPolicy):
         if rule.weights:
             return self._assess_weighted(rule, candidates, counts)
         bound = self._bound(rule, candidates, counts)
-        return [self._assess_preferred(rule, candidate, bound) for candidate in candidates]
+        loads = [per_weight(candidate, count) for candidate, count in zip(candidates, counts, strict=True)]
+        return [self._assess_preferred(rule, *pair, bound) for pair in zip(candidates, loads, strict=True)]
 
     def _assess_weighted(self, rule: Rule, candidates: Sequence[Candidate], counts: Sequence[int]) -> list[Assessment]:
         prefix = f"rule '{rule.name}' ({rule.when})"
@@ -168,12 +170,11 @@ class Thresholds(LoadPolicy):
             for candidate, count in zip(candidates, counts, strict=True)
         ]
 
-    def _assess_preferred(self, rule: Rule, candidate: Candidate, bound: float) -> Assessment:
+    def _assess_preferred(self, rule: Rule, candidate: Candidate, requests: float, bound: float) -> Assessment:
         prefix = f"rule '{rule.name}' ({rule.when})"
         rank = next((rank for rank, target in enumerate(rule.prefer, 1) if is_target(candidate, target)), None)
         if rank is None:
             return Assessment(candidate.name, None, f"{prefix} does not name it")
-        requests = self.meter.per_weight(candidate)
         if requests > bound:
             note = f"{prefix} names it at place {rank}; skipped: {requests:g} requests are over the limit of {bound:g}"
             return Assessment(candidate.name, None, note)

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.parameters import EngineParameters
 from backends.launch.supervisor import Launcher
-from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
 from benchmarks.vllm_cpu import measure
 from benchmarks.vllm_cpu.calibrate import TEMPLATE
@@ -46,21 +45,21 @@ def cell(concurrency: int, turn: int, answers: list[Answer], foreign_share: floa
 def play(calibration: Calibration, silent: Cell) -> Cell:
     """Return the cell as answered by a simulated engine, with chunk times as the load generator records them."""
     [(_, requests)] = scripts([silent], Method.BASELINE, calibration)
-    engine = Engine(EngineParameters.of(calibration, Method.BASELINE))
+    fleet = Fleet([Replica("a", calibration, Method.BASELINE)])
     now_s, coming, by_id = 0.0, iter(zip(requests, silent.answers, strict=True)), {}
     idle = silent.concurrency
     while True:
         for script, answer in (next(coming, (None, None)) for _ in range(idle)):
             if script is not None and answer is not None:
-                by_id[engine.submit(script, now_s)] = answer
+                by_id[fleet.submit_script(0, script, now_s)] = answer
                 answer.sent_s = now_s
-        if (step := engine.step(now_s)) is None:
+        if (step := fleet.step(now_s)) is None:
             break
         now_s += step.duration_s
         for emission in step.emissions:
             by_id[emission.request_id].chunks_s.append(now_s)
             by_id[emission.request_id].chunk_tokens.append(emission.tokens)
-        idle = int(step.finished.sum())
+        idle = sum(not emission.left for emission in step.emissions)
     return Cell(Method.BASELINE, silent.concurrency, silent.turn, now_s, 0.0, 0.0, 0.0, silent.answers)
 
 

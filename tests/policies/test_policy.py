@@ -9,6 +9,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies, register
+from policies.roles import assess, preview
 from tests.support.installed_policy import installed
 
 ONE_SMALL_FILE = '''
@@ -45,7 +46,8 @@ def test_a_new_policy_is_one_small_file() -> None:
     pool = [Backend(name, "m", Method.NGRAM, "http://127.0.0.1:1") for name in ("a", "ccc", "bb", "dddd")]
     request = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
     assert built.choose(request, pool).backend == "ccc"
-    assert [rating.backend for rating in built.assess(request, pool)] == ["a", "ccc", "bb", "dddd"]
+    assert [rating.backend for rating in assess(built, request, pool)] == ["a", "ccc", "bb", "dddd"]
+    assert preview(built, request, pool) == built.choose(request, pool)
 
 
 def test_the_built_in_policies_are_registered() -> None:
@@ -66,7 +68,7 @@ def test_each_policy_chooses_a_candidate_with_a_fixed_reason_and_a_propensity() 
             assert decision.policy == name
             assert decision.reason.replace("_", "").replace("-", "").isalnum()
             assert 0.0 < decision.propensity <= 1.0
-            assert len(built.assess(request, candidates)) == len(candidates)
+            assert len(assess(built, request, candidates)) == len(candidates)
 
 
 def test_two_policies_cannot_share_a_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from backends.speculation import Method
 from lab.replay.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Policy
+from policies.roles import Clocked, Learner, Maintained
 
 CALIBRATION = "llama-3.1-8b-h100"
 
@@ -42,6 +43,17 @@ def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) ->
     return [
         Replica(name, known, method, {"num_speculative_tokens": k} if k else None) for name, method, k in parts or FOUR
     ]
+
+
+def slowed(replica: Replica, times: float) -> Replica:
+    """Return a copy of a replica whose steps take `times` as long."""
+    step = replica.parameters.step
+    slow = step.model_copy(update={"base_s": times * step.base_s, "overhead_s": times * step.overhead_s})
+    parameters = replace(replica.parameters, step=slow)
+    (intact,) = replicas("llama-3.1-8b-h100", (replica.name, replica.method, replica.num_speculative_tokens))
+    return Replica(
+        replica.name, intact._calibration, replica.method, intact._config, parameters=parameters, weight=replica.weight
+    )
 
 
 def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("code", "chat")) -> list[Call]:
@@ -83,7 +95,8 @@ def play(
     """
     fleet, index_of = Fleet(pool, seed), {replica.name: index for index, replica in enumerate(pool)}
     now_s = 0.0
-    policy.set_clock(lambda: now_s)
+    if isinstance(policy, Clocked):
+        policy.set_clock(lambda: now_s)
     sent: list[tuple[RequestFeatures, Decision]] = []
 
     def choose(arrival: Arrival) -> int:
@@ -97,7 +110,8 @@ def play(
 
     def observe(completion: Completion) -> None:
         features, decision = sent[completion.request_id]
-        policy.observe(outcome_of(features, decision, completion, pool[completion.replica].method))
+        if isinstance(policy, Learner):
+            policy.observe(outcome_of(features, decision, completion, pool[completion.replica].method))
 
     timeline = run_fleet(fleet, _arrivals(requests), choose, observe)
     return timeline, [decision for _, decision in sent]
@@ -105,7 +119,7 @@ def play(
 
 def fit(policy: Policy) -> None:
     """Run the maintenance of a policy, if it is due."""
-    if (work := policy.maintenance()) is not None:
+    if isinstance(policy, Maintained) and (work := policy.maintenance()) is not None:
         work()
 
 

@@ -1,22 +1,34 @@
-"""Many engines in virtual time, for traces of a million requests: the same rules as `Engine`, compiled."""
+"""Engines that advance together in virtual time, or one engine that is stepped by its caller."""
 
 from __future__ import annotations
 
+import fcntl
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
-from backends.drafting.script import BLOCK_TOKENS, Script
+from backends.drafting.script import BLOCK_TOKENS, Script, plain_steps
 from backends.simulator.engine import kernel
 from backends.simulator.engine.arena import Arena
 from backends.simulator.engine.replica import Completion, Replica
-from backends.simulator.engine.state import DRAWN, NODE, NONE, PROFILE, REQUEST, State, replica_record
-from backends.simulator.engine.step import Counters
+from backends.simulator.engine.state import (
+    DRAWN,
+    NODE,
+    NONE,
+    PROFILE,
+    REPLICA,
+    REQUEST,
+    Records,
+    State,
+    replica_record,
+)
+from backends.simulator.engine.step import Admission, Counters, Emission, Step
 
-__all__ = ["Completion", "Fleet", "Replica"]
+__all__ = ["Admission", "Completion", "Counters", "Emission", "Fleet", "Replica", "Step", "load_rules"]
 
 _UNSTARTED = (0,) * (len(REQUEST.names or ()) - 15)
 
@@ -61,7 +73,7 @@ class Fleet:
         self._steps = Arena(np.int16)
         self._blocks = Arena(np.int64)
         self._state = State(
-            replicas=np.concatenate([replica_record(each) for each in parameters]),
+            replicas=_table([replica_record(each) for each in parameters]),
             requests=np.zeros(1024, REQUEST),
             batches=np.zeros((len(replicas), max(each.max_num_seqs for each in parameters)), np.int32),
             schedules=schedules,
@@ -166,7 +178,53 @@ class Fleet:
             completions.sort(key=lambda completion: completion.ended_s)
         return completions
 
-    def counters(self, replica: int) -> Counters:
+    def step(self, now_s: float) -> Step | None:
+        """Begin the next step of a fleet of one at `now_s`; return None if there is nothing to run.
+
+        The fleet's clock is then that of the caller, who calls again when the step has ended. Requests submitted or
+        cancelled meanwhile are taken into account then. Requests that finish in a step leave the batch when the next
+        one begins.
+
+        Raises
+        ------
+        ValueError
+            If the fleet has more than one replica.
+        """
+        if len(self.replicas) > 1:
+            raise ValueError("only a fleet of one is stepped")
+        state, record = self._state, self._state.replicas[0]
+        record["now_s"] = now_s
+        sent, drafted = state.requests["sent"].copy(), state.requests["drafted"].copy()
+        self._advance(math.nextafter(now_s, math.inf))
+        running = int(record["running"])
+        if not running:
+            return None
+        admitted: list[Admission] = []
+        if record["admitted"]:
+            joined = state.requests[state.batches[0, running - record["admitted"] : running]]
+            cached = joined["computed"] - joined["granted"]
+            admitted = list(map(Admission, joined["id"].tolist(), cached.tolist()))
+        slots = state.batches[0, :running]
+        batch = state.requests[slots]
+        tokens = batch["sent"] - sent[slots]
+        columns = (
+            batch["id"],
+            tokens,
+            batch["drafted"] - drafted[slots],
+            batch["sent"],
+            batch["output"] - batch["sent"],
+        )
+        emissions = list(map(Emission._make, np.stack(columns, axis=1)[tokens > 0].tolist()))
+        names = ("step_k", "batch_tokens", "context_tokens")
+        return Step(float(record["step_s"]), emissions, admitted, *(int(record[name]) for name in names))
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request and free its blocks at once; does nothing if it is unknown or finished."""
+        slot = kernel.cancel(self._state, request_id)
+        if slot != NONE:
+            self._complete(slot)
+
+    def counters(self, replica: int = 0) -> Counters:
         """Return the counters of a replica's engine."""
         record = self._state.replicas[replica]
         reached = self._state.accepted_counts[replica, ::-1].cumsum()[::-1]
@@ -253,7 +311,7 @@ class Fleet:
         return request_id
 
     def _complete(self, slot: int) -> Completion:
-        """Return the completion of a finished request, and free its slot."""
+        """Return the completion of a request that has left its replica, and free its slot."""
         (identity, arrived_s, first_s, ended_s, _key, _odds, steps_at, blocks_at, prefix_blocks, _published, _shared,
          replica, _profile, prompt, output, _sent, _computed, _held, _granted, _following, _looked_up, cached, steps,
          drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
@@ -343,3 +401,26 @@ class Fleet:
             index=np.concatenate([state.index, np.full(size, NONE, np.int32)]),
         )
         self._has_prefix_cache[replica] = True
+
+
+def _table(records: Sequence[Records]) -> Records:
+    """Return records as one array, whose type is the object `REPLICA`: numba is slower to recognise an equal one."""
+    table = np.empty(len(records), REPLICA)
+    for number, record in enumerate(records):
+        table[number] = record[0]
+    return table
+
+
+def load_rules(replica: Replica) -> None:
+    """Load the compiled step rules, so that no step waits for them; the first process compiles, the others wait for it.
+
+    Parameters
+    ----------
+    replica
+        Idle replica that belongs to no fleet.
+    """
+    with Path(kernel.__file__).open("rb") as source:
+        fcntl.flock(source, fcntl.LOCK_EX)
+        fleet = Fleet([replica])
+        fleet.cancel(fleet.submit_script(0, Script(1, 1, *plain_steps(1)), 0.0))
+        fleet.step(0.0)

@@ -1,7 +1,7 @@
-"""The step rules of `engine.Engine` for many replicas at once, compiled.
+"""Continuous batching by the rules of vLLM's scheduler, for many replicas at once, compiled.
 
-Names and order of the rules follow `engine.py`, and a test compares the two step by step. All compiled code is in this
-one file because numba caches compiled code per file: a change of another file would go unnoticed.
+All compiled code is in this one file because numba caches compiled code per file: a change of another file would go
+unnoticed.
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ def _count_drawn(
     return steps
 
 
-# The prefix cache: `BlockPool` as a hash table of nodes; nodes without users are in a list from oldest to newest.
+# The KV cache. A request holds private blocks, of which only the number matters, and shared ones, identified by hash
+# and counted by users. A shared block without users is free, but stays reusable until its space is needed. Shared
+# blocks are nodes of a hash table; those without users are in a list from oldest to newest.
 
 
 @compiled
@@ -215,6 +217,7 @@ def _unlink(state: State, replica: Record, node: int) -> None:
 
 @compiled
 def _forget_oldest(state: State, replica: Record) -> None:
+    """Evict the least recently used prefix block."""
     node = replica.oldest
     _unlink(state, replica, node)
     hole = _find(state, replica, state.nodes[node].hash)
@@ -236,6 +239,7 @@ def _forget_oldest(state: State, replica: Record) -> None:
 
 @compiled
 def _take(state: State, replica: Record, count: int) -> None:
+    """Take private blocks, evicting unused prefixes if necessary; the caller has checked that they are free."""
     replica.used += count
     while replica.used + replica.remembered > replica.kv_blocks:
         _forget_oldest(state, replica)
@@ -243,6 +247,7 @@ def _take(state: State, replica: Record, count: int) -> None:
 
 @compiled
 def _share(state: State, replica: Record, block: int) -> None:
+    """Add a user to a block that is in the cache."""
     node = state.index[replica.index + _find(state, replica, block)]
     if state.nodes[node].users == 0:
         _unlink(state, replica, node)
@@ -252,6 +257,7 @@ def _share(state: State, replica: Record, block: int) -> None:
 
 @compiled
 def _release(state: State, replica: Record, block: int) -> None:
+    """Remove a user from a shared block."""
     node = state.index[replica.index + _find(state, replica, block)]
     state.nodes[node].users -= 1
     if state.nodes[node].users:
@@ -283,7 +289,7 @@ def _publish(state: State, replica: Record, request: Record) -> None:
         elif state.nodes[node].users:
             continue  # another shared block holds the same tokens
         else:
-            _unlink(state, replica, node)
+            _unlink(state, replica, node)  # an unused block with the same tokens is replaced by the one in use
         state.nodes[node].users = 1
         state.blocks[request.blocks_at + request.prefix_blocks + number] = 1
         request.shared += 1
@@ -306,6 +312,7 @@ def _leave(state: State, replica: Record, request: Record) -> None:
         _publish(state, replica, request)
     replica.used -= request.blocks - request.shared
     if request.shared:
+        # The end of a chain is released first, and so evicted first: it is useless without the rest.
         flags = request.blocks_at + request.prefix_blocks
         for number in range(request.prefix_blocks - 1, -1, -1):
             if state.blocks[flags + number]:
@@ -420,6 +427,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
                 _take(state, replica, more)
                 request.blocks += more
         column += 1
+    staying = replica.running
     if replica.waiting and not preempted:
         _admit(state, replica, batch, budget)
     if not replica.running:
@@ -500,6 +508,11 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
     replica.busy_s += duration_s
     replica.steps += 1
     replica.draft_tokens += drafted_tokens
+    replica.step_s = duration_s
+    replica.step_k = k
+    replica.batch_tokens = batch_tokens
+    replica.context_tokens = context_tokens
+    replica.admitted = replica.running - staying
     if firsts:
         for column in range(replica.running):
             request = state.requests[batch[column]]
@@ -575,6 +588,39 @@ def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, 
     replica.last = slot
     replica.waiting += 1
     replica.tokens_in_flight += request.prompt
+
+
+@compiled
+def cancel(state: State, request_id: int) -> int:
+    """Remove a request from its batch or queue and free its blocks; return its slot, NONE if it is not there."""
+    for number in range(len(state.replicas)):
+        replica = state.replicas[number]
+        batch = state.batches[number]
+        for column in range(replica.running):
+            slot = batch[column]
+            request = state.requests[slot]
+            if request.id == request_id:
+                _leave(state, replica, request)
+                replica.running -= 1
+                for later in range(column, replica.running):
+                    batch[later] = batch[later + 1]
+                replica.tokens_in_flight -= request.prompt + request.sent
+                return int(slot)
+        before, waiting = NONE, replica.first
+        while waiting != NONE:
+            request = state.requests[waiting]
+            if request.id == request_id:
+                if before == NONE:
+                    replica.first = request.following
+                else:
+                    state.requests[before].following = request.following
+                if replica.last == waiting:
+                    replica.last = before
+                replica.waiting -= 1
+                replica.tokens_in_flight -= request.prompt + request.sent
+                return int(waiting)
+            before, waiting = waiting, np.int64(request.following)
+    return NONE
 
 
 # The choice of an oracle.

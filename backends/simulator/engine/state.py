@@ -54,7 +54,7 @@ REPLICA = np.dtype(
         ("first", np.int64),  # slot at the head of the queue
         ("last", np.int64),  # slot at its tail
         ("tokens_in_flight", np.int64),
-        ("used", np.int64),  # blocks, as in `BlockPool`
+        ("used", np.int64),  # blocks held by requests
         ("remembered", np.int64),  # blocks without a user that hold a reusable prefix
         # The prefix cache: a hash table of `mask + 1` entries starting at `index`, and linked lists of nodes.
         ("index", np.int64),
@@ -62,6 +62,12 @@ REPLICA = np.dtype(
         ("free_node", np.int64),
         ("oldest", np.int64),  # node of a remembered block
         ("newest", np.int64),
+        # The current or last step.
+        ("step_s", np.float64),
+        ("step_k", np.int64),
+        ("batch_tokens", np.int64),
+        ("context_tokens", np.int64),
+        ("admitted", np.int64),  # requests that joined the batch: the last ones in it
         # Counters; see `Counters`.
         ("steps", np.int64),
         ("prompt_tokens", np.int64),

@@ -8,17 +8,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-
 
 class Emission(NamedTuple):
-    """The tokens that one request gets from a step."""
+    """The tokens that one request gets from a step.
+
+    Parameters
+    ----------
+    tokens, drafted
+        Tokens that it gets, and draft tokens verified for it.
+    sent, left
+        Its output tokens so far, including this step, and those still to come.
+    """
 
     request_id: int
     tokens: int
     drafted: int
-    first: bool
-    finished: bool
+    sent: int
+    left: int
 
 
 class Admission(NamedTuple):
@@ -28,48 +34,33 @@ class Admission(NamedTuple):
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One iteration. All of it is known when it begins; its tokens exist when it ends.
 
     Parameters
     ----------
     duration_s
         Duration in seconds.
-    request_ids, tokens, drafted, sent
-        For each request that gets tokens: its id, the tokens it gets, the draft tokens verified for it, and its
-        output tokens so far, including this step. int64, shape (requests that get tokens,).
-    finished
-        Whether the request has all its tokens. bool, same shape.
+    emissions
+        The requests that get tokens, in order of admission.
     admitted
         Requests that joined the batch.
-    batch_requests, batch_tokens, context_tokens, k
-        What determines the duration: requests and tokens scheduled, context tokens that they attend to, and k.
+    k, batch_tokens, context_tokens
+        What determines the duration, with the number of emissions: k, the tokens scheduled, and the context tokens that
+        they attend to.
     """
 
     duration_s: float
-    request_ids: Ints
-    tokens: Ints
-    drafted: Ints
-    sent: Ints
-    finished: npt.NDArray[np.bool_]
-    admitted: tuple[Admission, ...]
-    batch_requests: int
+    emissions: list[Emission]
+    admitted: list[Admission]
+    k: int
     batch_tokens: int
     context_tokens: int
-    k: int
-
-    @property
-    def emissions(self) -> list[Emission]:
-        """The emitted tokens, request by request."""
-        first = self.sent == self.tokens
-        columns = (self.request_ids, self.tokens, self.drafted, first, self.finished)
-        return list(map(Emission._make, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of an engine since it was created.
+    """Totals of an engine since it was created. A step is counted when it begins.
 
     Parameters
     ----------
@@ -81,7 +72,7 @@ class Counters:
         Prompt tokens looked up and found in the prefix cache.
     """
 
-    accepted_at: Ints
+    accepted_at: npt.NDArray[np.int64]
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

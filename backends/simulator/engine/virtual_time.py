@@ -1,21 +1,19 @@
-"""Traces and closed loops played in virtual time, on one engine or on a fleet."""
+"""Traces and closed loops played in virtual time."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.drafting.script import Script
-from backends.simulator.engine.engine import Engine, Step
-
-if TYPE_CHECKING:  # importing the fleet loads a compiler, which a single engine does not need
-    from backends.simulator.engine.fleet import Completion, Fleet
+from backends.simulator.engine.fleet import Completion, Fleet, Step
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,15 +79,19 @@ class Arrival(NamedTuple):
     prefix_blocks: tuple[int, ...] = ()
 
 
-def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Timeline:
-    """Play requests that arrive at given times (an open loop) until all have ended.
+def run_virtual(
+    fleet: Fleet, arrivals: Iterable[tuple[float, Script]], observe: Callable[[Step], None] | None = None
+) -> Timeline:
+    """Play requests that arrive at given times (an open loop) on one replica until all have ended.
 
     Parameters
     ----------
-    engine
-        An idle engine.
+    fleet
+        A new fleet of one, whose ids begin at 0.
     arrivals
         Pairs of arrival time in seconds and script, in order of arrival; read as they are needed.
+    observe
+        Called with each step.
 
     Raises
     ------
@@ -99,12 +101,12 @@ def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Tim
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration
-    >>> from backends.calibration.parameters import EngineParameters
     >>> from backends.drafting.script import plain_steps
+    >>> from backends.simulator.engine.fleet import Replica
     >>> from backends.speculation import Method
-    >>> engine = Engine(EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
+    >>> fleet = Fleet([Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)])
     >>> script = Script(100, 20, *plain_steps(20))
-    >>> timeline = run_virtual(engine, [(0.0, script), (0.5, script)])
+    >>> timeline = run_virtual(fleet, [(0.0, script), (0.5, script)])
     >>> timeline.output_tokens
     array([20, 20])
     >>> bool(np.allclose(timeline.ttft_s[0], timeline.ttft_s[1]))
@@ -116,22 +118,30 @@ def run_virtual(engine: Engine, arrivals: Iterable[tuple[float, Script]]) -> Tim
     now_s = 0.0 if following is None else following[0]
     while True:
         while following is not None and following[0] <= now_s:
-            log.add_arrival(engine.submit(following[1], following[0]), following[0], following[1])
-            earlier_s, following = following[0], next(coming, None)
-            if following is not None and following[0] < earlier_s:
-                raise ValueError(f"arrivals are out of order: {following[0]} s after {earlier_s} s")
-        step = engine.step(now_s)
+            arrived_s, script = following
+            log.add(arrived_s, script.output_tokens)
+            fleet.submit_script(0, script, arrived_s)
+            following = next(coming, None)
+        step = fleet.step(now_s)
         if step is not None:
-            now_s += step.duration_s
-            log.add_step(step, now_s)
+            now_s = log.add_step(step, now_s)
+            if observe is not None:
+                observe(step)
         elif following is not None:
             now_s = following[0]
         else:
             return log.timeline()
 
 
-def run_closed_loop(engine: Engine, scripts: Iterable[Script], concurrency: int) -> Timeline:
-    """Play requests of `concurrency` clients, each of which sends its next request when the last one has ended.
+def run_closed_loop(
+    fleet: Fleet, scripts: Iterable[Script], concurrency: int, observe: Callable[[Step], None] | None = None
+) -> Timeline:
+    """Play requests of `concurrency` clients on one replica; each sends its next request when the last one has ended.
+
+    Parameters
+    ----------
+    fleet, observe
+        As for `run_virtual`.
 
     Raises
     ------
@@ -140,18 +150,19 @@ def run_closed_loop(engine: Engine, scripts: Iterable[Script], concurrency: int)
     """
     if concurrency < 1:
         raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
-    log = _Log()
-    coming: Iterator[Script] = iter(scripts)
+    log, coming = _Log(), iter(scripts)
     now_s, idle = 0.0, concurrency
     while True:
-        for script in (script for _, script in zip(range(idle), coming, strict=False)):
-            log.add_arrival(engine.submit(script, now_s), now_s, script)
-        step = engine.step(now_s)
+        for script in islice(coming, idle):
+            log.add(now_s, script.output_tokens)
+            fleet.submit_script(0, script, now_s)
+        step = fleet.step(now_s)
         if step is None:
             return log.timeline()
-        now_s += step.duration_s
-        log.add_step(step, now_s)
-        idle = int(step.finished.sum())
+        now_s = log.add_step(step, now_s)
+        idle = sum(not emission.left for emission in step.emissions)
+        if observe is not None:
+            observe(step)
 
 
 def run_fleet(
@@ -179,64 +190,59 @@ def run_fleet(
     ValueError
         If arrivals are out of order, or the engine refuses a request.
     """
-    arrived, first, last, tokens = array("d"), array("d"), array("d"), array("q")
+    log = _Log()
 
     def record(completions: list[Completion]) -> None:
         for completion in completions:
-            first[completion.request_id] = completion.first_s
-            last[completion.request_id] = completion.ended_s
+            log.first_s[completion.request_id] = completion.first_s
+            log.last_s[completion.request_id] = completion.ended_s
             if observe is not None:
                 observe(completion)
 
-    now_s = -math.inf
     for arrival in arrivals:
-        if arrival.arrived_s < now_s:
-            raise ValueError(f"arrivals are out of order: {arrival.arrived_s} s after {now_s} s")
-        now_s = arrival.arrived_s
-        record(fleet.advance(now_s))
-        _, prompt_tokens, output_tokens, kind, temperature, blocks = arrival
+        arrived_s, prompt_tokens, output_tokens, kind, temperature, blocks = arrival
+        log.add(arrived_s, output_tokens)
+        record(fleet.advance(arrived_s))
         fleet.submit(
             choose(arrival),
             prompt_tokens,
             output_tokens,
-            now_s,
+            arrived_s,
             kind=kind,
             temperature=temperature,
             prefix_blocks=blocks,
         )
-        arrived.append(now_s)
-        first.append(math.nan)
-        last.append(math.nan)
-        tokens.append(output_tokens)
     record(fleet.advance(math.inf))
-    start = np.array(arrived)
-    return Timeline(start, np.array(first) - start, np.array(last) - start, np.array(tokens, np.int64))
+    return log.timeline()
 
 
 class _Log:
-    """Times of arrival, first token and last token of each request."""
+    """Times of arrival, first token and last token of each request, by id."""
 
     def __init__(self) -> None:
-        self._ordinals: dict[int, int] = {}
-        self._arrived: list[float] = []
-        self._first: list[float] = []
-        self._last: list[float] = []
-        self._tokens: list[int] = []
+        self.first_s, self.last_s = array("d"), array("d")
+        self._arrived_s, self._tokens = array("d"), array("q")
 
-    def add_arrival(self, request_id: int, now_s: float, script: Script) -> None:
-        self._ordinals[request_id] = len(self._arrived)
-        self._arrived.append(now_s)
-        self._first.append(np.nan)
-        self._last.append(np.nan)
-        self._tokens.append(script.output_tokens)
+    def add(self, arrived_s: float, output_tokens: int) -> None:
+        """Add a request."""
+        if self._arrived_s and arrived_s < self._arrived_s[-1]:
+            raise ValueError(f"arrivals are out of order: {arrived_s} s after {self._arrived_s[-1]} s")
+        self._arrived_s.append(arrived_s)
+        self._tokens.append(output_tokens)
+        self.first_s.append(math.nan)
+        self.last_s.append(math.nan)
 
-    def add_step(self, step: Step, now_s: float) -> None:
-        for request_id in step.request_ids[step.sent == step.tokens].tolist():
-            self._first[self._ordinals[request_id]] = now_s
-        for request_id in step.request_ids[step.finished].tolist():
-            self._last[self._ordinals.pop(request_id)] = now_s
+    def add_step(self, step: Step, now_s: float) -> float:
+        """Add a step that begins now, and return its end."""
+        ends_s = now_s + step.duration_s
+        for request_id, tokens, _, sent, left in step.emissions:
+            if sent == tokens:
+                self.first_s[request_id] = ends_s
+            if not left:
+                self.last_s[request_id] = ends_s
+        return ends_s
 
     def timeline(self) -> Timeline:
-        arrived = np.array(self._arrived, np.float64)
-        first, last = np.array(self._first, np.float64), np.array(self._last, np.float64)
-        return Timeline(arrived, first - arrived, last - arrived, np.array(self._tokens, np.int64))
+        arrived_s = np.array(self._arrived_s)
+        first_s, last_s = np.array(self.first_s), np.array(self.last_s)
+        return Timeline(arrived_s, first_s - arrived_s, last_s - arrived_s, np.array(self._tokens, np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.calibration.calibration import Kind
 from backends.simulator.server.protocol import SampledBody
@@ -38,6 +38,12 @@ class Answer:
     stop_reason: str | int | None = None
 
 
+def sampling(body: SampledBody, index: int) -> Sampling:
+    """Return how choice `index` of a request is sampled; its temperature is the client's or has been set."""
+    assert body.temperature is not None
+    return Sampling(body.temperature, 1.0 if body.top_p is None else body.top_p, body.seed, index)
+
+
 def compose(
     model: TargetModel, prompt_ids: list[int], body: SampledBody, limit: int, index: int, forced: str | None
 ) -> Answer:
@@ -50,13 +56,11 @@ def compose(
     forced
         Text required by a schema or a tool call; None to let the model write.
     """
-    temperature = 1.0 if body.temperature is None else body.temperature
-    if body.top_k == 1:
-        temperature = 0.0
     if forced is None:
-        top_p = 1.0 if body.top_p is None else body.top_p
-        sampling = Sampling(temperature, top_p, body.seed, index)
-        writing = model.write(prompt_ids, sampling, limit, body.min_tokens, endless=body.ignore_eos)
+        how = sampling(body, index)
+        if body.top_k == 1:
+            how = replace(how, temperature=0.0)
+        writing = model.write(prompt_ids, how, limit, body.min_tokens, endless=body.ignore_eos)
         ids, confidence, kind, stopped = writing.ids, writing.confidence, writing.kind, writing.stopped
     else:
         forced_ids = [*model.tokenizer.encode(forced), END_OF_TURN]

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from backends.simulator.server.answer import compose
+from backends.simulator.server.answer import compose, sampling
 from backends.simulator.server.chat import ChatChoices
 from backends.simulator.server.completions import CompletionChoices
 from backends.simulator.server.protocol import (
     ChatBody,
     CompletionBody,
     RequestError,
-    SampledBody,
     check_sampling,
     token_limit,
 )
 from backends.simulator.text import task
-from backends.simulator.text.model import Sampling, TargetModel
+from backends.simulator.text.model import TargetModel
 from backends.simulator.text.structured import ToolCall, json_text, tool_call
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ class Served:
     names: tuple[str, ...]
     max_model_len: int
     num_speculative_tokens: int
-    default_temperature: float = 1.0
+    default_temperature: float
 
     def name_for(self, asked: str | None) -> str:
         """Return the model name of an answer.
@@ -88,7 +87,7 @@ def compose_chat(served: Served, body: ChatBody) -> ChatChoices:
     request_text = task.last_request(tokenizer.decode(prompt, special=True))
     answers, calls = [], []
     for index in range(body.n or 1):
-        random = served.model.random(prompt, _sampling(body, index))
+        random = served.model.random(prompt, sampling(body, index))
         call: ToolCall | None = None
         forced = None
         if tools and not (choice == "auto" and answered_tool):
@@ -118,7 +117,7 @@ def compose_completion(served: Served, body: CompletionBody) -> CompletionChoice
         limit = max(1, token_limit(body.max_tokens, len(prompt), served.max_model_len, at_least=0 if body.echo else 1))
         text = served.model.tokenizer.decode(prompt)
         for index in range(body.n or 1):
-            random = served.model.random(prompt, _sampling(body, index))
+            random = served.model.random(prompt, sampling(body, index))
             forced = _structured(partial(json_text, body.response_format, body.structured_outputs, text, random))
             answers.append(compose(served.model, prompt, body, limit, index, forced))
     return CompletionChoices(body, answers, served.model)
@@ -138,11 +137,6 @@ def _prompts(served: Served, body: CompletionBody) -> list[list[int]]:
         if worst >= len(served.model.tokenizer) or min(ids) < 0:
             raise RequestError(f"Token id {worst} is out of vocabulary")
     return encoded
-
-
-def _sampling(body: SampledBody, index: int) -> Sampling:
-    temperature = 1.0 if body.temperature is None else body.temperature
-    return Sampling(temperature, 1.0 if body.top_p is None else body.top_p, body.seed, index)
 
 
 def _check_logprobs(asked: int | None, field: str) -> None:

@@ -5,30 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 
+from backends.backend import EngineLoad
 from backends.drafting.script import Script
-from backends.simulator.engine.engine import Engine, Step
+from backends.simulator.engine.fleet import Counters, Fleet, Replica, Step, load_rules
 from backends.simulator.server.answer import Answer
-from backends.simulator.server.metrics import Gauges, Tallies
+from backends.simulator.server.metrics import Tallies
 from backends.simulator.server.playback import Play, TokenListener
 
 _MAX_LAG_S = 0.25
 
 
 class Driver:
-    """Plays requests on an engine, on the running event loop.
+    """Plays requests on a fleet of one, on the running event loop.
 
     Steps are paced against absolute deadlines, so that a late wake-up does not delay the next one. Only if the process
     is more than a quarter of a second behind is the excess given up.
 
     Parameters
     ----------
+    replica
+        Idle replica that belongs to no fleet.
     time_scale
         Real seconds per second of the engine; 0.1 plays ten times as fast.
     """
 
-    def __init__(self, engine: Engine, tallies: Tallies, time_scale: float = 1.0) -> None:
-        self.engine = engine
+    def __init__(self, replica: Replica, tallies: Tallies, time_scale: float = 1.0) -> None:
+        load_rules(replica)
         self.tallies = tallies
+        self._replica = replica
+        self._fleet = Fleet([replica])
         self._scale = time_scale
         self._origin_s = time.monotonic()
         self._loop = asyncio.get_running_loop()
@@ -38,17 +43,19 @@ class Driver:
         self._step: Step | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
 
-    def gauges(self) -> Gauges:
-        """Return the engine's current state."""
-        engine = self.engine
-        cache = (engine.counters.prefix_queries, engine.counters.prefix_hits)
-        return Gauges(engine.running, engine.waiting, engine.kv_usage, *cache, engine.counters.preemptions)
+    def load(self) -> EngineLoad:
+        """Return the engine's current load."""
+        return self._replica.report(time.monotonic())
+
+    def counters(self) -> Counters:
+        """Return the engine's counters."""
+        return self._fleet.counters()
 
     def play(self, index: int, answer: Answer, script: Script, listener: TokenListener) -> Play:
         """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
         play = Play(index, answer, script, listener, arrived_s=now_s)
-        request = self.engine.submit(script, self._engine_time(now_s))
+        request = self._fleet.submit_script(0, script, self._engine_time(now_s))
         self._plays[request] = play
         self._ids[play] = request
         if self._timer is None:
@@ -62,7 +69,7 @@ class Driver:
         request = self._ids.pop(play, None)
         if request is not None:
             del self._plays[request]
-            self.engine.cancel(request)
+            self._fleet.cancel(request)
             self.tallies.finished["abort"] += 1
 
     def close(self) -> None:
@@ -86,15 +93,15 @@ class Driver:
 
     def _begin(self, now_s: float) -> None:
         begins_s = max(self._ends_s, self._engine_time(now_s - _MAX_LAG_S))
-        self._step = self.engine.step(begins_s)
+        self._step = self._fleet.step(begins_s)
         if self._step is None:
             self._timer = None
             return
-        for admission in self._step.admitted:
-            admitted = self._plays[admission.request_id]
+        for request_id, cached_tokens in self._step.admitted:
+            admitted = self._plays[request_id]
             if not admitted.scheduled_s:  # else it was preempted and is admitted again
                 admitted.scheduled_s = now_s
-                admitted.cached_tokens = admission.cached_tokens
+                admitted.cached_tokens = cached_tokens
         self._ends_s = begins_s + self._step.duration_s
         delay_s = self._origin_s + self._ends_s * self._scale - time.monotonic()
         self._timer = self._loop.call_later(delay_s, self._tick) if delay_s > 0 else self._loop.call_soon(self._tick)
@@ -102,12 +109,12 @@ class Driver:
     def _deliver(self, step: Step, now_s: float) -> None:
         tallies = self.tallies
         generated = prefilled = 0
-        for emission in step.emissions:
-            play = self._plays.get(emission.request_id)
+        for request_id, tokens, drafted, end, _left in step.emissions:
+            play = self._plays.get(request_id)
             if play is None:
                 continue  # cancelled while the step ran
-            start, end = play.sent, play.sent + emission.tokens
-            generated += emission.tokens
+            start = play.sent
+            generated += tokens
             play.sent = end
             if start == 0:
                 prefilled += len(play.answer.prompt_ids)
@@ -115,17 +122,14 @@ class Driver:
                 tallies.time_to_first_token.observe(now_s - play.arrived_s)
             else:
                 tallies.inter_token_latency.observe(now_s - play.last_s)
-                if emission.drafted:
-                    play.drafted.append(emission.drafted)
-                    play.accepted.append(emission.tokens - 1)
-                    tallies.count_draft(emission.drafted, emission.tokens - 1)
+                if drafted:
+                    play.drafted.append(drafted)
+                    play.accepted.append(tokens - 1)
             play.last_s = now_s
             if play.finished:
                 del self._plays[self._ids.pop(play)]
                 self._count(play)
             play.listener.on_tokens(play, start, end)
-        tallies.prompt_tokens += prefilled
-        tallies.generation_tokens += generated
         tallies.iteration_tokens.observe(prefilled + generated)
 
     def _count(self, play: Play) -> None:

@@ -1,7 +1,7 @@
 """The counters of a replica, and its `/metrics` page with vLLM's names and labels.
 
-Counters and histograms are plain numbers, because each stream updates them several times a step; the text is rendered
-on request.
+Counters and histograms are plain numbers, because each stream updates them several times a step. On request they are
+copied, and a thread writes the page, which takes ten times as long as a step.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from backends.backend import EngineLoad
 from backends.drafting.script import BLOCK_TOKENS
+from backends.simulator.engine.step import Counters
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _LATENESS_S = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
@@ -31,9 +36,9 @@ _REQUEST_S = (
     *(960.0, 1920.0, 7680.0),
 )
 _HTTP_S = (0.1, 0.5, 1.0)
+_FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 Labels = dict[str, str]
-Sample = tuple[str, Labels, float]
 
 
 class Histogram:
@@ -41,323 +46,256 @@ class Histogram:
 
     Examples
     --------
-    >>> histogram = Histogram([1, 10])
+    >>> histogram = Histogram("tokens", "Tokens of a request.", (1, 10))
     >>> histogram.observe(7.0)
-    >>> [value for _, _, value in histogram.samples({})]  # three buckets, the count and the sum
-    [0, 1, 1, 1, 7.0]
+    >>> histogram.buckets(), histogram.sum
+    ([('1.0', 0), ('10.0', 1), ('+Inf', 1)], 7.0)
     """
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "about", "name", "sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(float(bound) for bound in bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.about = about
+        self.sum = 0.0
+        self._bounds = (*bounds, float("inf"))
+        self._counts = [0] * len(self._bounds)
 
     def observe(self, value: float) -> None:
         """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.sum += value
 
-    def samples(self, labels: Labels) -> Iterator[Sample]:
-        """Yield the cumulative buckets, the count and the sum."""
-        total = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            yield "_bucket", {**labels, "le": _number(bound)}, total
-        yield "_count", labels, total
-        yield "_sum", labels, self._sum
+    def buckets(self) -> list[tuple[str, int]]:
+        """Return the number of values up to each bound."""
+        return list(zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True))
 
 
-def _tokens_up_to(max_model_len: int) -> tuple[int, ...]:
-    return tuple(bound for bound in _TOKENS if bound <= max_model_len)
-
-
-@dataclass(slots=True)
 class Tallies:
-    """The counters of one replica since its start."""
+    """What a replica's server has counted since its start; the engine has counters of its own."""
 
-    max_model_len: int
-    since_s: float = field(default_factory=time.time)
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    finished: Counter[str] = field(default_factory=Counter)
-    rejected: int = 0
-    http_requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    http_durations: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    request_prompt_tokens: Histogram = field(init=False)
-    request_generation_tokens: Histogram = field(init=False)
-    request_max_generation_tokens: Histogram = field(init=False)
-    request_max_tokens: Histogram = field(init=False)
-    request_prefill_tokens: Histogram = field(init=False)
-    request_n: Histogram = field(default_factory=lambda: Histogram((1, 2, 5, 10, 20)))
-    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_ITERATION))
-    step_lateness: Histogram = field(default_factory=lambda: Histogram(_LATENESS_S))
-    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_TTFT_S))
-    inter_token_latency: Histogram = field(default_factory=lambda: Histogram(_ITL_S))
-    time_per_output_token: Histogram = field(default_factory=lambda: Histogram(_ITL_S))
-    e2e_latency: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
-    queue_time: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
-    inference_time: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
-    prefill_time: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
-    decode_time: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
-
-    def __post_init__(self) -> None:
-        bounds = _tokens_up_to(self.max_model_len)
-        self.request_prompt_tokens = Histogram(bounds)
-        self.request_generation_tokens = Histogram(bounds)
-        self.request_max_generation_tokens = Histogram(bounds)
-        self.request_max_tokens = Histogram(bounds)
-        self.request_prefill_tokens = Histogram(bounds)
-
-    def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count the draft of one request in one step; does nothing if there was none."""
-        if drafted:
-            self.drafts += 1
-            self.draft_tokens += drafted
-            self.accepted_tokens += accepted
-            for position in range(min(accepted, len(self.accepted_at))):
-                self.accepted_at[position] += 1
+    def __init__(self, max_model_len: int) -> None:
+        tokens = [bound for bound in _TOKENS if bound <= max_model_len]
+        self.since_s = time.time()
+        self.finished: Counter[str] = Counter()
+        self.rejected = 0
+        self.http_requests: Counter[tuple[str, str, str]] = Counter()
+        self.http_durations: dict[tuple[str, str], Histogram] = {}
+        self.request_prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Number of prefill tokens processed.", tokens
+        )
+        self.request_generation_tokens = Histogram(
+            "vllm:request_generation_tokens", "Number of generation tokens processed.", tokens
+        )
+        self.iteration_tokens = Histogram(
+            "vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", _ITERATION
+        )
+        self.request_max_generation_tokens = Histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Histogram of maximum number of requested generation tokens.",
+            tokens,
+        )
+        self.request_n = Histogram("vllm:request_params_n", "Histogram of the n request parameter.", (1, 2, 5, 10, 20))
+        self.request_max_tokens = Histogram(
+            "vllm:request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
+        )
+        self.time_to_first_token = Histogram(
+            "vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", _TTFT_S
+        )
+        self.inter_token_latency = Histogram(
+            "vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", _ITL_S
+        )
+        self.time_per_output_token = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Histogram of time_per_output_token_seconds per request.",
+            _ITL_S,
+        )
+        self.e2e_latency = Histogram(
+            "vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", _REQUEST_S
+        )
+        self.queue_time = Histogram(
+            "vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", _REQUEST_S
+        )
+        self.inference_time = Histogram(
+            "vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", _REQUEST_S
+        )
+        self.prefill_time = Histogram(
+            "vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", _REQUEST_S
+        )
+        self.decode_time = Histogram(
+            "vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", _REQUEST_S
+        )
+        self.request_prefill_tokens = Histogram(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            tokens,
+        )
+        self.step_lateness = Histogram(
+            "simulator:step_lateness_seconds",
+            "Seconds from a step's scheduled end until its last chunk was sent.",
+            _LATENESS_S,
+        )
 
     def count_http(self, handler: str, method: str, status: int, duration_s: float) -> None:
         """Count an answered HTTP request."""
         self.http_requests[handler, method, f"{status // 100}xx"] += 1
-        self.http_durations.setdefault((handler, method), Histogram(_HTTP_S)).observe(duration_s)
+        if (handler, method) not in self.http_durations:
+            name, about = "http_request_duration_seconds", "Latency with only few buckets by handler."
+            self.http_durations[handler, method] = Histogram(name, about, _HTTP_S)
+        self.http_durations[handler, method].observe(duration_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """The engine's state at the time of a scrape.
-
-    Parameters
-    ----------
-    cache_queries, cache_hits
-        Prompt tokens looked up and found in the prefix cache since the start.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    cache_queries: int = 0
-    cache_hits: int = 0
-    preemptions: int = 0
-
-
-def render(tallies: Tallies, gauges: Gauges, model_name: str, *, speculating: bool, kv_blocks: int = 0) -> bytes:
-    """Return the metrics page.
+class ReplicaMetrics:
+    """The metrics of a replica.
 
     Parameters
     ----------
-    kv_blocks
-        Number of blocks in the KV cache.
+    load, counters
+        Functions that return the engine's current load and counters.
     model_name
-        Value of the `model_name` label, which all metrics but the HTTP counters have.
+        Value of the `model_name` label, which all metrics but those of HTTP have.
     speculating
         Whether to include the counters of speculation, which a baseline server does not have.
+    kv_blocks
+        Number of blocks in the KV cache.
     """
-    page = _Page({"engine": "0", "model_name": model_name}, tallies.since_s)
-    if speculating:
-        _speculation(page, tallies)
-    _engine(page, gauges)
-    _tokens(page, tallies, gauges)
-    _requests(page, tallies)
-    config = {
-        "block_size": str(BLOCK_TOKENS),
-        "num_gpu_blocks": str(kv_blocks),
-        "kv_cache_size_tokens": str(kv_blocks * BLOCK_TOKENS),
-        "enable_prefix_caching": "True",
-    }
-    unlabelled = _Page({"engine": "0"}, tallies.since_s)  # metrics that vLLM does not label with the model
-    unlabelled.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", [(config, 1.0)])
-    _http(unlabelled, tallies)
-    return generate_latest(REGISTRY) + page.text() + unlabelled.text()
+
+    def __init__(
+        self,
+        tallies: Tallies,
+        load: Callable[[], EngineLoad],
+        counters: Callable[[], Counters],
+        model_name: str,
+        *,
+        speculating: bool,
+        kv_blocks: int = 0,
+    ) -> None:
+        self._tallies = tallies
+        self._load = load
+        self._engine_counters = counters
+        self._labels = {"engine": "0", "model_name": model_name}
+        self._speculating = speculating
+        self._cache = {
+            "engine": "0",
+            "block_size": str(BLOCK_TOKENS),
+            "num_gpu_blocks": str(kv_blocks),
+            "kv_cache_size_tokens": str(kv_blocks * BLOCK_TOKENS),
+            "enable_prefix_caching": "True",
+        }
+
+    def families(self) -> list[Metric]:
+        """Return the current metrics."""
+        return [*self._of_engine(), *self._of_server()]
+
+    def _of_engine(self) -> Iterator[Metric]:
+        load, counters = self._load(), self._engine_counters()
+        if self._speculating:
+            yield from self._counters(
+                ("spec_decode_num_drafts", "Number of spec decoding drafts.", counters.drafts),
+                ("spec_decode_num_draft_tokens", "Number of draft tokens.", counters.draft_tokens),
+                ("spec_decode_num_accepted_tokens", "Number of accepted tokens.", counters.accepted_tokens),
+            )
+            accepted_at = {str(position): count for position, count in enumerate(counters.accepted_at.tolist())}
+            about = "Accepted tokens per draft position."
+            yield self._split("spec_decode_num_accepted_tokens_per_pos", about, "position", accepted_at)
+        for name, about, value in (
+            ("num_requests_running", "Number of requests in model execution batches.", load.running),
+            ("num_requests_waiting", "Number of requests waiting to be processed.", load.waiting),
+            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", load.kv_usage),
+        ):
+            yield _gauge(f"vllm:{name}", about, (self._labels, value))
+        waiting = {"capacity": load.waiting, "deferred": 0}
+        yield _gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Number of waiting requests by reason.",
+            *((self._labels | {"reason": reason}, count) for reason, count in waiting.items()),
+        )
+        yield _gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", (self._cache, 1))
+        queries, hits = counters.prefix_queries, counters.prefix_hits
+        yield from self._counters(
+            ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", queries),
+            ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", hits),
+            ("num_preemptions", "Cumulative number of preemption from the engine.", counters.preemptions),
+            ("prompt_tokens", "Number of prefill tokens processed.", counters.prompt_tokens),
+            ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", hits),
+            ("generation_tokens", "Number of generation tokens processed.", counters.generation_tokens),
+        )
+        sources = {"local_compute": queries - hits, "local_cache_hit": hits, "external_kv_transfer": 0}
+        yield self._split("prompt_tokens_by_source", "Number of prompt tokens by source.", "source", sources)
+
+    def _of_server(self) -> Iterator[Metric]:
+        tallies = self._tallies
+        finished = {reason: tallies.finished[reason] for reason in _FINISH_REASONS}
+        about = "Count of successfully processed requests."
+        yield self._split("request_success", about, "finished_reason", finished)
+        rejected = {"max_num_queued_reqs": tallies.rejected, "max_num_queued_tokens": 0}
+        model = {"model_name": self._labels["model_name"]}
+        yield self._counter(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            *((model | {"reason": reason}, count) for reason, count in rejected.items()),
+        )
+        for histogram in vars(tallies).values():
+            if isinstance(histogram, Histogram):
+                yield self._histogram((self._labels, histogram))
+        labels = ("handler", "method", "status")
+        yield self._counter(
+            "http_requests",
+            "Total number of requests by method, status and handler.",
+            *((dict(zip(labels, key, strict=True)), count) for key, count in tallies.http_requests.items()),
+        )
+        if tallies.http_durations:
+            yield self._histogram(
+                *((dict(zip(labels, key, strict=False)), each) for key, each in tallies.http_durations.items())
+            )
+
+    def _counters(self, *rows: tuple[str, str, float]) -> Iterator[Metric]:
+        for name, about, value in rows:
+            yield self._counter(f"vllm:{name}", about, (self._labels, value))
+
+    def _split(self, name: str, about: str, label: str, values: dict[str, int]) -> Metric:
+        """Return a counter with one value for each value of a label."""
+        samples = ((self._labels | {label: key}, value) for key, value in values.items())
+        return self._counter(f"vllm:{name}", about, *samples)
+
+    def _counter(self, name: str, about: str, *samples: tuple[Labels, float]) -> Metric:
+        family = CounterMetricFamily(name, about)
+        for labels, value in samples:
+            family.add_sample(f"{name}_total", labels, value)
+            family.add_sample(f"{name}_created", labels, self._tallies.since_s)
+        return family
+
+    def _histogram(self, *samples: tuple[Labels, Histogram]) -> Metric:
+        name = samples[0][1].name
+        family = HistogramMetricFamily(name, samples[0][1].about)
+        for labels, histogram in samples:
+            buckets = histogram.buckets()
+            for bound, count in buckets:
+                family.add_sample(f"{name}_bucket", labels | {"le": bound}, count)
+            family.add_sample(f"{name}_count", labels, buckets[-1][1])
+            family.add_sample(f"{name}_sum", labels, histogram.sum)
+            family.add_sample(f"{name}_created", labels, self._tallies.since_s)
+        return family
 
 
-class _Page:
-    """Lines of the Prometheus text format."""
+class _Families(Collector):
+    """Metrics that have been collected."""
 
-    def __init__(self, labels: Labels, since_s: float) -> None:
-        self.labels = labels
-        self._since_s = since_s
-        self._lines: list[str] = []
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
 
-    def text(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode()
-
-    def gauge(self, name: str, about: str, values: Iterable[tuple[Labels, float]]) -> None:
-        self._family(name, about, "gauge", [("", {**self.labels, **labels}, value) for labels, value in values])
-
-    def counter(self, name: str, about: str, values: Iterable[tuple[Labels, float]], *, shared: bool = True) -> None:
-        common = self.labels if shared else {}
-        samples = [("", {**common, **labels}, value) for labels, value in values]
-        self._family(f"{name}_total", about, "counter", samples)
-        self._family(f"{name}_created", about, "gauge", [("", labels, self._since_s) for _, labels, _ in samples])
-
-    def histogram(self, name: str, about: str, histogram: Histogram) -> None:
-        self.histograms(name, about, [(self.labels, histogram)])
-
-    def histograms(self, name: str, about: str, each: Sequence[tuple[Labels, Histogram]]) -> None:
-        samples = [sample for labels, histogram in each for sample in histogram.samples(labels)]
-        self._family(name, about, "histogram", samples)
-        self._family(f"{name}_created", about, "gauge", [("", labels, self._since_s) for labels, _ in each])
-
-    def _family(self, name: str, about: str, kind: str, samples: Iterable[Sample]) -> None:
-        self._lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        for suffix, labels, value in samples:
-            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in sorted(labels.items()))
-            self._lines.append(f"{name}{suffix}{{{shown}}} {_number(value)}")
+    def collect(self) -> list[Metric]:
+        """Return the metrics."""
+        return self._families
 
 
-def _number(value: float) -> str:
-    """Format a number as Prometheus' client does: as a float, with an exponent from a million on."""
-    if value == float("inf"):
-        return "+Inf"
-    text = repr(float(value))
-    point = text.find(".")
-    if value > 0 and point > 6:
-        digits = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0").rstrip(".")
-        return f"{digits}e+{point - 1:02d}"
-    return text
+def page(families: list[Metric]) -> bytes:
+    """Return the metrics page of a replica, which begins with the metrics of the process."""
+    return generate_latest(REGISTRY) + generate_latest(_Families(families))
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _speculation(page: _Page, tallies: Tallies) -> None:
-    page.counter("vllm:spec_decode_num_drafts", "Number of spec decoding drafts.", [({}, tallies.drafts)])
-    page.counter("vllm:spec_decode_num_draft_tokens", "Number of draft tokens.", [({}, tallies.draft_tokens)])
-    page.counter("vllm:spec_decode_num_accepted_tokens", "Number of accepted tokens.", [({}, tallies.accepted_tokens)])
-    page.counter(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Accepted tokens per draft position.",
-        [({"position": str(position)}, count) for position, count in enumerate(tallies.accepted_at)],
-    )
-
-
-def _engine(page: _Page, gauges: Gauges) -> None:
-    page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", [({}, gauges.running)])
-    page.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", [({}, gauges.waiting)])
-    page.gauge(
-        "vllm:num_requests_waiting_by_reason",
-        "Number of waiting requests by reason.",
-        [({"reason": "capacity"}, gauges.waiting), ({"reason": "deferred"}, 0)],
-    )
-    page.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", [({}, gauges.kv_usage)])
-    page.counter(
-        "vllm:prefix_cache_queries",
-        "Prefix cache queries, in terms of number of queried tokens.",
-        [({}, gauges.cache_queries)],
-    )
-    page.counter(
-        "vllm:prefix_cache_hits",
-        "Prefix cache hits, in terms of number of cached tokens.",
-        [({}, gauges.cache_hits)],
-    )
-    page.counter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", [({}, gauges.preemptions)])
-
-
-def _tokens(page: _Page, tallies: Tallies, gauges: Gauges) -> None:
-    page.counter("vllm:prompt_tokens", "Number of prefill tokens processed.", [({}, tallies.prompt_tokens)])
-    page.counter(
-        "vllm:prompt_tokens_by_source",
-        "Number of prompt tokens by source.",
-        [
-            ({"source": "local_compute"}, tallies.prompt_tokens - gauges.cache_hits),
-            ({"source": "local_cache_hit"}, gauges.cache_hits),
-            ({"source": "external_kv_transfer"}, 0),
-        ],
-    )
-    page.counter(
-        "vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", [({}, gauges.cache_hits)]
-    )
-    page.counter("vllm:generation_tokens", "Number of generation tokens processed.", [({}, tallies.generation_tokens)])
-    page.counter(
-        "vllm:request_success",
-        "Count of successfully processed requests.",
-        [
-            ({"finished_reason": reason}, tallies.finished[reason])
-            for reason in ("stop", "length", "abort", "error", "repetition")
-        ],
-    )
-    labels = {"model_name": page.labels["model_name"]}
-    page.counter(
-        "vllm:admission_rejections",
-        "Number of admission attempts rejected by a queue limit, by reason.",
-        [
-            ({**labels, "reason": "max_num_queued_reqs"}, tallies.rejected),
-            ({**labels, "reason": "max_num_queued_tokens"}, 0),
-        ],
-        shared=False,
-    )
-
-
-def _requests(page: _Page, tallies: Tallies) -> None:
-    for name, about, histogram in (
-        ("request_prompt_tokens", "Number of prefill tokens processed.", tallies.request_prompt_tokens),
-        ("request_generation_tokens", "Number of generation tokens processed.", tallies.request_generation_tokens),
-        ("iteration_tokens_total", "Histogram of number of tokens per engine_step.", tallies.iteration_tokens),
-        (
-            "request_max_num_generation_tokens",
-            "Histogram of maximum number of requested generation tokens.",
-            tallies.request_max_generation_tokens,
-        ),
-        ("request_params_n", "Histogram of the n request parameter.", tallies.request_n),
-        ("request_params_max_tokens", "Histogram of the max_tokens request parameter.", tallies.request_max_tokens),
-        ("time_to_first_token_seconds", "Histogram of time to first token in seconds.", tallies.time_to_first_token),
-        ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", tallies.inter_token_latency),
-        (
-            "request_time_per_output_token_seconds",
-            "Histogram of time_per_output_token_seconds per request.",
-            tallies.time_per_output_token,
-        ),
-        ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", tallies.e2e_latency),
-        (
-            "request_queue_time_seconds",
-            "Histogram of time spent in WAITING phase for request.",
-            tallies.queue_time,
-        ),
-        (
-            "request_inference_time_seconds",
-            "Histogram of time spent in RUNNING phase for request.",
-            tallies.inference_time,
-        ),
-        (
-            "request_prefill_time_seconds",
-            "Histogram of time spent in PREFILL phase for request.",
-            tallies.prefill_time,
-        ),
-        ("request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", tallies.decode_time),
-        (
-            "request_prefill_kv_computed_tokens",
-            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-            tallies.request_prefill_tokens,
-        ),
-    ):
-        page.histogram(f"vllm:{name}", about, histogram)
-    about = "Seconds from a step's scheduled end until its last chunk was sent."
-    page.histogram("simulator:step_lateness_seconds", about, tallies.step_lateness)
-
-
-def _http(page: _Page, tallies: Tallies) -> None:
-    page.counter(
-        "http_requests",
-        "Total number of requests by method, status and handler.",
-        [
-            ({"handler": handler, "method": method, "status": status}, count)
-            for (handler, method, status), count in tallies.http_requests.items()
-        ],
-        shared=False,
-    )
-    page.histograms(
-        "http_request_duration_seconds",
-        "Latency with only few buckets by handler.",
-        [
-            ({"handler": handler, "method": method}, histogram)
-            for (handler, method), histogram in tallies.http_durations.items()
-        ],
-    )
+def _gauge(name: str, about: str, *samples: tuple[Labels, float]) -> Metric:
+    family = GaugeMetricFamily(name, about)
+    for labels, value in samples:
+        family.add_sample(name, labels, value)
+    return family

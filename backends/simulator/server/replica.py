@@ -13,7 +13,8 @@ from uuid import uuid4
 
 import orjson
 
-from backends.simulator.engine.engine import Engine
+from backends.calibration.calibration import load_calibration
+from backends.simulator.engine.replica import Replica as EngineReplica
 from backends.simulator.server.chat import ChatStream, chat_body
 from backends.simulator.server.completions import CompletionStream, completion_body
 from backends.simulator.server.composing import Served, compose_chat, compose_completion
@@ -28,7 +29,7 @@ from backends.simulator.server.messages import (
     messages_error,
     read_messages,
 )
-from backends.simulator.server.metrics import Tallies, render
+from backends.simulator.server.metrics import ReplicaMetrics, Tallies, page
 from backends.simulator.server.protocol import (
     Body,
     ChatBody,
@@ -69,8 +70,18 @@ class Replica:
         self.settings = settings
         self.port = settings.port
         parameters = settings.engine_parameters()
-        self._tallies = Tallies(settings.max_model_len, accepted_at=[0] * parameters.k)
-        self._driver = Driver(Engine(parameters), self._tallies, settings.time_scale)
+        calibration = load_calibration(settings.calibration)
+        engine = EngineReplica(settings.name, calibration, settings.method, parameters=parameters)
+        self._tallies = Tallies(settings.max_model_len)
+        self._driver = Driver(engine, self._tallies, settings.time_scale)
+        self._metrics = ReplicaMetrics(
+            self._tallies,
+            self._driver.load,
+            self._driver.counters,
+            settings.names[0],
+            speculating=parameters.k > 0,
+            kv_blocks=parameters.kv_blocks,
+        )
         self._served = Served(
             model, settings.names, settings.max_model_len, parameters.k, settings.default_temperature()
         )
@@ -91,7 +102,7 @@ class Replica:
             "/ping": ("GET, POST", _healthy),
             "/version": ("GET", partial(_json, {"version": VERSION})),
             "/load": ("GET", lambda exchange: _json({"server_load": self._service.in_flight}, exchange)),
-            "/metrics": ("GET", self._metrics),
+            "/metrics": ("GET", self._page),
             "/v1/models": ("GET", self._models),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
@@ -149,12 +160,10 @@ class Replica:
         duration_s = self._loop.time() - request.received_s
         self._tallies.count_http(request.path, request.method, exchange.status, duration_s)
 
-    def _metrics(self, exchange: Exchange) -> None:
-        speculating = self._served.num_speculative_tokens > 0
-        blocks = self._driver.engine.parameters.kv_blocks
-        name = self._served.names[0]
-        page = render(self._tallies, self._driver.gauges(), name, speculating=speculating, kv_blocks=blocks)
-        exchange.respond(200, page, "text/plain; version=0.0.4; charset=utf-8")
+    def _page(self, exchange: Exchange) -> None:
+        writing = self._loop.run_in_executor(None, page, self._metrics.families())
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        writing.add_done_callback(lambda written: exchange.respond(200, written.result(), content_type))
 
     def _models(self, exchange: Exchange) -> None:
         entries = [

@@ -15,7 +15,7 @@ import orjson
 
 from backends.drafting.script import Script
 from backends.simulator.drafting.proposers import Proposer
-from backends.simulator.server.answer import Answer
+from backends.simulator.server.answer import Answer, sampling
 from backends.simulator.server.composing import Served
 from backends.simulator.server.driver import Driver
 from backends.simulator.server.http import Exchange
@@ -126,7 +126,7 @@ class TextService:
 
     def _compose(self, api: Api[B, C], body: B) -> tuple[C, list[Script]]:
         choices = api.compose(self._served, body)
-        temperature = 1.0 if body.temperature is None else body.temperature
+        temperature = sampling(body, 0).temperature
         return choices, [
             self._proposer.script(answer.prompt_ids, answer.ids, temperature, answer.kind) for answer in choices.answers
         ]
@@ -148,7 +148,7 @@ class TextService:
             self._refuse(api, exchange, error)
             return
         answers, tallies = choices.answers, self._driver.tallies
-        if self._max_queued is not None and self._driver.engine.waiting + len(answers) > self._max_queued:
+        if self._max_queued is not None and self._driver.load().waiting + len(answers) > self._max_queued:
             tallies.rejected += len(answers)
             self._refuse_busy(api, exchange, streaming=bool(body.stream))
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -83,12 +82,6 @@ class BackendModel:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""
         model = self.fitted.acceptance
         return model.tokens_per_step(self.arm, self.name, key), model.observations(self.arm, key)
-
-    def dry_run_copy(self) -> BackendModel:
-        """Return a copy whose backlog and prefix memory are independent of this model's."""
-        other = BackendModel(self.name, self.arm, self.prior, self.fitted, self.prefixes.dry_run_copy())
-        other.backlog, other.slowness = copy.copy(self.backlog), self.slowness
-        return other
 
 
 _NO_REPORT: Final = EngineLoad()

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-# Created per request, like the records in `policies.decision`.
-@dataclass(slots=True, init=False)
 class Mark:
     """The state of a backlog's time integrals when a request was sent; see `Backlog.since`."""
-
-    at_s: float
-    requests: float
-    context: float
-    prompt_tokens: float
 
     def __init__(self, at_s: float, requests: float, context: float, prompt_tokens: float) -> None:
         self.at_s = at_s
@@ -22,7 +15,6 @@ class Mark:
         self.prompt_tokens = prompt_tokens
 
 
-@dataclass(slots=True, init=False)
 class Share:
     """The work that one request is expected to add to a backend.
 
@@ -35,10 +27,6 @@ class Share:
     prompt_tokens
         Prompt tokens to compute, without cached ones.
     """
-
-    steps: float
-    context_tokens: float
-    prompt_tokens: float
 
     def __init__(self, steps: float, context_tokens: float, prompt_tokens: float) -> None:
         self.steps = steps

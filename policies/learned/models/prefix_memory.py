@@ -37,7 +37,6 @@ class PrefixMemory:
         self._max_prefixes = max_prefixes
         self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
-        self._is_dry_run = False
 
     def holders(self, request: RequestFeatures) -> list[int]:
         """Return the bit mask of holders of each prefix of a prompt, shortest first, up to the first without any."""
@@ -53,13 +52,7 @@ class PrefixMemory:
         """Return the prefixes of a new backend, without any yet."""
         bit = 1 << self._backends
         self._backends += 1
-        return BackendPrefixes(self._holders, bit, self._max_prefixes, remembers=not self._is_dry_run)
-
-    def dry_run_copy(self) -> PrefixMemory:
-        """Return a copy that shares the table and does not change it."""
-        other = PrefixMemory(self._max_prefixes)
-        other._holders, other._backends, other._is_dry_run = self._holders, self._backends, True
-        return other
+        return BackendPrefixes(self._holders, bit, self._max_prefixes)
 
 
 class BackendPrefixes:
@@ -76,11 +69,10 @@ class BackendPrefixes:
         Bit of this backend in the table.
     """
 
-    def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int, *, remembers: bool) -> None:
+    def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int) -> None:
         self._holders = holders
         self._bit = bit
         self._max_prefixes = max_prefixes
-        self._remembers = remembers
         self._used: OrderedDict[int, None] = OrderedDict()  # most recently used last
         self._trust = 1.0
 
@@ -98,8 +90,6 @@ class BackendPrefixes:
 
     def remember(self, request: RequestFeatures) -> None:
         """Add the prefixes of a prompt that is sent to the backend."""
-        if not self._remembers:
-            return
         used, holders = self._used, self._holders
         for prefix in reversed(request.prefix):  # the shortest last: it is the most useful, so it is evicted last
             if prefix in used:
@@ -116,12 +106,6 @@ class BackendPrefixes:
         if expected_tokens >= _MIN_TOKENS * trust:  # scaled by trust, or low trust could never recover
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
-
-    def dry_run_copy(self) -> BackendPrefixes:
-        """Return a copy that shares the prefixes and adds none."""
-        other = BackendPrefixes(self._holders, self._bit, self._max_prefixes, remembers=False)
-        other._used, other._trust = self._used, self._trust
-        return other
 
     def _forget(self, prefix: int) -> None:
         holders = self._holders[prefix] & ~self._bit

@@ -58,12 +58,7 @@ class StepCost(NamedTuple):
 
     def scaled(self, factor: float) -> StepCost:
         """Return the cost of an engine that takes `factor` times as long."""
-        return StepCost(
-            factor * self.base_s,
-            factor * self.per_request_s,
-            factor * self.per_context_token_s,
-            factor * self.per_prompt_token_s,
-        )
+        return StepCost(*[factor * seconds for seconds in self])
 
 
 _DEFAULT_K = {Method.SUFFIX: 24}

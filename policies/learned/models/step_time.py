@@ -81,26 +81,11 @@ def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -
     ratio = max(step_s, expected_s) / min(step_s, expected_s)
     weight = min(1.0, _OUTLIER / ratio) / expected_s**2
     _, requests, context, prompts = load
-    weighted_requests, weighted_context, weighted_prompts = weight * requests, weight * context, weight * prompts
-    weighted_s = weight * step_s
-    return (  # in the order of `_PAIRS`
-        1.0,
-        math.log(step_s / seconds(prior, load)),
-        weight,
-        weighted_requests,
-        weighted_context,
-        weighted_prompts,
-        weighted_requests * requests,
-        weighted_requests * context,
-        weighted_requests * prompts,
-        weighted_context * context,
-        weighted_context * prompts,
-        weighted_prompts * prompts,
-        weighted_s,
-        weighted_s * requests,
-        weighted_s * context,
-        weighted_s * prompts,
-    )
+    by_requests, by_context, by_prompts, by_s = weight * requests, weight * context, weight * prompts, weight * step_s
+    first = 1.0, math.log(step_s / seconds(prior, load)), weight, by_requests, by_context, by_prompts
+    row = by_requests * requests, by_requests * context, by_requests * prompts
+    rest = by_context * context, by_context * prompts, by_prompts * prompts
+    return *first, *row, *rest, by_s, by_s * requests, by_s * context, by_s * prompts
 
 
 def fit_scale(buckets: Mapping[Key, Sums]) -> float:

@@ -15,10 +15,9 @@ from backends.calibration.calibration import (
     calibration_names,
     load_calibration,
 )
-from backends.calibration.parameters import EngineParameters
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer
-from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.fleet import Fleet, Replica
 from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
 
@@ -105,8 +104,8 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
         proposer.script(rng.integers(0, 1 << 17, 128).tolist(), rng.integers(0, 1 << 17, 300).tolist(), 0.0, "chat")
         for _ in range(concurrency * 2 + 30)
     ]
-    engine = Engine(EngineParameters.of(calibration, method, config))
-    return run_closed_loop(engine, scripts, concurrency).tokens_per_s
+    fleet = Fleet([Replica("a", calibration, method, config)])
+    return run_closed_loop(fleet, scripts, concurrency).tokens_per_s
 
 
 @pytest.mark.slow

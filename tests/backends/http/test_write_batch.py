@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from backends.http import write_batch
-from backends.http.write_batch import BatchedTransport, WriteBatch
+from backends.http.write_batch import WriteBatch
 
 Pair = tuple[asyncio.Transport, socket.socket]
 
@@ -37,12 +37,11 @@ def arrived(end: socket.socket) -> bytes:
 async def test_writes_happen_in_order_at_the_end_of_the_iteration(pair: Pair) -> None:
     transport, end = pair
     batch = WriteBatch()
-    batched = BatchedTransport(transport, batch)
-    batched.write(b"one ")
-    batched.writelines([b"two ", b"three"])
+    batch.add(transport, b"one ")
+    batch.add(transport, b"two")
     assert arrived(end) == b""
     await asyncio.sleep(0)
-    assert arrived(end) == b"one two three"
+    assert arrived(end) == b"one two"
 
 
 async def test_a_long_iteration_writes_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,24 +60,12 @@ async def test_a_long_iteration_writes_before_its_end(pair: Pair, monkeypatch: p
 
 async def test_an_immediate_write_flushes_the_batch_first(pair: Pair) -> None:
     transport, end = pair
-    batched = BatchedTransport(transport, WriteBatch())
-    batched.write(b"head ")
-    batched.write_now(b"chunk")
+    batch = WriteBatch()
+    batch.add(transport, b"head ")
+    batch.write_now(transport, b"chunk")
     assert arrived(end) == b"head chunk"
     await asyncio.sleep(0)
     assert arrived(end) == b""
-
-
-@pytest.mark.parametrize("close", [BatchedTransport.close, BatchedTransport.write_eof])
-async def test_closing_writes_the_batch_first(pair: Pair, close: Callable[[BatchedTransport], None]) -> None:
-    transport, end = pair
-    batched = BatchedTransport(transport, WriteBatch())
-    batched.write(b"the last words")
-    close(batched)
-    assert batched.is_closing() == (close is BatchedTransport.close)
-    end.settimeout(5.0)
-    assert await asyncio.to_thread(end.recv, 100) == b"the last words"
-    assert await asyncio.to_thread(end.recv, 100) == b"", "closed"
 
 
 async def test_writes_to_a_closed_connection_do_not_affect_others(pair: Pair) -> None:

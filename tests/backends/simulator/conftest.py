@@ -12,6 +12,10 @@ from typing import IO, Any, cast
 
 import pytest
 
+from backends.calibration.calibration import load_calibration
+from backends.simulator.engine.fleet import Replica, load_rules
+from backends.speculation import Method
+
 MODEL = "llama-3.1-8b"
 NGRAM = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5, "prompt_lookup_max": 4}}
 EAGLE3 = {"method": "eagle3", "speculative_config": {"num_speculative_tokens": 3}}
@@ -55,6 +59,12 @@ def start(*replicas: dict[str, Any]) -> Simulator:
         raise AssertionError(f"the simulator exited with {process.wait(10)}")
     urls = {entry["name"]: entry["url"] for entry in json.loads(line)["ready"]}
     return Simulator(process, urls, ready_s)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Compile the step rules in a new checkout, so that no test has to wait for it."""
+    load_rules(Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
 
 
 @pytest.fixture(scope="session")

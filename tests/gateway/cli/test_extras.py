@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,17 @@ def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, requ
     result = CliRunner().invoke(app, commands[module])
     assert result.exit_code == 2
     assert f"gateway {commands[module][0]}: needs {module}: pip install 'speculation-gateway[lab]'" in result.stderr
+
+
+@pytest.mark.parametrize("without", [{"numba"}], indirect=True)
+@pytest.mark.usefixtures("without")
+def test_simulated_replicas_name_their_extra_before_anything_starts() -> None:
+    result = CliRunner().invoke(app, ["--config", "config/pool.yaml"])
+    assert result.exit_code == 2
+    assert result.stderr == "gateway: needs numba: pip install 'speculation-gateway[simulator]'\n"
+
+
+def test_the_gateway_of_simulated_replicas_loads_no_compiler() -> None:
+    serving = "import sys, pathlib, gateway.service.run, gateway.service.app, gateway.cli.check as check"
+    loaded = f"{serving}; check.read_pool(pathlib.Path('config/pool.yaml')); sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

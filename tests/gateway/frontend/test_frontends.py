@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from gateway.frontend import uvicorn
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.support.upstream import Wire, answer, delta
 
@@ -234,24 +233,6 @@ async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> No
             assert (await raw.answer())[0] == 200
         raw.close()
         assert [request.target for request in running.upstreams["a"].seen] == ["/version", "/nope?x=1"]
-
-
-def test_the_fast_frontend_supports_the_installed_uvicorn() -> None:
-    assert uvicorn.is_supported()
-
-
-def test_a_uvicorn_with_other_internals_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(uvicorn.HttpToolsProtocol, "on_response_complete")
-    assert not uvicorn.is_supported()
-
-
-async def test_with_an_unsupported_uvicorn_the_gateway_serves_through_asgi(
-    monkeypatch: pytest.MonkeyPatch, gateway_of: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("gateway.service.server.is_supported", lambda: False)
-    async with gateway_of({"a": "baseline"}, fast=True) as running:
-        assert (await running.chat()).status_code == 200
-    assert "serving through ASGI" in caplog.text
 
 
 async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request() -> None:

@@ -6,9 +6,10 @@ import asyncio
 import json
 from typing import Any
 
+import httptools
 import pytest
 
-from gateway.frontend import uvicorn
+from backends.http import server
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.gateway.frontend.test_frontends import Raw, post
 from tests.support.upstream import Wire, answer, delta, well
@@ -40,13 +41,13 @@ async def make_head_known(raw: Raw) -> None:
 
 async def test_known_heads_bypass_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    parse = uvicorn.HttpToolsProtocol.data_received
 
-    def record_and_parse(self: uvicorn.HttpToolsProtocol, data: bytes) -> None:
-        parsed.append(data)
-        parse(self, data)
+    class RecordingParser(httptools.HttpRequestParser):
+        def feed_data(self, data: bytes) -> None:
+            parsed.append(data)
+            super().feed_data(data)
 
-    monkeypatch.setattr(uvicorn.HttpToolsProtocol, "data_received", record_and_parse)
+    monkeypatch.setattr(httptools, "HttpRequestParser", RecordingParser)
     async with start_gateway({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
         raw = await Raw.to(running)
@@ -176,7 +177,7 @@ async def test_clients_that_leave(gateway_of: Start) -> None:
 
 
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn, "_SWEEP_S", 0.05)
+    monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = echo
@@ -193,7 +194,7 @@ async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monk
         await asyncio.sleep(0.5)  # longer than the keep-alive time
         await echo(wire)
 
-    monkeypatch.setattr(uvicorn, "_SWEEP_S", 0.05)
+    monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
     async with gateway_of({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = slow

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ import pytest
 import yaml
 
 from backends.backend import Backend, EngineLoad
+from backends.http.client import Address, UpstreamClient
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings
-from gateway.recorder import FinishedRequest, Recorder, recorder_issue, with_salt
+from gateway.recorder import Recorder, RequestNotes, recorder_issue, with_salt
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.routing.model import Model
+from gateway.relay.observers import EndedExchange, Times
+from gateway.routing.keys import Client
+from gateway.routing.model import Model, Upstream
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.metrics import Metrics
 from lab.trace import BrokenLine, TraceRecord, read_trace
@@ -42,23 +45,69 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-def finished(recorder: Recorder, number: int = 0, **changes: Any) -> FinishedRequest:
-    """Return a request that was answered."""
+ANY_DECISION = Decision("b", "random", "drawn", 0.5)
+
+
+@dataclass
+class Finished:
+    """A finished request, as the recorder gets it."""
+
+    notes: RequestNotes
+    ended: EndedExchange
+
+    def record(self, recorder: Recorder, **changes: Any) -> None:
+        recorder.add(self.notes, replace(self.ended, **changes))
+
+    def answer(self, text: str, size_bytes: int = 50, **fields: Any) -> None:
+        """Observe an answer in one piece."""
+        choice = {"message": {"content": text}, **fields}
+        ended: list[EndedExchange] = []
+        notes = RequestNotes(lambda _, end: ended.append(end), keeps_answer=True, max_bytes=1024)
+        notes.on_answer(b" " * size_bytes, {"choices": [choice]})
+        notes.on_end(self.ended)
+        assert ended == [self.ended]
+        self.notes.transcript = notes.transcript
+
+    def held_bytes(self) -> int:
+        return self.notes.held_bytes(self.ended)
+
+
+def routed_chat() -> RoutedRequest:
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
-    routed = RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
+    return RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
+
+
+def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: Any) -> Finished:
+    """Return a request that was answered."""
+    routed = routed_chat()
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
     decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
-    notes = recorder.start_notes(Endpoint.CHAT)
+    notes = recorder.follow(routed, b"")
     assert notes is not None
-    notes.note_candidates(backends)
+    notes.body = body
+    notes.on_send(decision, backends)
     notes.chunks.extend((10.0, 10.25, 10.75))
-    outcome = Outcome(features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5})
-    request = FinishedRequest(
-        notes, b"%d" % number, "team", routed, b"", decision, backends[0], "", 200, "ok", outcome, None, 9.0, 11.0
+    outcome = Outcome(
+        routed.features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5}
     )
-    return replace(request, **changes)
+    upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), Metrics().bind(backends[0]))
+    ended = EndedExchange(
+        b"%d" % number,
+        Client("team"),
+        routed,
+        decision,
+        upstream,
+        "",
+        200,
+        "ok",
+        Times(9.0, 10.0, 10.75, 11.0),
+        None,
+        None,
+        outcome,
+    )
+    return Finished(notes, replace(ended, **changes))
 
 
 @pytest.fixture
@@ -79,7 +128,7 @@ def started(tmp_path: Path) -> Any:
 
 def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
-    recorder.add(finished(recorder, 7))
+    finished(recorder, 7).record(recorder)
     recorder.stop()
     (record,) = records(tmp_path)
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
@@ -102,10 +151,10 @@ def test_propensities_of_other_candidates_are_implied_where_possible(
 ) -> None:
     recorder = started()
     for propensity in (1.0, 0.75):
-        recorder.add(finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)))
+        finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)).record(recorder)
     third = finished(recorder, decision=Decision("b", "random", "drawn", 0.5))
-    third.notes.note_candidates([*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
-    recorder.add(third)
+    third.notes.on_send(ANY_DECISION, [*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
+    third.record(recorder)
     recorder.stop()
     certain, one_other, two_others = records(tmp_path)
     assert [candidate.propensity for candidate in certain.candidates] == [1.0, 0.0]
@@ -119,7 +168,7 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
     recorder = started()
     request = finished(recorder)
     considered = CandidateScores(request.notes.candidates[:1], [2.5], [0.9])
-    recorder.add(replace(request, decision=Decision("b", "learned", "least_delay", 0.9, considered)))
+    request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
     recorder.stop()
     (record,) = records(tmp_path)
     assert [candidate[2:4] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
@@ -129,10 +178,10 @@ def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable
     recorder = started()
     first, second, third = finished(recorder), finished(recorder), finished(recorder)
     second.notes.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
-    second.notes.note_candidates(second.notes.candidates)
-    third.notes.note_candidates(third.notes.candidates[:1])
+    second.notes.on_send(ANY_DECISION, second.notes.candidates)
+    third.notes.on_send(ANY_DECISION, third.notes.candidates[:1])
     for request in (first, second, third, finished(recorder)):
-        recorder.add(replace(request, decision=Decision("b", "random", "drawn", 0.5)))
+        request.record(recorder, decision=Decision("b", "random", "drawn", 0.5))
     recorder.stop()
     candidates = [
         [(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)
@@ -144,7 +193,7 @@ def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable
 def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, queue=3))
     for number in range(5):
-        recorder.add(finished(recorder, number))
+        finished(recorder, number).record(recorder)
     assert recorder.dropped == 2
     recorder.start()
     recorder.stop()
@@ -163,7 +212,7 @@ def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> Non
 def test_queued_texts_are_limited(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="full", queue_mib=1, max_text_kib=600))
     for number in range(4):
-        recorder.add(finished(recorder, number, body=b"x" * 600_000))
+        finished(recorder, number, body=b"x" * 600_000).record(recorder)
     assert recorder.dropped == 2
 
 
@@ -171,32 +220,31 @@ def test_queued_requests_are_counted_by_their_memory(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="hashes", max_text_kib=1))
     stream = finished(recorder, body=b"x" * 10)
     assert stream.held_bytes() == 10
-    stream.notes.keep(b"y" * 100)
+    stream.notes.on_chunk(b"y" * 100, 11.0)
     assert stream.held_bytes() == 110
-    plain = finished(recorder, routed=RoutedRequest(stream.routed.model, None, prompt=Prompt(["abc", "ä"])))
+    features = stream.ended.routed.features
+    plain = finished(recorder, routed=RoutedRequest(stream.ended.routed.model, features, prompt=Prompt(["abc", "ä"])))
     assert plain.held_bytes() == 3 + 4
-    plain.notes.keep_document(
-        Endpoint.CHAT, {"choices": [{"message": {"content": "ja 😀"}, "token_ids": [1, 2]}]}, 1000
-    )
+    plain.answer("ja 😀", size_bytes=1000, token_ids=[1, 2])
     assert plain.held_bytes() == 3 + 4 + 16 + 80
-    plain.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "too long with this"}}]}, 25)
-    assert plain.notes.transcript is not None
-    assert plain.notes.transcript.text == "ja 😀"
+    long = finished(recorder)
+    long.answer("too long with this", size_bytes=1025)
+    assert long.notes.transcript is None
 
 
 def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, sample=0.25))
-    recorded = sum(recorder.start_notes(Endpoint.CHAT) is not None for _ in range(4000))
+    routed = routed_chat()
+    recorded = sum(recorder.follow(routed, b"") is not None for _ in range(4000))
     assert 800 < recorded < 1200
-    assert recorder.start_notes(Endpoint.OTHER) is None
 
 
 def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     request = finished(recorder, 1)
     considered = CandidateScores(request.notes.candidates[:1], [1.0], [])  # inconsistent, by a defect of the policy
-    recorder.add(replace(request, decision=Decision("b", "learned", "least_delay", 1.0, considered)))
-    recorder.add(finished(recorder, 2))
+    request.record(recorder, decision=Decision("b", "learned", "least_delay", 1.0, considered))
+    finished(recorder, 2).record(recorder)
     recorder.stop()
     assert [record.id for record in records(tmp_path)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
@@ -208,16 +256,16 @@ def test_write_errors_are_counted_and_writing_is_retried(
     path = tmp_path / "traces"
     path.write_text("no folder")
     recorder = started(path=path, flush_s=0.01)
-    recorder.add(finished(recorder, 1))
+    finished(recorder, 1).record(recorder)
     until(lambda: recorder.failed == 1)
-    recorder.add(finished(recorder, 2))
+    finished(recorder, 2).record(recorder)
     until(lambda: recorder.failed == 2)
     assert [line.message for line in caplog.records if "recorder" in line.message] == [
         f"recorder: records are lost: {path}: File exists "
         "(logged once a minute; gateway_recorder_records_total counts them)"
     ]
     path.unlink()
-    recorder.add(finished(recorder, 3))
+    finished(recorder, 3).record(recorder)
     recorder.stop()
     assert [record.id for record in records(path)] == ["3"]
 
@@ -318,11 +366,16 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
     later = RecordBuilder("hashes", TextHasher(b"salt"))
     for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
         request = finished(recorder)
-        routed = RoutedRequest(request.routed.model, request.routed.features, prompt=Prompt([prompt, "and more"]))
-        request = replace(request, routed=routed)
+        routed = RoutedRequest(
+            request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt, "and more"])
+        )
+        request = Finished(request.notes, replace(request.ended, routed=routed))
         del request.notes.chunks[:]
-        request.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "two words, 12345"}}]}, 50)
-        begun, pending = at_once.begin(request, 1.0), later.begin(request, 1.0)
+        request.answer("two words, 12345")
+        begun, pending = (
+            at_once.begin(request.notes, request.ended, 1.0),
+            later.begin(request.notes, request.ended, 1.0),
+        )
         assert isinstance(begun, bytes) is is_short
         assert isinstance(pending, PendingRecord)
         lines = [begun] if isinstance(begun, bytes) else at_once.end([begun])
@@ -335,11 +388,11 @@ def test_all_hashes_of_a_recorder_have_the_same_salt(tmp_path: Path, started: Ca
     recorder = started(text="hashes")
     for number, prompt in enumerate(("two words", "two words" * 1000)):
         request = finished(recorder, number)
-        routed = RoutedRequest(request.routed.model, request.routed.features, prompt=Prompt([prompt]))
-        request = replace(request, routed=routed)
+        routed = RoutedRequest(request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt]))
+        request = Finished(request.notes, replace(request.ended, routed=routed))
         del request.notes.chunks[:]
-        request.notes.keep_document(Endpoint.CHAT, {"choices": [{"message": {"content": "two words"}}]}, 50)
-        recorder.add(request)
+        request.answer("two words")
+        request.record(recorder)
     recorder.stop()
     short, long = records(tmp_path)
     assert short.hashing == long.hashing

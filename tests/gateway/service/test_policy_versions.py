@@ -16,11 +16,13 @@ from gateway.cli.app import app
 from gateway.service.policy_versions import settings_of
 from gateway.state import sync
 from policies.learned.policy import Learned
+from policies.roles import Freezable
 from policies.rules.policy import Thresholds
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LEARNED = {"name": "learned", "seed": 0}
+GUARDED = {"name": "thresholds", "guardrail": {"share": 0.01}, "outlier_ejection": True}
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +38,9 @@ def state(tmp_path: Path) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def learning(state: Any) -> AsyncIterator[Running]:
+async def learning(state: Any, policy: dict[str, Any] = LEARNED) -> AsyncIterator[Running]:
     methods = {"a": "baseline", "b": "ngram"}
-    async with start_gateway(methods, LEARNED, state=state) as running:
+    async with start_gateway(methods, policy, state=state) as running:
         yield running
 
 
@@ -63,6 +65,12 @@ async def failure_of(running: Running, *arguments: str) -> str:
     assert result.exit_code == 1
     assert not result.stdout
     return str(result.stderr)
+
+
+def freezable(running: Running) -> Freezable:
+    policy = running.gateway.models[MODEL].policy
+    assert isinstance(policy, Freezable)
+    return policy
 
 
 def learned(running: Running) -> Learned:
@@ -163,10 +171,18 @@ async def test_only_a_learned_policy_has_rules() -> None:
         assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
 
 
+async def test_a_policy_with_a_guardrail_has_no_rules_of_its_own(state: Any) -> None:
+    async with learning(state, GUARDED) as running:
+        assert await ask(running) == ["thresholds"]
+        for arguments in (("distill",), ("pin", "1"), ("unpin",)):
+            assert "m has the policy `thresholds`; only `learned` has" in await failure_of(running, *arguments)
+
+
 @pytest.mark.slow
-async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any) -> None:
-    async with learning(state) as one, learning(state) as two:
-        policies = [learned(one), learned(two)]
+@pytest.mark.parametrize("settings", [LEARNED, GUARDED], ids=["learned", "guarded"])
+async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, settings: dict[str, Any]) -> None:
+    async with learning(state, settings) as one, learning(state, settings) as two:
+        policies = [freezable(one), freezable(two)]
         for policy in policies:
             for _ in range(400):
                 policy.guardrail.observe(1.0, control=True)

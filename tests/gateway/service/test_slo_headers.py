@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.errors import GatewayError
-from gateway.routing.router import RoutingHeaders
+from gateway.recorder import RequestNotes
+from gateway.relay.observers import EndedExchange
+from gateway.routing.router import RoutedRequest, RoutingHeaders
 from policies.features.request import Endpoint, RequestFeatures
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 
@@ -94,9 +96,16 @@ async def test_the_objective_of_a_key_applies_to_requests_without_headers(fast: 
     policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
     async with start_gateway({"a": "baseline", "b": "baseline"}, policy, fast=fast, keys=KEYS) as running:
         observed: list[tuple[float | None, float | None]] = []
-        running.gateway.relay.listeners.append(
-            lambda outcome: observed.append((outcome.request.slo_ttft_s, outcome.request.slo_tpot_s))
-        )
+
+        class Follow:
+            def follow(self, routed: RoutedRequest, body: bytes) -> RequestNotes:
+                return RequestNotes(self.see, keeps_answer=False)
+
+            def see(self, notes: RequestNotes, ended: EndedExchange) -> None:
+                assert ended.outcome is not None
+                observed.append((ended.outcome.request.slo_ttft_s, ended.outcome.request.slo_tpot_s))
+
+        running.gateway.relay.followers[MODEL].append(Follow())
         for key, headers, ttft_s, tpot_s in BOUNDS:
             answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
             assert answer.status_code == 200

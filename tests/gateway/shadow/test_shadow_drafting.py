@@ -13,7 +13,12 @@ import orjson
 import pytest
 
 from backends.speculation import Method
-from gateway.shadow import ShadowDrafting
+from gateway.relay.observers import EndedExchange, Times
+from gateway.routing.keys import Client
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
+from gateway.shadow.replay import ShadowDrafting
+from gateway.shadow.text import AnswerText
 from gateway.telemetry.fallback import Fallback
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
@@ -47,9 +52,7 @@ def _policy(running: Running) -> Learned:
 
 
 def _shadow(running: Running) -> ShadowDrafting:
-    shadow = running.gateway.models[MODEL].shadow
-    assert shadow is not None
-    return shadow
+    return running.gateway.shadow[MODEL]
 
 
 def _observed(policy: Learned) -> dict[tuple[str, str], float]:
@@ -123,7 +126,7 @@ async def test_nothing_is_replayed_if_the_policy_does_not_use_it(
     methods: dict[str, str], policy: dict[str, Any]
 ) -> None:
     async with start_gateway(methods, policy) as running:
-        assert running.gateway.models[MODEL].shadow is None
+        assert running.gateway.shadow == {}
         assert (await running.chat()).status_code == 200
 
 
@@ -149,24 +152,38 @@ BODY = orjson.dumps({"messages": [{"role": "user", "content": TEXT}]})
 ANSWER = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}]})
 
 
+def _begin(shadow: ShadowDrafting, body: bytes, endpoint: Endpoint = Endpoint.CHAT) -> AnswerText | None:
+    model = Model("m", _Recording(), 1.0, {})
+    return shadow.follow(RoutedRequest(model, _outcome(endpoint).request), body)
+
+
+def _end(text: AnswerText | None) -> None:
+    """Observe the end of a request that succeeded."""
+    assert text is not None
+    model, outcome = Model("m", _Recording(), 1.0, {}), _outcome()
+    routed = RoutedRequest(model, outcome.request)
+    text.on_end(
+        EndedExchange(b"", Client(""), routed, outcome.decision, None, "", 200, "ok", Times(0.0), outcome=outcome)
+    )
+
+
 def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:
-    outcome = _outcome()
-    buffer = shadow.begin(outcome.request, BODY)
-    assert buffer is not None
-    buffer.append(answer)
-    shadow.add(outcome, BODY, buffer, streamed=False)
+    text = _begin(shadow, BODY)
+    assert text is not None
+    text.on_answer(answer, None)
+    _end(text)
 
 
 def test_texts_that_find_the_queue_full_are_dropped_and_counted() -> None:
     policy = _Recording()
     shadow = ShadowDrafting(policy, ShadowSettings(queue=3), [NGRAM])  # not started, so the queue is not emptied
-    early = shadow.begin(_outcome().request, b"{}")
+    early = _begin(shadow, b"{}")
     for _ in range(3):
         _add(shadow)
-    assert shadow.begin(_outcome().request, b"{}") is None, "no answer is buffered while the queue is full"
+    assert _begin(shadow, b"{}") is None, "no answer is collected while the queue is full"
     assert early is not None
-    early.append(b"{}")
-    shadow.add(_outcome(), b"{}", early, streamed=False)
+    early.on_answer(b"{}", None)
+    _end(early)
     assert (shadow.waiting, shadow.dropped) == (3, 2)
     small = ShadowDrafting(policy, ShadowSettings(queue_mib=0.001), [NGRAM])
     for _ in range(5):
@@ -176,14 +193,13 @@ def test_texts_that_find_the_queue_full_are_dropped_and_counted() -> None:
 
 def test_long_texts_and_other_endpoints_are_not_replayed() -> None:
     shadow = ShadowDrafting(_Recording(), ShadowSettings(max_text_kib=1), [NGRAM])
-    chat = _outcome().request
-    assert shadow.begin(chat, b"x" * 1025) is None
-    assert shadow.begin(_outcome(Endpoint.EMBEDDINGS).request, b"{}") is None
-    buffer = shadow.begin(chat, b"{}")
-    assert buffer is not None
-    buffer.append(b"x" * 1000)
-    buffer.append(b"x" * 1000)
-    shadow.add(_outcome(), b"{}", buffer, streamed=True)
+    assert _begin(shadow, b"x" * 1025) is None
+    assert _begin(shadow, b"{}", Endpoint.EMBEDDINGS) is None
+    text = _begin(shadow, b"{}")
+    assert text is not None
+    text.on_chunk(b"x" * 1000, 1.0)
+    text.on_chunk(b"x" * 1000, 2.0)
+    _end(text)
     assert shadow.waiting == 0
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from backends.backend import Candidate
 from backends.pool import Pool
+from policies import policy
 from policies.features.request import RequestFeatures
-from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings, Work
+from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
+from policies.roles import Work
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+class BrokenSettings(PolicySettings):
+    breaks: tuple[str, ...]
 
 
 class Broken(Policy):
@@ -22,9 +29,12 @@ class Broken(Policy):
 
     name = "broken"
 
-    def __init__(self, *breaks: str) -> None:
-        super().__init__(PolicySettings())
-        self.breaks = breaks
+    Settings = BrokenSettings
+    settings: BrokenSettings
+
+    def __init__(self, settings: BrokenSettings) -> None:
+        super().__init__(settings)
+        self.breaks = settings.breaks
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         if "choose" in self.breaks:
@@ -34,7 +44,13 @@ class Broken(Policy):
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         if "assess" in self.breaks:
             raise ZeroDivisionError("no mean of nothing")
-        return super().assess(request, candidates)
+        return [Assessment(candidate.name, None, "") for candidate in candidates]
+
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        return self.choose(request, candidates)
+
+    def warm_up(self) -> None:
+        pass
 
     def observe(self, outcome: Outcome) -> None:
         if "observe" in self.breaks:
@@ -46,12 +62,20 @@ class Broken(Policy):
         return None
 
 
+def broken(*breaks: str) -> dict[str, Any]:
+    return {"name": Broken.name, "breaks": breaks}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy._REGISTRY, Broken.name, Broken)
+
+
 @pytest.mark.parametrize("how", ["choose", "nowhere"])
 async def test_requests_of_a_failing_policy_are_routed_by_load(
     gateway_of: Start, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_of() as running:
-        running.gateway.models[MODEL].policy = Broken(how)
+    async with gateway_of(policy=broken(how)) as running:
         running.backend("a").in_flight = 7
         answers = [await running.chat() for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
@@ -72,9 +96,8 @@ async def test_requests_of_a_failing_policy_are_routed_by_load(
 @pytest.mark.slow
 async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of: Start) -> None:
     keys = [{"name": "one", "key": "sk-one", "max_in_flight": 1}]
-    async with gateway_of(keys=keys) as running:
+    async with gateway_of(policy=broken("observe", "maintenance"), keys=keys) as running:
         model = running.gateway.models[MODEL]
-        model.policy = Broken("observe", "maintenance")
         for stream in (False, True, False):
             # The second would be refused if the first still counted as in flight.
             answer = await running.chat(stream=stream, headers={"authorization": "Bearer sk-one"})
@@ -85,13 +108,12 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
 
 
 async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None:
-    async with gateway_of() as running:
-        running.gateway.models[MODEL].policy = Broken("assess")
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    async with gateway_of(policy=broken("assess")) as running:
         response = await running.client.post("/admin/explain", json=body, headers=ADMIN)
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "policy_failed"
-        running.gateway.models[MODEL].policy = Broken("choose")
+    async with gateway_of(policy=broken("choose")) as running:
         response = await running.client.post("/admin/explain", json=body, headers=ADMIN)
         assert response.json()["choice"]["reason"] == "policy_failed"
 

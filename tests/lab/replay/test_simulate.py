@@ -11,9 +11,6 @@ import pytest
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.ngram import lookup_bounds, ngram_replay
-from backends.drafting.script import Script
-from backends.simulator.engine.engine import Engine
-from backends.simulator.engine.virtual_time import run_virtual
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
@@ -21,6 +18,7 @@ from lab.trace import TraceRecord, read_trace
 from policies.learned.policy import Learned
 from policies.policy import Policy, policies
 from tests.support.paths import DATA
+from tests.support.step_time import step_s
 
 CALIBRATION = "llama-3.1-8b-h100"
 
@@ -73,11 +71,16 @@ def steps(request: ReplayRequest, method: Method, k: int) -> tuple[list[int], li
 
 
 def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], drafted: Sequence[int]) -> float:
-    """Return the time of one request by the engine of the HTTP server, which shares no code with the fleet."""
+    """Return the time of one request by the formula of a step."""
     config = {"num_speculative_tokens": k} if k else {}
-    engine = Engine(EngineParameters.of(load_calibration(CALIBRATION), method, config))
-    script = Script(prompt_tokens, len(emitted), np.array(emitted, np.int32), np.array(drafted, np.int32))
-    return float(run_virtual(engine, [(0.0, script)]).e2e_s[0])
+    parameters = EngineParameters.of(load_calibration(CALIBRATION), method, config)
+    total_s = step_s(parameters, prompt_tokens, 0, k, 1, drafted=False)
+    position = 1
+    while position < len(emitted):
+        tokens, context_tokens = 1 + drafted[position], prompt_tokens + position - 1
+        total_s += step_s(parameters, tokens, context_tokens, k, 1, drafted=drafted[position] > 0)
+        position += emitted[position]
+    return total_s
 
 
 def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], name: str = "least_loaded") -> Replayed:

@@ -9,6 +9,8 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.distill.fluid_choice import FluidChoice, SituationLog
 from policies.distill.traffic import LikelyTraffic, Mix
@@ -20,7 +22,6 @@ from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
-from policies.load_balancing import LeastLoaded, LoadSettings
 
 
 def pool() -> list[Backend]:
@@ -103,11 +104,9 @@ def test_a_situation_reproduces_predictions_at_any_load() -> None:
     kind = key_of(request(prompt_tokens=90)), request(prompt_tokens=90)
 
     def costs(kind: Kind) -> list[float]:
-        return [
-            CHOICE.cost.of(kind[1], prediction) for prediction in predictor.predict(kind[1], kind[0], backends, 0.0)
-        ]
+        return CHOICE.cost.of(kind[1], predictor.predict(kind[1], kind[0], backends))[0]
 
-    for backend, prediction in zip(backends, predictor.predict(kind[1], kind[0], backends, 0.0), strict=True):
+    for backend, prediction in zip(backends, predictor.predict(kind[1], kind[0], backends), strict=True):
         backend.in_flight = 3
         predictor.backend_models[backend.name].backlog.send(prediction.share, 0.0)
     log = SituationLog([kind])

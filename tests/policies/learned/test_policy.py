@@ -10,17 +10,17 @@ import pytest
 from pydantic import ValidationError
 
 from backends.backend import Backend, EngineLoad
-from backends.simulator.engine.fleet import Replica
 from backends.speculation import Method
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
 from policies.learned.models.buckets import key_of
 from policies.learned.policy import Learned, LearnedSettings, Slo
-from policies.learned.settings import Exploration, GuardrailSettings
-from policies.load_balancing import LeastLoaded, LoadSettings
-from policies.policy import Decision, Outcome
+from policies.learned.settings import Exploration
+from policies.policy import Decision, GuardrailSettings, Outcome
 from policies.statistics import Row
-from tests.support.simulated import FOUR, calls, fit, play, replicas
+from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=300)
 NO_CONTROL = GuardrailSettings(share=0)
@@ -194,23 +194,12 @@ def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
     assert not policy.guardrail.frozen
 
 
-def _broken(replica: Replica, times: float) -> Replica:
-    """Return a copy of a replica whose steps take `times` as long."""
-    step = replica.parameters.step
-    slow = step.model_copy(update={"base_s": times * step.base_s, "overhead_s": times * step.overhead_s})
-    parameters = replace(replica.parameters, step=slow)
-    (intact,) = replicas("llama-3.1-8b-h100", (replica.name, replica.method, replica.num_speculative_tokens))
-    return Replica(
-        replica.name, intact._calibration, replica.method, intact._config, parameters=parameters, weight=replica.weight
-    )
-
-
 def test_a_replica_with_slow_steps_is_ejected_and_readmitted() -> None:
     policy = _policy()
     play(policy, replicas(), calls(300, 10.0, 5))
     assert policy.outlier_ejection.reasons == {}
     pool = replicas()
-    pool[3] = _broken(pool[3], 12.0)
+    pool[3] = slowed(pool[3], 12.0)
     began_s = policy.clock() + 30.0
     later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 10.0, 6)]
     _, decisions = play(policy, pool, later, maintenance=1000)

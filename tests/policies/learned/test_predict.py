@@ -10,7 +10,7 @@ import pytest
 from backends.backend import Backend, EngineLoad
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.cost import cost_of
+from policies.learned.cost import Cost, cost_of
 from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.backlog import Share
@@ -32,10 +32,14 @@ def _predictor() -> Predictor:
     return Predictor(LoadMeter())
 
 
-def _predict(
-    predictor: Predictor, candidate: Backend, request: RequestFeatures = REQUEST, now_s: float = NOW_S
-) -> Prediction:
-    return predictor.predict(request, key_of(request), [candidate], now_s)[0]
+def _predict(predictor: Predictor, candidate: Backend, request: RequestFeatures = REQUEST) -> Prediction:
+    return predictor.predict(request, key_of(request), [candidate])[0]
+
+
+def _cost(cost: Cost, request: RequestFeatures, prediction: Prediction) -> float:
+    """Return the cost of a request that is then sent."""
+    (cost_s,), cost.mean_urgency = cost.of(request, [prediction])
+    return cost_s
 
 
 def _busy(predictor: Predictor, candidate: Backend, requests: int, share: Share) -> Backend:
@@ -55,7 +59,9 @@ def test_alone_a_request_takes_its_steps_times_the_step_time() -> None:
     assert prediction.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
     assert prediction.own_s == prediction.ttft_s + prediction.decode_s
     assert prediction.others_s == 0.0
-    assert prediction.share == Share(prediction.steps, prediction.context_tokens, prediction.prompt_tokens)
+    share = prediction.share
+    assert (share.steps, share.context_tokens) == (prediction.steps, prediction.context_tokens)
+    assert share.prompt_tokens == prediction.prompt_tokens
 
 
 def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
@@ -70,7 +76,7 @@ def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
     alone = _predict(_predictor(), _backend())
     assert prediction.decode_s > alone.decode_s
     assert prediction.step_s > alone.step_s
-    assert cost_of(Objective.LATENCY, None, None).of(REQUEST, prediction) == pytest.approx(
+    assert _cost(cost_of(Objective.LATENCY, None, None), REQUEST, prediction) == pytest.approx(
         prediction.own_s + prediction.others_s
     )
 
@@ -115,9 +121,7 @@ def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:
     two = [_backend("e1"), _backend("e2")]
     request = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
     predictor.of(two[1]).prefixes.remember(request)
-    costs = [
-        prediction.own_s + prediction.others_s for prediction in predictor.predict(request, key_of(request), two, NOW_S)
-    ]
+    costs = [prediction.own_s + prediction.others_s for prediction in predictor.predict(request, key_of(request), two)]
     assert costs[1] < costs[0]
 
 
@@ -171,53 +175,52 @@ def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Predicti
 def test_goodput_meets_an_slo_at_the_expense_of_others() -> None:
     cost = cost_of(Objective.GOODPUT, None, 0.010)
     quick, slow = _prediction(0.1, 0.015, others_s=2.0), _prediction(0.1, 0.030)
-    assert cost.of(REQUEST, quick) < cost.of(REQUEST, slow)  # 7.5 ms per token against 15
+    assert _cost(cost, REQUEST, quick) < _cost(cost, REQUEST, slow)  # 7.5 ms per token against 15
     plain = cost_of(Objective.LATENCY, None, None)
-    assert plain.of(REQUEST, quick) > plain.of(REQUEST, slow)
+    assert _cost(plain, REQUEST, quick) > _cost(plain, REQUEST, slow)
 
 
 def test_requests_without_an_slo_yield_to_those_with_one() -> None:
     cost = cost_of(Objective.GOODPUT, None, None)
     alone, beside = _prediction(0.1, 0.015), _prediction(0.1, 0.0145, others_s=0.045)
-    assert cost.of(REQUEST, beside) < cost.of(REQUEST, alone)
+    assert _cost(cost, REQUEST, beside) < _cost(cost, REQUEST, alone)
     strict = replace(REQUEST, slo_tpot_s=0.003)
     for _ in range(2000):
-        cost.of(strict, alone)
-    assert cost.of(REQUEST, beside) > cost.of(REQUEST, alone)
+        _cost(cost, strict, alone)
+    assert _cost(cost, REQUEST, beside) > _cost(cost, REQUEST, alone)
 
 
-def test_a_dry_run_copy_does_not_change_the_mean_urgency() -> None:
+def test_computing_a_cost_does_not_change_the_mean_urgency() -> None:
     cost, one, strict = (
         cost_of(Objective.GOODPUT, None, None),
         _prediction(0.1, 0.015, 1.0),
         replace(REQUEST, slo_tpot_s=1e-6),
     )
     for _ in range(100):
-        cost.of(strict, one)
-    untouched, dry_run_copy = cost.dry_run_copy().of(REQUEST, one), cost.dry_run_copy()
-    assert untouched > one.own_s + one.others_s
-    for _ in range(100):
-        dry_run_copy.of(strict, one)
-    assert dry_run_copy.of(REQUEST, one) > untouched
-    assert cost.of(REQUEST, one) == untouched
+        _cost(cost, strict, one)
+    before = cost.of(REQUEST, [one])
+    assert before[0][0] > one.own_s + one.others_s
+    (_, urgency), (_, at_once) = cost.of(strict, [one]), cost.of(strict, [one, one])
+    assert at_once > urgency > cost.mean_urgency
+    assert cost.of(REQUEST, [one]) == before
 
 
 def test_the_slo_of_a_request_overrides_the_default() -> None:
     cost = cost_of(Objective.GOODPUT, 10.0, None)
     late, early = _prediction(0.5, 0.010), _prediction(0.05, 0.015)
-    assert cost.of(REQUEST, late) < cost.of(REQUEST, early)  # both meet the default of ten seconds
+    assert _cost(cost, REQUEST, late) < _cost(cost, REQUEST, early)  # both meet the default of ten seconds
     strict = replace(REQUEST, slo_ttft_s=0.1)
-    assert cost.of(strict, late) > cost.of(strict, early)
+    assert _cost(cost, strict, late) > _cost(cost, strict, early)
 
 
 def test_goodput_without_an_slo_equals_latency() -> None:
     cost, plain = cost_of(Objective.GOODPUT, None, None), cost_of(Objective.LATENCY, None, None)
     one = _prediction(0.5, 0.010, 0.7)
-    assert cost.of(REQUEST, one) == pytest.approx(plain.of(REQUEST, one))
+    assert _cost(cost, REQUEST, one) == pytest.approx(_cost(plain, REQUEST, one))
 
 
 def test_each_objective_minimises_its_own_time() -> None:
     first, tokens = _prediction(0.1, 0.020), _prediction(1.0, 0.012)
     ttft, tpot = cost_of(Objective.TTFT, None, None), cost_of(Objective.TPOT, None, None)
-    assert ttft.of(REQUEST, first) < ttft.of(REQUEST, tokens)
-    assert tpot.of(REQUEST, tokens) < tpot.of(REQUEST, first)
+    assert _cost(ttft, REQUEST, first) < _cost(ttft, REQUEST, tokens)
+    assert _cost(tpot, REQUEST, tokens) < _cost(tpot, REQUEST, first)

@@ -1,8 +1,9 @@
-"""The engine: its scheduler, its KV cache and its step times."""
+"""The step rules: the scheduler, the KV cache and the step times."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import astuple, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.calibration.calibration import Drafting, StepTime, load_calibration
+from backends.backend import EngineLoad
+from backends.calibration.calibration import Drafting, StepTime, calibration_names, load_calibration
 from backends.calibration.parameters import EngineParameters, k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
-from backends.simulator.engine.engine import Engine, Step
+from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
 from backends.simulator.engine.virtual_time import run_closed_loop, run_virtual
 from backends.speculation import Method
+from tests.support.step_time import step_s
 
 STEP = StepTime(
     base_s=5e-3,
@@ -33,6 +36,19 @@ DRAFTING = Drafting(
 PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
 
 
+def engine_of(parameters: EngineParameters) -> Fleet:
+    return Fleet([Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)])
+
+
+def load(engine: Fleet) -> EngineLoad:
+    return engine.replicas[0].report(0.0)
+
+
+def formula_s(parameters: EngineParameters, step: Step) -> float:
+    drafted = any(emission.drafted for emission in step.emissions)
+    return step_s(parameters, step.batch_tokens, step.context_tokens, step.k, len(step.emissions), drafted=drafted)
+
+
 def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
     return Script(prompt, output, *plain_steps(output), blocks)
 
@@ -45,7 +61,7 @@ def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
     return Script(prompt, output, tokens, drafted)
 
 
-def drain(engine: Engine) -> list[Step]:
+def drain(engine: Fleet) -> list[Step]:
     now_s, steps = 0.0, []
     while (step := engine.step(now_s)) is not None:
         now_s += step.duration_s
@@ -62,12 +78,12 @@ def totals(steps: list[Step]) -> dict[int, int]:
 
 
 def test_idle_engine_has_no_step() -> None:
-    assert Engine(PLAIN).step(0.0) is None
+    assert engine_of(PLAIN).step(0.0) is None
 
 
 def test_step_times_follow_the_formula() -> None:
-    engine = Engine(PLAIN)
-    engine.submit(plain(150, 3), 0.0)
+    engine = engine_of(PLAIN)
+    engine.submit_script(0, plain(150, 3), 0.0)
     prefill, first, second = drain(engine)
     assert prefill.duration_s == pytest.approx(5e-3 + 100e-6 + 50 * 2e-5 + 1e-3)
     assert first.duration_s == pytest.approx(5e-3 + 1e-6 + 150 * 4e-8 + 1e-3)
@@ -75,8 +91,8 @@ def test_step_times_follow_the_formula() -> None:
 
 
 def test_drafting_adds_its_passes_and_its_share_of_the_verification_time() -> None:
-    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=3))
-    engine.submit(steady(10, 9, 3, 4), 0.0)
+    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=3))
+    engine.submit_script(0, steady(10, 9, 3, 4), 0.0)
     _prefill, step, *_ = drain(engine)
     verify_s = 5e-3 + 4e-6 + 10 * 4e-8
     passes_s = 3 * (6e-4 + 1e-6 + 10 * 1e-9)
@@ -87,98 +103,118 @@ def test_drafting_adds_its_passes_and_its_share_of_the_verification_time() -> No
 def test_drafting_in_parallel_takes_one_pass() -> None:
     chained = replace(PLAIN, drafting=DRAFTING, k=4)
     parallel = replace(chained, drafting=DRAFTING.model_copy(update={"parallel": True}))
-    difference_s = chained.draft_s(4, 2, 100, 5e-3) - parallel.draft_s(4, 2, 100, 5e-3)
-    assert difference_s == pytest.approx(3 * (6e-4 + 2e-6 + 1e-7))
+    seconds = []
+    for parameters in (chained, parallel):
+        engine = engine_of(parameters)
+        for _ in range(2):
+            engine.submit_script(0, steady(50, 20, 4, 5), 0.0)
+        seconds.append(drain(engine)[1].duration_s)
+    assert seconds[0] - seconds[1] == pytest.approx(3 * (6e-4 + 2e-6 + 1e-7))
+
+
+@pytest.mark.parametrize("name", calibration_names())
+@pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
+def test_step_times_follow_the_formula_with_every_calibration(name: str, method: Method) -> None:
+    config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
+    parameters = EngineParameters.of(load_calibration(name), method, config)
+    rng = np.random.default_rng(1)
+    engine = engine_of(parameters)
+    for _ in range(60):
+        prompt, output = rng.integers(1, min(3000, parameters.max_model_len - 80)), rng.integers(1, 80)
+        engine.submit_script(0, steady(int(prompt), int(output), parameters.k, 1 + parameters.k // 2), 0.0)
+    steps = drain(engine)
+    assert [step.duration_s for step in steps] == pytest.approx([formula_s(parameters, step) for step in steps])
 
 
 def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
-    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=3))
-    request = engine.submit(steady(10, 10, 3, 3), 0.0)
+    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=3))
+    request = engine.submit_script(0, steady(10, 10, 3, 3), 0.0)
     steps = drain(engine)
     assert [emission.tokens for step in steps for emission in step.emissions] == [1, 3, 3, 3]
-    assert [emission.first for step in steps for emission in step.emissions] == [True, False, False, False]
-    assert [emission.finished for step in steps for emission in step.emissions] == [False, False, False, True]
+    assert [emission.sent for step in steps for emission in step.emissions] == [1, 4, 7, 10]
+    assert [emission.left for step in steps for emission in step.emissions] == [9, 6, 3, 0]
     assert totals(steps) == {request: 10}
-    counters = engine.counters
+    counters = engine.counters()
     assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (3, 9, 6)
     assert counters.accepted_at.tolist() == [3, 3, 0]
 
 
 def test_long_prompts_are_computed_in_chunks_alongside_decoding() -> None:
-    engine = Engine(replace(PLAIN, max_num_batched_tokens=64))
-    short = engine.submit(plain(10, 20), 0.0)
+    engine = engine_of(replace(PLAIN, max_num_batched_tokens=64))
+    short = engine.submit_script(0, plain(10, 20), 0.0)
     assert engine.step(0.0) is not None
-    long = engine.submit(plain(150, 2), 0.0)
+    long = engine.submit_script(0, plain(150, 2), 0.0)
     steps = drain(engine)
     assert [step.batch_tokens for step in steps[:3]] == [64, 64, 1 + 150 - 63 - 63]
-    assert [step.request_ids.tolist() for step in steps[:3]] == [[short], [short], [short, long]]
+    emitting = [[emission.request_id for emission in step.emissions] for step in steps[:3]]
+    assert emitting == [[short], [short], [short, long]]
 
 
 def test_drafts_are_cut_to_the_token_budget() -> None:
-    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=7, max_num_batched_tokens=12))
+    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=7, max_num_batched_tokens=12))
     for _ in range(3):
-        engine.submit(steady(4, 40, 7, 8), 0.0)
+        engine.submit_script(0, steady(4, 40, 7, 8), 0.0)
     steps = drain(engine)
     assert all(step.batch_tokens <= 12 for step in steps)
-    assert (steps[1].drafted + 1).tolist() == [8, 4]
+    assert [emission.drafted + 1 for emission in steps[1].emissions] == [8, 4]
     assert set(totals(steps).values()) == {40}
 
 
 def test_at_most_max_num_seqs_requests_run() -> None:
-    engine = Engine(replace(PLAIN, max_num_seqs=3))
+    engine = engine_of(replace(PLAIN, max_num_seqs=3))
     for _ in range(8):
-        engine.submit(plain(20, 5), 0.0)
+        engine.submit_script(0, plain(20, 5), 0.0)
     step = engine.step(0.0)
     assert step is not None
-    assert (engine.running, engine.waiting, step.batch_requests) == (3, 5, 3)
+    assert (load(engine).running, load(engine).waiting, len(step.emissions)) == (3, 5, 3)
     assert sorted(totals([step, *drain(engine)]).values()) == [5] * 8
 
 
 def test_admission_is_in_order_of_arrival() -> None:
-    engine = Engine(replace(PLAIN, max_num_seqs=2))
-    ids = [engine.submit(plain(20, 4), 0.0) for _ in range(6)]
+    engine = engine_of(replace(PLAIN, max_num_seqs=2))
+    ids = [engine.submit_script(0, plain(20, 4), 0.0) for _ in range(6)]
     admitted = [admission.request_id for step in drain(engine) for admission in step.admitted]
     assert admitted == ids
 
 
 def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
-    engine = Engine(replace(PLAIN, kv_blocks=20))
-    ids = [engine.submit(plain(64, 120), 0.0) for _ in range(4)]
+    engine = engine_of(replace(PLAIN, kv_blocks=20))
+    ids = [engine.submit_script(0, plain(64, 120), 0.0) for _ in range(4)]
     steps = drain(engine)
-    assert engine.counters.preemptions > 0
+    assert engine.counters().preemptions > 0
     assert totals(steps) == dict.fromkeys(ids, 120)
-    order = [emission.request_id for step in steps for emission in step.emissions if emission.finished]
+    order = [emission.request_id for step in steps for emission in step.emissions if not emission.left]
     assert order[0] == ids[0], "the oldest is never preempted for a newer one"
-    assert engine.counters.prefix_queries == 4 * 64, "a request that returns is not a new query"
+    assert engine.counters().prefix_queries == 4 * 64, "a request that returns is not a new query"
 
 
 def test_requests_that_can_never_fit_are_refused() -> None:
-    engine = Engine(replace(PLAIN, kv_blocks=10, max_model_len=400))
+    engine = engine_of(replace(PLAIN, kv_blocks=10, max_model_len=400))
     with pytest.raises(ValueError, match="max_model_len 400"):
-        engine.submit(plain(300, 101), 0.0)
+        engine.submit_script(0, plain(300, 101), 0.0)
     with pytest.raises(ValueError, match="10 blocks"):
-        engine.submit(plain(100, 61), 0.0)
+        engine.submit_script(0, plain(100, 61), 0.0)
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
     head = list(range(64))
-    engine = Engine(PLAIN)
-    engine.submit(plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
+    engine = engine_of(PLAIN)
+    engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
     drain(engine)
-    second = engine.submit(plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
+    second = engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
     step = engine.step(0.0)
     assert step is not None
-    assert step.admitted == ((second, 64),)
+    assert step.admitted == [(second, 64)]
     assert step.batch_tokens == 16
-    assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (160, 64)
+    assert (engine.counters().prefix_queries, engine.counters().prefix_hits) == (160, 64)
 
 
 def test_the_last_prompt_token_is_computed_even_if_the_prompt_is_cached() -> None:
     blocks = block_hashes(list(range(64)))
-    engine = Engine(PLAIN)
-    engine.submit(plain(64, 2, blocks), 0.0)
+    engine = engine_of(PLAIN)
+    engine.submit_script(0, plain(64, 2, blocks), 0.0)
     drain(engine)
-    engine.submit(plain(64, 2, blocks), 0.0)
+    engine.submit_script(0, plain(64, 2, blocks), 0.0)
     step = engine.step(0.0)
     assert step is not None
     assert (step.admitted[0].cached_tokens, step.batch_tokens) == (48, 16)
@@ -186,10 +222,10 @@ def test_the_last_prompt_token_is_computed_even_if_the_prompt_is_cached() -> Non
 
 def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
     turn = list(range(96))  # 40 tokens of the prompt, 56 of the answer; the last one is never computed
-    engine = Engine(PLAIN)
-    engine.submit(plain(40, 56, block_hashes(turn)), 0.0)
+    engine = engine_of(PLAIN)
+    engine.submit_script(0, plain(40, 56, block_hashes(turn)), 0.0)
     drain(engine)
-    engine.submit(plain(120, 2, block_hashes([*turn, *range(500, 526)])), 0.0)
+    engine.submit_script(0, plain(120, 2, block_hashes([*turn, *range(500, 526)])), 0.0)
     step = engine.step(0.0)
     assert step is not None
     assert step.admitted[0].cached_tokens == 80
@@ -197,77 +233,77 @@ def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
 
 def test_concurrent_requests_with_a_common_prefix_share_its_blocks() -> None:
     blocks = block_hashes(list(range(160)))
-    engine = Engine(replace(PLAIN, kv_blocks=100))
+    engine = engine_of(replace(PLAIN, kv_blocks=100))
     for _ in range(4):
-        engine.submit(plain(161, 4, blocks), 0.0)
+        engine.submit_script(0, plain(161, 4, blocks), 0.0)
         engine.step(0.0)
-    assert engine.kv_usage == pytest.approx((10 + 4) / 100)
+    assert load(engine).kv_usage == pytest.approx((10 + 4) / 100)
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     prompts = [block_hashes([tag, *range(63)]) for tag in (1000, 2000, 3000)]
-    engine = Engine(replace(PLAIN, kv_blocks=9))
+    engine = engine_of(replace(PLAIN, kv_blocks=9))
     for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # each needs 4 blocks, and one more to run
-        engine.submit(plain(65, 2, blocks), 0.0)
+        engine.submit_script(0, plain(65, 2, blocks), 0.0)
         drain(engine)
-    hits = engine.counters.prefix_hits
-    engine.submit(plain(65, 2, prompts[0]), 0.0)
+    hits = engine.counters().prefix_hits
+    engine.submit_script(0, plain(65, 2, prompts[0]), 0.0)
     drain(engine)
-    assert engine.counters.prefix_hits - hits == 64
-    hits = engine.counters.prefix_hits
-    engine.submit(plain(65, 2, prompts[1]), 0.0)
+    assert engine.counters().prefix_hits - hits == 64
+    hits = engine.counters().prefix_hits
+    engine.submit_script(0, plain(65, 2, prompts[1]), 0.0)
     drain(engine)
-    assert engine.counters.prefix_hits == hits
+    assert engine.counters().prefix_hits == hits
 
 
 def test_prefix_caching_can_be_off() -> None:
     blocks = block_hashes(list(range(64)))
-    engine = Engine(replace(PLAIN, prefix_caching=False))
+    engine = engine_of(replace(PLAIN, prefix_caching=False))
     for _ in range(2):
-        engine.submit(plain(65, 2, blocks), 0.0)
+        engine.submit_script(0, plain(65, 2, blocks), 0.0)
         drain(engine)
-    assert engine.counters.prefix_hits == 0
+    assert engine.counters().prefix_hits == 0
 
 
 def test_cancelled_requests_free_their_blocks_at_once() -> None:
-    engine = Engine(replace(PLAIN, max_num_seqs=2))
-    ids = [engine.submit(plain(50, 50), 0.0) for _ in range(3)]
+    engine = engine_of(replace(PLAIN, max_num_seqs=2))
+    ids = [engine.submit_script(0, plain(50, 50), 0.0) for _ in range(3)]
     engine.step(0.0)
-    used = engine.kv_usage
+    used = load(engine).kv_usage
     engine.cancel(ids[0])
-    assert (engine.running, engine.waiting) == (1, 1)
-    assert engine.kv_usage == pytest.approx(used / 2)
+    assert (load(engine).running, load(engine).waiting) == (1, 1)
+    assert load(engine).kv_usage == pytest.approx(used / 2)
     engine.cancel(ids[2])
-    assert engine.waiting == 0
+    assert load(engine).waiting == 0
     engine.cancel(ids[0])
     engine.cancel(12345)
     assert totals(drain(engine)) == {ids[1]: 49}
-    assert engine.kv_usage == 0
+    assert load(engine).kv_usage == 0
 
 
 def test_finished_requests_count_as_running_until_their_step_has_ended() -> None:
-    engine = Engine(PLAIN)
-    engine.submit(plain(10, 1), 0.0)
+    engine = engine_of(PLAIN)
+    engine.submit_script(0, plain(10, 1), 0.0)
     step = engine.step(0.0)
     assert step is not None
-    assert step.finished.tolist() == [True]
-    assert engine.running == 1
+    assert [emission.left for emission in step.emissions] == [0]
+    assert load(engine).running == 1
     assert engine.step(step.duration_s) is None
-    assert (engine.running, engine.kv_usage, engine.counters.finished) == (0, 0, 1)
+    assert (load(engine).running, load(engine).kv_usage, engine.counters().finished) == (0, 0, 1)
 
 
 def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
     schedule = k_by_batch([[1, 1, 4], [2, 4, 2], [5, 16, 0]], 4)
-    engine = Engine(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule))
+    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule))
     sizes = {1: 4, 2: 2, 4: 2, 5: 0, 20: 0}
     for batch, k in sizes.items():
         for _ in range(batch):
-            engine.submit(steady(10, 30, 4, 5), 0.0)
+            engine.submit_script(0, steady(10, 30, 4, 5), 0.0)
         engine.step(0.0)
         step = engine.step(0.0)
         assert step is not None
         assert step.k == k
-        assert (step.drafted.max(), step.tokens.max()) == (k, k + 1)
+        assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
         drain(engine)
 
 
@@ -298,7 +334,7 @@ def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     script = plain(10, 3)
-    timeline = run_virtual(Engine(PLAIN), [(5.0, script), (5.001, script), (9.0, script)])
+    timeline = run_virtual(engine_of(PLAIN), [(5.0, script), (5.001, script), (9.0, script)])
     alone_s = timeline.e2e_s[2]
     assert timeline.arrived_s.tolist() == [5.0, 5.001, 9.0]
     assert timeline.ttft_s[1] > timeline.ttft_s[0], "it came while a step was under way"
@@ -309,11 +345,11 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 def test_an_open_loop_refuses_arrivals_out_of_order() -> None:
     with pytest.raises(ValueError, match="out of order"):
-        run_virtual(Engine(PLAIN), [(1.0, plain(1, 1)), (0.5, plain(1, 1))])
+        run_virtual(engine_of(PLAIN), [(1.0, plain(1, 1)), (0.5, plain(1, 1))])
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
-    engine = Engine(PLAIN)
+    engine = engine_of(PLAIN)
     timeline = run_closed_loop(engine, [plain(10, 20)] * 40, 8)
     assert len(timeline.e2e_s) == 40
     assert not np.isnan(timeline.e2e_s).any()
@@ -323,19 +359,19 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
 
 
 def test_empty_loops_end() -> None:
-    assert len(run_virtual(Engine(PLAIN), []).e2e_s) == 0
-    assert run_closed_loop(Engine(PLAIN), [], 4).tokens_per_s == 0.0
+    assert len(run_virtual(engine_of(PLAIN), []).e2e_s) == 0
+    assert run_closed_loop(engine_of(PLAIN), [], 4).tokens_per_s == 0.0
 
 
 @st.composite
 def scripts(draw: st.DrawFn, k: int) -> Script:
     prompt, output = draw(st.integers(1, 90)), draw(st.integers(1, 60))
-    seed = draw(st.integers(0, 2**16))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     emitted = np.minimum(rng.integers(1, k + 2, output), output - np.arange(output)).astype(np.int32)
     drafted = np.maximum(emitted - 1, rng.integers(0, k + 1, output)).astype(np.int32)
     emitted[0], drafted[0] = 1, 0
-    tokens = [draw(st.integers(0, 2)), *range(prompt + output - 1)]  # one of three prefixes
+    head = draw(st.integers(0, 100))  # tokens it shares with the others of its prefix
+    tokens = [draw(st.integers(0, 2)), *range(head), *rng.integers(1000, 9000, max(0, prompt + output - head)).tolist()]
     return Script(prompt, output, emitted, drafted, block_hashes(tokens) if draw(st.booleans()) else ())
 
 
@@ -344,7 +380,7 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Scri
     k = draw(st.integers(0, 5))
     parameters = replace(
         PLAIN,
-        drafting=DRAFTING,
+        drafting=DRAFTING.model_copy(update={"parallel": draw(st.booleans())}),
         k=k,
         k_by_batch=k_by_batch([[1, 2, k], [3, 5, 1]], k) if k and draw(st.booleans()) else (),
         max_num_seqs=draw(st.integers(1, 6)),
@@ -353,8 +389,7 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Scri
         prefix_caching=draw(st.booleans()),
     )
     gaps = draw(st.lists(st.floats(0, 0.1), min_size=1, max_size=12))
-    times = np.cumsum(gaps).tolist()
-    return parameters, [(time_s, draw(scripts(k))) for time_s in times]
+    return parameters, [(time_s, draw(scripts(k))) for time_s in np.cumsum(gaps).tolist()]
 
 
 @pytest.mark.slow
@@ -364,47 +399,88 @@ def test_every_workload_is_served_completely_and_within_limits(
     workload: tuple[EngineParameters, list[tuple[float, Script]]],
 ) -> None:
     parameters, arrivals = workload
-    engine = Engine(parameters)
+    engine = engine_of(parameters)
     now_s, steps, expected = 0.0, list[Step](), dict[int, int]()
     pending = list(arrivals)
     while True:
         while pending and pending[0][0] <= now_s:
             arrived_s, script = pending.pop(0)
-            expected[engine.submit(script, arrived_s)] = script.output_tokens
+            expected[engine.submit_script(0, script, arrived_s)] = script.output_tokens
         step = engine.step(now_s)
-        assert 0 <= engine.kv_usage <= 1
-        assert engine.running <= parameters.max_num_seqs
+        assert 0 <= load(engine).kv_usage <= 1
+        assert load(engine).running <= parameters.max_num_seqs
         if step is None:
             if not pending:
                 break
             now_s = pending[0][0]
             continue
-        assert step.duration_s > 0
         assert step.batch_tokens <= parameters.max_num_batched_tokens
         assert step.batch_tokens >= 1, "a step that computes nothing would be taken for ever"
-        assert (step.tokens >= 1).all()
-        assert (step.tokens <= step.drafted + 1).all()
-        assert (step.drafted <= step.k).all()
+        assert all(1 <= each.tokens <= each.drafted + 1 <= step.k + 1 for each in step.emissions)
+        assert step.duration_s == pytest.approx(formula_s(parameters, step))
         now_s += step.duration_s
         steps.append(step)
     assert totals(steps) == expected
-    assert (engine.running, engine.waiting, engine.kv_usage) == (0, 0, 0)
-    counters = engine.counters
+    assert (load(engine).running, load(engine).waiting, load(engine).kv_usage) == (0, 0, 0)
+    assert engine.replicas[0].in_flight == engine.replicas[0].tokens_in_flight == 0
+    counters = engine.counters()
     assert counters.generation_tokens == sum(expected.values())
     assert counters.finished == len(expected)
     assert counters.accepted_at.sum() == counters.accepted_tokens
     assert all(later <= earlier for earlier, later in pairwise(counters.accepted_at.tolist()))
 
 
+def play_both(parameters: EngineParameters, arrivals: list[tuple[float, Script]]) -> list[Completion]:
+    """Play a trace in one go and step by step, compare the two, and return the completions in order of their ids."""
+    fleet, stepped = engine_of(parameters), engine_of(parameters)
+    timeline = run_virtual(stepped, arrivals)
+    completions = list[Completion]()
+    for arrived_s, script in arrivals:
+        completions += fleet.advance(arrived_s)
+        fleet.submit_script(0, script, arrived_s)
+    completions = sorted(completions + fleet.advance(math.inf))
+    assert [done.ttft_s for done in completions] == timeline.ttft_s.tolist()
+    assert [done.e2e_s for done in completions] == timeline.e2e_s.tolist()
+    assert [done.output_tokens for done in completions] == timeline.output_tokens.tolist()
+    for each in (fleet, stepped):
+        assert each.replicas[0].in_flight == each.replicas[0].tokens_in_flight == 0
+    ours, theirs = fleet.counters(), stepped.counters()
+    assert [astuple(ours)[1:], ours.accepted_at.tolist()] == [astuple(theirs)[1:], theirs.accepted_at.tolist()]
+    return completions
+
+
 @given(workloads())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_virtual_time_agrees_with_stepping_by_hand(
     workload: tuple[EngineParameters, list[tuple[float, Script]]],
 ) -> None:
     parameters, arrivals = workload
-    timeline = run_virtual(Engine(parameters), arrivals)
-    assert (timeline.ttft_s > 0).all()
-    assert (timeline.e2e_s >= timeline.ttft_s).all()
-    assert timeline.output_tokens.tolist() == [script.output_tokens for _, script in arrivals]
-    ends = timeline.arrived_s + timeline.e2e_s
-    assert timeline.duration_s == pytest.approx(ends.max() - timeline.arrived_s[0])
+    completions = play_both(parameters, arrivals)
+    assert all(done.arrived_s < done.first_s <= done.ended_s for done in completions)
+    assert [done.output_tokens for done in completions] == [script.output_tokens for _, script in arrivals]
+
+
+def test_completions_count_preemptions_and_cached_tokens() -> None:
+    rng = np.random.default_rng(5)
+    parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)
+    arrivals: list[tuple[float, Script]] = []
+    for number in range(400):
+        output = int(rng.integers(1, 150))
+        head = int(rng.integers(0, 20)) * 16
+        tokens = [int(rng.integers(0, 4)), *range(head), *rng.integers(10**6, 10**7, 200 + output).tolist()]
+        emitted = np.minimum(rng.integers(1, 5, output), output - np.arange(output)).astype(np.int32)
+        script = Script(
+            head + 100, output, emitted, np.full(output, 3, np.int32), block_hashes(tokens[: head + 100 + output])
+        )
+        arrivals.append((number * 0.05, script))
+    completions = play_both(parameters, arrivals)
+    assert len(completions) == 400
+    assert sum(done.preemptions for done in completions) > 20
+    assert sum(done.cached_tokens for done in completions) > 1000
+
+
+def test_fully_cached_prompts_compute_their_last_block_again() -> None:
+    blocks = block_hashes(list(range(80)))
+    parameters = replace(PLAIN, kv_blocks=12, max_num_batched_tokens=50)
+    arrivals = [(0.1 * number, plain(64, 40, blocks)) for number in range(4)]
+    assert [done.cached_tokens for done in play_both(parameters, arrivals)] == [0, 48, 48, 48]

@@ -1,17 +1,17 @@
-"""The fleet equals the engine step by step, and its draws equal those for whole requests."""
+"""Many replicas in virtual time: their completions, their loads, and the draws of requests without a script."""
 
 from __future__ import annotations
 
+import fcntl
 import math
 import subprocess
 import sys
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backends.calibration.calibration import (
     Calibration,
@@ -19,14 +19,13 @@ from backends.calibration.calibration import (
     Kind,
     Progress,
     StepTime,
-    calibration_names,
     load_calibration,
 )
 from backends.calibration.lookup_shares import lookup_shares
-from backends.calibration.parameters import EngineParameters, k_by_batch
-from backends.drafting.script import Script, block_hashes, plain_steps
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
-from backends.simulator.engine.engine import Engine
+from backends.simulator.engine import kernel
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.simulator.engine.state import DRAWN, EXCLUDED, REPLICA
 from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
@@ -62,115 +61,6 @@ def single(method: Method, config: dict[str, Any], calibration: Calibration = H1
 
 def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
     return Script(prompt, output, *plain_steps(output), blocks)
-
-
-@st.composite
-def scripts(draw: st.DrawFn, k: int) -> Script:
-    prompt, output = draw(st.integers(1, 90)), draw(st.integers(1, 60))
-    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    emitted = np.minimum(rng.integers(1, k + 2, output), output - np.arange(output)).astype(np.int32)
-    drafted = np.maximum(emitted - 1, rng.integers(0, k + 1, output)).astype(np.int32)
-    emitted[0], drafted[0] = 1, 0
-    head = draw(st.integers(0, 100))  # tokens it shares with the others of its prefix
-    tokens = [draw(st.integers(0, 2)), *range(head), *rng.integers(1000, 9000, max(0, prompt + output - head)).tolist()]
-    return Script(prompt, output, emitted, drafted, block_hashes(tokens) if draw(st.booleans()) else ())
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> tuple[EngineParameters, Arrivals]:
-    k = draw(st.integers(0, 5))
-    parameters = replace(
-        PLAIN,
-        drafting=DRAFTING.model_copy(update={"parallel": draw(st.booleans())}),
-        k=k,
-        k_by_batch=k_by_batch([[1, 2, k], [3, 5, 1]], k) if k and draw(st.booleans()) else (),
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.integers(1, 80)),
-        kv_blocks=draw(st.integers(10, 40)),
-        prefix_caching=draw(st.booleans()),
-    )
-    gaps = draw(st.lists(st.floats(0, 0.1), min_size=1, max_size=12))
-    return parameters, [(time_s, draw(scripts(k))) for time_s in np.cumsum(gaps).tolist()]
-
-
-def play_both(parameters: EngineParameters, arrivals: Arrivals) -> list[Completion]:
-    """Play a trace on the engine and on the fleet, and compare them exactly after every step."""
-    engine, seen = Engine(parameters), replica(parameters)
-    fleet = Fleet([seen])
-    pending, now_s = list(arrivals), 0.0
-    first, last = dict[int, float](), dict[int, float]()
-    completions = list[Completion]()
-    while True:
-        while pending and pending[0][0] <= now_s:
-            arrived_s, script = pending.pop(0)
-            assert engine.submit(script, arrived_s) == fleet.submit_script(0, script, arrived_s)
-        step = engine.step(now_s)
-        completions += fleet.advance(np.nextafter(now_s, math.inf))
-        load = seen.report(now_s)
-        assert (load.running, load.waiting, load.kv_usage) == (engine.running, engine.waiting, engine.kv_usage)
-        ours, theirs = fleet.counters(0), engine.counters
-        assert [astuple(ours)[1:], ours.accepted_at.tolist()] == [astuple(theirs)[1:], theirs.accepted_at.tolist()]
-        if step is None:
-            if not pending:
-                break
-            now_s = pending[0][0]
-            continue
-        now_s += step.duration_s
-        first |= dict.fromkeys(step.request_ids[step.sent == step.tokens].tolist(), now_s)
-        last |= dict.fromkeys(step.request_ids[step.finished].tolist(), now_s)
-    assert {done.request_id: done.first_s for done in completions} == first
-    assert {done.request_id: done.ended_s for done in completions} == last
-    assert seen.in_flight == seen.tokens_in_flight == 0
-    return completions
-
-
-@pytest.mark.slow
-@given(workloads())
-@settings(max_examples=250, deadline=None)
-def test_the_fleet_steps_like_the_engine(workload: tuple[EngineParameters, Arrivals]) -> None:
-    play_both(*workload)
-
-
-def test_the_fleet_preempts_and_evicts_like_the_engine() -> None:
-    rng = np.random.default_rng(5)
-    parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)
-    arrivals: Arrivals = []
-    for number in range(400):
-        output = int(rng.integers(1, 150))
-        head = int(rng.integers(0, 20)) * 16
-        tokens = [int(rng.integers(0, 4)), *range(head), *rng.integers(10**6, 10**7, 200 + output).tolist()]
-        emitted = np.minimum(rng.integers(1, 5, output), output - np.arange(output)).astype(np.int32)
-        script = Script(
-            head + 100, output, emitted, np.full(output, 3, np.int32), block_hashes(tokens[: head + 100 + output])
-        )
-        arrivals.append((number * 0.05, script))
-    completions = play_both(parameters, arrivals)
-    assert len(completions) == 400
-    assert sum(done.preemptions for done in completions) > 20
-    assert sum(done.cached_tokens for done in completions) > 1000
-
-
-def test_fully_cached_prompts_behave_as_in_the_engine() -> None:
-    blocks = block_hashes(list(range(80)))
-    parameters = replace(PLAIN, kv_blocks=12, max_num_batched_tokens=50)
-    arrivals = [(0.1 * number, plain(64, 40, blocks)) for number in range(4)]
-    assert [done.cached_tokens for done in play_both(parameters, arrivals)] == [0, 48, 48, 48]
-
-
-@pytest.mark.parametrize("name", calibration_names())
-@pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
-def test_the_fleet_steps_like_the_engine_with_every_calibration(name: str, method: Method) -> None:
-    config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
-    parameters = EngineParameters.of(load_calibration(name), method, config)
-    rng = np.random.default_rng(1)
-    arrivals: Arrivals = []
-    most = min(3000, parameters.max_model_len - 80)
-    for number in range(60):
-        output = int(rng.integers(1, 80))
-        emitted = np.minimum(rng.integers(1, parameters.k + 2, output), output - np.arange(output)).astype(np.int32)
-        drafted = np.full(output, parameters.k, np.int32)
-        arrivals.append((number * 0.01, Script(int(rng.integers(1, most)), output, emitted, drafted)))
-    play_both(parameters, arrivals)
 
 
 def test_the_replica_record_holds_every_parameter_of_a_step() -> None:
@@ -349,6 +239,11 @@ def test_requests_that_can_never_fit_are_refused() -> None:
     assert fleet.replicas[0].in_flight == 0
 
 
+def test_only_a_fleet_of_one_is_stepped() -> None:
+    with pytest.raises(ValueError, match="fleet of one"):
+        Fleet([replica(PLAIN, "a"), replica(PLAIN, "b")]).step(0.0)
+
+
 def test_load_is_the_last_report() -> None:
     seen = replica(PLAIN)
     fleet = Fleet([seen], report_every_s=0.5)
@@ -362,7 +257,7 @@ def test_load_is_the_last_report() -> None:
     assert (seen.load.running, seen.load.at_s, seen.in_flight) == (0, 60.0, 0)
 
 
-def test_a_trace_on_a_fleet_equals_one_trace_per_engine() -> None:
+def test_a_trace_on_a_fleet_equals_one_trace_per_replica() -> None:
     rng = np.random.default_rng(2)
     arrivals = [
         Arrival(
@@ -377,7 +272,7 @@ def test_a_trace_on_a_fleet_equals_one_trace_per_engine() -> None:
     for number in range(3):
         mine = [n for n, arrival in enumerate(arrivals) if arrival.output_tokens % 3 == number]
         scripts = [(arrivals[n].arrived_s, plain(*arrivals[n][1:3], arrivals[n].prefix_blocks)) for n in mine]
-        alone = run_virtual(Engine(fleet.replicas[number].parameters), scripts)
+        alone = run_virtual(Fleet([replica(fleet.replicas[number].parameters)]), scripts)
         assert timeline.ttft_s[mine].tolist() == alone.ttft_s.tolist()
         assert timeline.e2e_s[mine].tolist() == alone.e2e_s.tolist()
     assert timeline.tokens_per_s > 0
@@ -388,7 +283,22 @@ def test_a_trace_out_of_order_is_refused() -> None:
         run_fleet(Fleet([replica(PLAIN)]), [Arrival(1.0, 1, 1), Arrival(0.5, 1, 1)], lambda _: 0)
 
 
-def test_serving_in_real_time_loads_no_compiler() -> None:
-    serving = "import sys, backends.simulator.server.replica, backends.simulator.engine.virtual_time"
-    loaded = f"{serving}; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
+@pytest.mark.slow
+def test_processes_load_the_compiled_rules_one_at_a_time() -> None:
+    program = """
+from backends.calibration.calibration import load_calibration
+from backends.simulator.engine.fleet import Replica, load_rules
+from backends.speculation import Method
+replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)
+print("loading", flush=True)
+load_rules(replica)
+"""
+    with Path(kernel.__file__).open("rb") as source:
+        fcntl.flock(source, fcntl.LOCK_EX)
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+    with process.stdout:
+        assert process.wait(60) == 0

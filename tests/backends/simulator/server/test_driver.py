@@ -8,14 +8,15 @@ import time
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import Drafting, Kind, StepTime
+from backends.calibration.calibration import Drafting, Kind, StepTime, load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
-from backends.simulator.engine.engine import Engine
+from backends.simulator.engine.replica import Replica
 from backends.simulator.server.answer import Answer
 from backends.simulator.server.driver import Driver
 from backends.simulator.server.metrics import Tallies
 from backends.simulator.server.playback import Play, Usage, request_metrics
+from backends.speculation import Method
 from tests.support.waiting import eventually
 
 STEP_S = 0.01
@@ -32,7 +33,8 @@ def driver(*, time_scale: float = 1.0, max_num_seqs: int = 8, k: int = 0) -> Dri
         overhead_s=0,
     )
     parameters = EngineParameters(step, Drafting(source="made up"), k=k, max_num_seqs=max_num_seqs)
-    return Driver(Engine(parameters), Tallies(8192, accepted_at=[0] * k), time_scale)
+    replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)
+    return Driver(replica, Tallies(8192), time_scale)
 
 
 class RecordingListener:
@@ -97,7 +99,7 @@ async def test_a_step_can_emit_several_tokens() -> None:
     assert speculation["per_step_accepted"] == [3, 3, 0]
     assert speculation["acceptance_histogram"] == [1, 0, 0, 2]
     assert speculation["mean_acceptance_length"] == pytest.approx(3.0)
-    assert each.tallies.accepted_at == [2, 2, 2]
+    assert each.counters().accepted_at.tolist() == [2, 2, 2]
     assert metrics["generation_time_ms"] == pytest.approx(3 * STEP_S * 1e3, rel=0.5)
 
 
@@ -106,7 +108,7 @@ async def test_arrivals_join_the_next_step() -> None:
     play_tokens(each, first, 30)
     await eventually(lambda: len(first.received) >= 5)
     play_tokens(each, second, 5)
-    assert (each.gauges().running, each.gauges().waiting) == (1, 1)
+    assert (each.load().running, each.load().waiting) == (1, 1)
     await asyncio.gather(first.wait(), second.wait())
     together_s = {round(at, 3) for at, _, _ in second.received}
     apart_s = [min(abs(at - other) for other, _, _ in first.received) for at in together_s]
@@ -134,7 +136,7 @@ async def test_a_cancelled_request_emits_no_more_tokens() -> None:
     each.cancel(play)
     each.cancel(play)
     count = len(listener.received)
-    assert each.gauges().running == 1
+    assert each.load().running == 1
     await other.wait()
     assert len(listener.received) == count
     assert each.tallies.finished["abort"] == 1
@@ -148,7 +150,7 @@ async def test_an_idle_engine_wakes() -> None:
         play_tokens(each, listener, 5)
         await listener.wait()
         assert time.monotonic() - began_s < 0.2
-        await eventually(lambda: each.gauges().running == 0)
+        await eventually(lambda: each.load().running == 0)
 
 
 async def test_a_listener_that_raises_does_not_stop_the_others() -> None:

@@ -6,11 +6,15 @@ import math
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.simulator.server.metrics import Gauges, Histogram, Tallies, render
+from backends.backend import EngineLoad
+from backends.simulator.engine.step import Counters
+from backends.simulator.server.metrics import Histogram, ReplicaMetrics, Tallies, page
 
+IDLE = EngineLoad()
 HELLO = [{"role": "user", "content": "Repeat this exactly: " + "the quick brown fox jumps over the lazy dog. " * 8}]
 COUNTERS = {
     *("vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:num_preemptions", "vllm:prompt_tokens"),
@@ -35,6 +39,15 @@ HISTOGRAMS = {
 }
 
 
+def render(
+    max_model_len: int, load: EngineLoad = IDLE, name: str = "m", *, speculating: bool = False, prompt_tokens: int = 0
+) -> str:
+    counters = Counters(np.zeros(3, np.int64), prompt_tokens=prompt_tokens)
+    tallies = Tallies(max_model_len)
+    metrics = ReplicaMetrics(tallies, lambda: load, lambda: counters, name, speculating=speculating)
+    return page(metrics.families()).decode()
+
+
 def families(page: str) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(page)}
 
@@ -51,7 +64,7 @@ def values(page: str) -> dict[str, float]:
 
 
 def test_names_and_types() -> None:
-    found = families(render(Tallies(8192, accepted_at=[0] * 3), Gauges(1, 2, 0.5), "m", speculating=True).decode())
+    found = families(render(8192, EngineLoad(1, 2, 0.5), speculating=True))
     for names, kind in ((COUNTERS | SPECULATION, "counter"), (GAUGES, "gauge"), (HISTOGRAMS, "histogram")):
         for name in names:
             assert found[name].type == kind, name
@@ -66,12 +79,12 @@ def test_names_and_types() -> None:
 
 
 def test_a_baseline_has_no_speculation_counters() -> None:
-    found = families(render(Tallies(8192), Gauges(), "m", speculating=False).decode())
+    found = families(render(8192))
     assert not SPECULATION & set(found)
 
 
 def test_token_buckets_end_at_the_context_length() -> None:
-    found = families(render(Tallies(2048), Gauges(), "m", speculating=False).decode())
+    found = families(render(2048))
     bounds = [sample.labels["le"] for sample in found["vllm:request_prompt_tokens"].samples if "le" in sample.labels]
     assert bounds == [
         "1.0",
@@ -91,23 +104,22 @@ def test_token_buckets_end_at_the_context_length() -> None:
 
 def test_model_names_are_escaped() -> None:
     name = 'a "model"\\of\nmine'
-    found = families(render(Tallies(2048), Gauges(running=3), name, speculating=False).decode())
+    found = families(render(2048, EngineLoad(running=3), name))
     assert found["vllm:num_requests_running"].samples[0].labels["model_name"] == name
 
 
 def test_histogram_bounds_are_inclusive() -> None:
-    histogram = Histogram((1, 2, 5))
+    histogram = Histogram("tokens", "Tokens.", (1, 2, 5))
     for value in (0.5, 1, 1.5, 2, 7):
         histogram.observe(value)
-    samples = list(histogram.samples({}))
-    assert [value for name, _, value in samples if name == "_bucket"] == [2, 4, 4, 5]
-    assert samples[-2:] == [("_count", {}, 5), ("_sum", {}, 12.0)]
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("5.0", 4), ("+Inf", 5)]
+    assert histogram.sum == 12.0
 
 
 @pytest.mark.parametrize(("count", "written"), [(0, "0.0"), (999999, "999999.0"), (1234567, "1.234567e+06")])
 def test_numbers_are_formatted_as_floats(count: int, written: str) -> None:
-    page = render(Tallies(64, prompt_tokens=count), Gauges(), "m", speculating=False).decode()
-    assert f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {written}\n' in page
+    shown = render(64, prompt_tokens=count)
+    assert f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {written}\n' in shown
 
 
 def test_counters_agree_with_the_answers(simulator: Any) -> None:

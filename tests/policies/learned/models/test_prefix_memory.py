@@ -92,14 +92,3 @@ def test_prefixes_without_holders_are_removed() -> None:
     assert len(held) <= 30
     for prefix, holders in memory._holders.items():
         assert holders == sum(1 << index for index in range(3) if prefix in backends[index]._used)
-
-
-def test_a_dry_run_copy_knows_the_same_prefixes_and_adds_none() -> None:
-    memory = PrefixMemory()
-    backend = memory.add_backend()
-    backend.remember(_request(1, 2))
-    memory_copy, backend_copy = memory.dry_run_copy(), backend.dry_run_copy()
-    for each in (backend_copy, memory_copy.add_backend()):
-        each.remember(_request(5, 6))
-        assert _cached(memory_copy, each, 5, 6) == _cached(memory, backend, 5, 6) == 0
-    assert _cached(memory_copy, backend_copy, 1, 2) == _cached(memory, backend, 1, 2) == 200

@@ -9,13 +9,16 @@ import pytest
 
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
 from policies.learned.models.buckets import Key
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import STEPS, fit_scale, fit_steps, observation, seconds, terms
 from policies.learned.policy import Learned, LearnedSettings
-from policies.load_balancing import LeastLoaded
+from policies.roles import Stateful
 from policies.statistics import Row, Statistics, Sums
 from tests.support.simulated import calls, fit, play, replicas
+from tests.support.step_time import step_s
 
 PRIOR = StepCost(0.008, 1e-4, 2e-7, 3e-5)
 TWO = (("b", Method.BASELINE, 0), ("e", Method.EAGLE3, 3))
@@ -24,10 +27,9 @@ TOLERANCE = 0.12
 
 
 def _true_s(parameters: EngineParameters, requests: int, context_tokens: int) -> float:
-    """Return the seconds of a step by the simulator's formula."""
-    verify_s = parameters.verify_s(requests * (1 + parameters.k), context_tokens)
-    overhead_s = parameters.step.overhead_s + (parameters.step.speculation_overhead_s if parameters.k else 0.0)
-    return verify_s + overhead_s + parameters.draft_s(parameters.k, requests, context_tokens, verify_s)
+    """Return the seconds of a step in which all requests decode."""
+    k = parameters.k
+    return step_s(parameters, requests * (1 + k), context_tokens, k, requests, drafted=k > 0)
 
 
 @pytest.mark.parametrize("calibration", ["llama-3.1-70b-4xh100", "llama-3.1-8b-l40s", "qwen3-8b-h100"])
@@ -134,5 +136,5 @@ def test_an_engine_restarted_with_other_settings_is_learned_again() -> None:
 
 
 def test_only_a_learning_policy_has_statistics() -> None:
-    assert LeastLoaded.statistics is None
-    assert Learned(LearnedSettings()).statistics is not None
+    assert not isinstance(LeastLoaded(LoadSettings()), Stateful)
+    assert isinstance(Learned(LearnedSettings()), Stateful)

@@ -1,4 +1,4 @@
-"""The guardrail: a randomised comparison of the learned policy with `least_loaded` on a small share of the traffic."""
+"""The guardrail: a randomised comparison of a policy with `least_loaded` on a small share of the traffic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from random import Random
 from typing import Final
 
-from policies.learned.settings import GuardrailSettings
+from policies.decision import Outcome
+from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +36,19 @@ class _Group:
 
 
 class Guardrail:
-    """A comparison of the learned policy with `least_loaded` on randomly assigned requests.
+    """A comparison of a policy with `least_loaded` on randomly assigned requests.
 
     The metric is the logarithm of seconds per unit of work. The work (tokens) is known only afterwards, but does not
     depend on the backend. The test is evaluated after every request and keeps its level nevertheless: it is the mixture
     sequential probability ratio test [1]_ with a normal mixture of standard deviation `_EFFECT`.
 
-    If the learned policy is found to be worse, it is frozen: `least_loaded` decides for all requests except the same
-    small share, which shows when the learned policy is better again.
+    If the policy is found to be worse, it is frozen: `least_loaded` decides for all requests except the same
+    small share, which shows when the policy is better again.
 
     Attributes
     ----------
     frozen
-        Whether the learned policy was found to be worse and is out of use.
+        Whether the policy was found to be worse and is out of use.
     freezes
         Number of freezes so far.
 
@@ -83,38 +84,38 @@ class Guardrail:
         return share > 0 and rng.random() < share
 
     def observe(self, seconds_per_work: float, *, control: bool) -> None:
-        """Add an outcome, and freeze or thaw the learned policy if the comparison is conclusive."""
+        """Add an outcome, and freeze or thaw the policy if the comparison is conclusive."""
         if seconds_per_work <= 0 or self._share == 0:
             return
-        group = self._control if control else self._learned
+        group = self._control if control else self._own
         group.add(math.log(seconds_per_work))
-        if self._control.count < _MIN_COUNT or self._learned.count < _MIN_COUNT:
+        if self._control.count < _MIN_COUNT or self._own.count < _MIN_COUNT:
             return
         ratio = self.ratio
         margin = math.log(ratio) - math.log1p(self._tolerance)
         if not self.frozen and margin > 0 and self._is_certain(margin):
             self.frozen, self.freezes = True, self.freezes + 1
-            log.warning("learned policy frozen: it takes %.2f times as long as least_loaded", ratio)
+            log.warning("policy frozen: it takes %.2f times as long as least_loaded", ratio)
             self._start_over()
         elif self.frozen and ratio < 1 and self._is_certain(math.log(ratio)):
             self.frozen = False
-            log.warning("learned policy back in use: it takes %.2f times as long as least_loaded", ratio)
+            log.warning("policy back in use: it takes %.2f times as long as least_loaded", ratio)
             self._start_over()
 
     @property
     def ratio(self) -> float:
-        """Seconds per unit of work of the learned policy over those of `least_loaded`; NaN until both have outcomes."""
-        if not self._control.count or not self._learned.count:
+        """Seconds per unit of work of the policy over those of `least_loaded`; NaN until both have outcomes."""
+        if not self._control.count or not self._own.count:
             return math.nan
-        return math.exp(self._learned.mean - self._control.mean)
+        return math.exp(self._own.mean - self._control.mean)
 
     def thaw(self) -> None:
-        """Put the learned policy back in use on an operator's request, and restart the comparison."""
+        """Put the policy back in use on an operator's request, and restart the comparison."""
         self.frozen = False
         self._start_over()
 
     def _is_certain(self, difference: float) -> bool:
-        variance = self._learned.variance_of_mean + self._control.variance_of_mean
+        variance = self._own.variance_of_mean + self._control.variance_of_mean
         mixture = _EFFECT**2
         log_ratio = 0.5 * math.log(variance / (variance + mixture)) + 0.5 * difference**2 * mixture / (
             variance * (variance + mixture)
@@ -122,9 +123,16 @@ class Guardrail:
         return log_ratio > -math.log(1.0 - self._confidence)
 
     def _start_over(self) -> None:
-        self._learned, self._control = _Group(), _Group()
+        self._own, self._control = _Group(), _Group()
 
 
+def seconds_per_work(outcome: Outcome) -> float:
+    """Return the seconds of a request per unit of work: an output token, or 50 prompt tokens."""
+    return outcome.e2e_s / (outcome.output_tokens + _WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens)
+
+
+_WORK_PER_PROMPT_TOKEN: Final = 0.02
+"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""
 _KEEP: Final = 0.9995
 """Decay per observation; about the last two thousand count."""
 _MIN_COUNT: Final = 40

@@ -8,18 +8,14 @@ from pydantic import ValidationError
 
 from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
+from policies.balancing.power_of_two import PowerOfTwo
+from policies.balancing.random import RandomChoice, RandomSettings
+from policies.balancing.round_robin import RoundRobin
+from policies.balancing.static import Static, StaticSettings
 from policies.features.request import Endpoint, RequestFeatures
 from policies.load import LoadMeter
-from policies.load_balancing import (
-    LeastLoaded,
-    LoadSettings,
-    PowerOfTwo,
-    RandomChoice,
-    RandomSettings,
-    RoundRobin,
-    Static,
-    StaticSettings,
-)
 from policies.policy import Policy, PolicySettings
 
 REQUEST = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
@@ -148,19 +144,19 @@ def test_own_requests_count_at_once_and_others_as_reported() -> None:
     meter = LoadMeter(clock=lambda: 100.0)
     a = backend("a", in_flight=5)
     a.load = EngineLoad(running=8, waiting=4, others=7, at_s=99.0)
-    assert meter.requests(a) == 12
+    assert meter.counts([a]) == [12]
     a.in_flight = 8
-    assert meter.requests(a) == 15
+    assert meter.counts([a]) == [15]
     a.load = EngineLoad(running=2, at_s=99.5)
-    assert meter.requests(a) == 8
+    assert meter.counts([a]) == [8]
 
 
 def test_a_stale_or_missing_report_is_ignored() -> None:
     now_s = 100.0
     meter = LoadMeter(stale_after_s=10.0, clock=lambda: now_s)
     a = backend("a", in_flight=2)
-    assert meter.requests(a) == 2
+    assert meter.counts([a]) == [2]
     a.load = EngineLoad(running=50, others=48, at_s=95.0)
-    assert meter.requests(a) == 50
+    assert meter.counts([a]) == [50]
     now_s = 105.1
-    assert meter.requests(a) == 2
+    assert meter.counts([a]) == [2]

@@ -63,14 +63,10 @@ class _Drift:
 
     __slots__ = ("count", "evidence", "faulty", "healthy", "total")
 
-    def __init__(
-        self, healthy: float, faulty: float, evidence: float = 0.0, count: float = 0.0, total: float = 0.0
-    ) -> None:
+    def __init__(self, healthy: float, faulty: float) -> None:
         self.healthy = healthy
         self.faulty = faulty
-        self.evidence = evidence
-        self.count = count
-        self.total = total
+        self.evidence = self.count = self.total = 0.0
 
     def add(self, ratio: float, spread: float) -> None:
         """Add a ratio whose logarithm has the standard deviation `spread`."""
@@ -79,10 +75,6 @@ class _Drift:
         self.total = _KEEP * self.total + log_ratio
         log_likelihood = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
         self.evidence = max(0.0, self.evidence + min(_MAX_EVIDENCE, log_likelihood))
-
-    def copy(self) -> _Drift:
-        """Return a copy."""
-        return _Drift(self.healthy, self.faulty, self.evidence, self.count, self.total)
 
     def reset(self) -> None:
         """Discard all observations."""
@@ -116,13 +108,6 @@ class _Record:
         self.next_s = FIRST_S
         self.was_out = False
 
-    def copy(self) -> _Record:
-        other = _Record()
-        other.steps, other.tokens = self.steps.copy(), self.tokens.copy()
-        other.seen_s, other.out_until_s, other.next_s = self.seen_s, self.out_until_s, self.next_s
-        other.was_out = self.was_out
-        return other
-
     def reset(self) -> None:
         self.steps.reset()
         self.tokens.reset()
@@ -132,6 +117,11 @@ class OutlierEjection:
     """The comparison of each backend with its predictions, and the ejection of outliers.
 
     The fitted models would learn that a backend is slow as well, but too late for the requests sent there meanwhile.
+
+    Parameters
+    ----------
+    ejects
+        Whether outliers are ejected; otherwise only slowness is measured.
 
     Attributes
     ----------
@@ -147,19 +137,13 @@ class OutlierEjection:
     {'a': 'steps take 7.4 times as long as expected'}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ejects: bool = True) -> None:
+        self._ejects = ejects
         self._records: dict[str, _Record] = {}
         self.reasons: dict[str, str] = {}
 
-    def dry_run_copy(self) -> OutlierEjection:
-        """Return an independent copy."""
-        other = OutlierEjection()
-        other._records = {name: record.copy() for name, record in self._records.items()}
-        other.reasons = dict(self.reasons)
-        return other
-
     def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
-        """Return the candidates that are not ejected, or all if none would be left."""
+        """End the ejections that are due, and return the candidates not ejected, or all if none would be left."""
         if not self.reasons:
             return candidates
         for name in [*self.reasons]:
@@ -168,7 +152,14 @@ class OutlierEjection:
                 del self.reasons[name]
                 record.reset()  # requests that were in flight at the ejection say nothing about the present
                 log.warning("%s is back in use after its ejection", name)
-        return [candidate for candidate in candidates if candidate.name not in self.reasons] or candidates
+        return self.admitted(candidates, now_s)
+
+    def admitted(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
+        """Return what `admit` would return, without ending ejections."""
+        if not self.reasons:
+            return candidates
+        ejected = {name for name in self.reasons if self._records[name].out_until_s > now_s}
+        return [candidate for candidate in candidates if candidate.name not in ejected] or candidates
 
     def observe(
         self,
@@ -197,7 +188,7 @@ class OutlierEjection:
             record.steps.add(step_ratio, _STEP_SPREAD)
         if acceptance_ratio:
             record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread))
-        if backend not in self.reasons:
+        if self._ejects and backend not in self.reasons:
             if record.steps.evidence >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"
                 self._eject(backend, record, reason, now_s)

@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from policies.learned.guardrail import Guardrail
-from policies.learned.settings import GuardrailSettings
+from policies.guarded.guardrail import Guardrail
+from policies.policy import GuardrailSettings
 
 SHARE = 0.1
 

@@ -9,7 +9,7 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
-from policies.learned.outlier_ejection import FIRST_S, LONGEST_S, SLOWNESS_HALF_LIFE_S, OutlierEjection
+from policies.guarded.outlier_ejection import FIRST_S, LONGEST_S, SLOWNESS_HALF_LIFE_S, OutlierEjection
 
 POOL = [Backend(name, "m", Method.EAGLE3, "http://x", num_speculative_tokens=3) for name in ("a", "b")]
 
@@ -140,15 +140,16 @@ def test_faulty_backends_are_ejected_and_healthy_ones_not_at_any_spread(spread: 
     assert max(delays) <= 40
 
 
-def test_a_dry_run_copy_does_not_end_ejections_of_the_original() -> None:
+def test_looking_up_what_is_admitted_ends_no_ejection() -> None:
     outlier_ejection = OutlierEjection()
     _feed(outlier_ejection, 10, 6.0, 1.0)
-    dry_run_copy = outlier_ejection.dry_run_copy()
-    assert _names(dry_run_copy, FIRST_S - 0.1) == ["b"]
-    assert _names(dry_run_copy, FIRST_S) == ["a", "b"]
-    assert dry_run_copy.reasons == {}
+    admitted = [[one.name for one in outlier_ejection.admitted(POOL, now_s)] for now_s in (FIRST_S - 0.1, FIRST_S)]
+    assert admitted == [["b"], ["a", "b"]]
     assert list(outlier_ejection.reasons) == ["a"]
     assert _names(outlier_ejection, FIRST_S - 0.1) == ["b"]
-    # The copy has discarded the earlier outcomes, the original has not.
-    assert _feed(dry_run_copy, 1, 1.0, 1.0, FIRST_S) == 1.0
-    assert list(outlier_ejection.reasons) == ["a"]
+
+
+def test_without_ejection_slowness_is_still_measured() -> None:
+    outlier_ejection = OutlierEjection(ejects=False)
+    assert _feed(outlier_ejection, 20, 6.0, 1.0) == pytest.approx(6.0, rel=0.05)
+    assert _names(outlier_ejection, 0.0) == ["a", "b"]

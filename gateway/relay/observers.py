@@ -1,0 +1,156 @@
+"""Who wants to know of an exchange: metrics and learning, the recorder, shadow drafting. What is off costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.backend import Backend
+from gateway.http.sse import EventStream
+from gateway.http.usage import Usage
+from gateway.routing.keys import Client
+from gateway.routing.model import Upstream
+from gateway.routing.router import RoutedRequest
+from gateway.routing.sticky import ResponseLocations
+from policies.policy import Decision, Outcome
+
+
+# Created per request, like the records in `policies.decision`.
+@dataclass(slots=True, init=False)
+class Times:
+    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen.
+
+    Parameters
+    ----------
+    arrived_s, ended_s
+        Arrival of the request, and end of the answer.
+    first_s, last_s
+        First and last chunk of an answer; last only of a stream.
+    """
+
+    arrived_s: float
+    first_s: float
+    last_s: float
+    ended_s: float
+
+    def __init__(self, arrived_s: float, first_s: float = 0.0, last_s: float = 0.0, ended_s: float = 0.0) -> None:
+        self.arrived_s = arrived_s
+        self.first_s = first_s
+        self.last_s = last_s
+        self.ended_s = ended_s
+
+
+@dataclass(slots=True, init=False)
+class EndedExchange:
+    """An exchange that has ended.
+
+    Parameters
+    ----------
+    decision, upstream
+        None if no backend was up.
+    retried_from
+        Name of the backend that failed first; empty without a retry.
+    status
+        HTTP status of the answer.
+    label
+        One of `gateway.telemetry.metrics.OUTCOMES`.
+    usage
+        Usage as the engine reported it; None without a report.
+    stream
+        The events of a stream; None for other answers.
+    outcome
+        None if the request was not answered.
+    tokens
+        Prompt and output tokens that the key is charged.
+    """
+
+    request_id: bytes
+    client: Client
+    routed: RoutedRequest
+    decision: Decision | None
+    upstream: Upstream | None
+    retried_from: str
+    status: int
+    label: str
+    times: Times
+    usage: Usage | None
+    stream: EventStream | None
+    outcome: Outcome | None
+    tokens: int
+
+    def __init__(  # noqa: PLR0917 -- a record
+        self,
+        request_id: bytes,
+        client: Client,
+        routed: RoutedRequest,
+        decision: Decision | None,
+        upstream: Upstream | None,
+        retried_from: str,
+        status: int,
+        label: str,
+        times: Times,
+        usage: Usage | None = None,
+        stream: EventStream | None = None,
+        outcome: Outcome | None = None,
+        tokens: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.client = client
+        self.routed = routed
+        self.decision = decision
+        self.upstream = upstream
+        self.retried_from = retried_from
+        self.status = status
+        self.label = label
+        self.times = times
+        self.usage = usage
+        self.stream = stream
+        self.outcome = outcome
+        self.tokens = tokens
+
+
+class Observer:
+    """What follows one exchange. Each event does nothing unless a subclass overrides it."""
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Handle that the request is about to be sent to a backend; again for a retry."""
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """Handle complete events of a stream, which are about to be passed on."""
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Handle a complete answer in one piece, with its JSON if it is one of success."""
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Handle the end, after the answer has been passed on."""
+
+
+class Follower(Protocol):
+    """What wants to observe exchanges."""
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        """Return an observer of the exchange of a request; None if it is not of interest."""
+
+
+class LocationObserver(Observer):
+    """Notes which backend holds a stored response."""
+
+    def __init__(self, locations: ResponseLocations) -> None:
+        self._locations = locations
+        self._backend = ""
+        self._is_noted = False
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Keep the name of the backend."""
+        self._backend = decision.backend
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """Note the location by the first events."""
+        if not self._is_noted:
+            self.on_answer(data, None)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Note the location."""
+        self._is_noted = True
+        self._locations.note_answer(body, self._backend)

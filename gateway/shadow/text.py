@@ -1,0 +1,72 @@
+"""The text of a request and its answer, to be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.relay.observers import EndedExchange, Observer
+from policies.policy import Outcome
+
+
+class AnswerText(Observer):
+    """Collects the bytes of an answer, up to a limit.
+
+    Parameters
+    ----------
+    add
+        Called with this, complete, if the request succeeds.
+    body
+        Body of the request.
+    room
+        Largest answer in bytes.
+
+    Attributes
+    ----------
+    parts
+        Parts of the answer; empty if it was too long.
+    streamed
+        Whether the answer is a stream of events.
+    outcome
+        Outcome of the request; not set before its end.
+
+    Examples
+    --------
+    >>> text = AnswerText(print, b"{}", room=4)
+    >>> text.on_chunk(b"abc", 1.0)
+    >>> text.parts, text.size_bytes
+    ([b'abc'], 5)
+    >>> text.on_chunk(b"de", 2.0)
+    >>> text.parts
+    []
+    """
+
+    outcome: Outcome
+
+    def __init__(self, add: Callable[[AnswerText], None], body: bytes, room: int) -> None:
+        self._add = add
+        self._room = room
+        self.body = body
+        self.size_bytes = len(body)
+        self.parts: list[bytes] = []
+        self.streamed = False
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """Add a part of a stream."""
+        self.streamed = True
+        self.on_answer(data, None)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Add a part of the answer."""
+        self._room -= len(body)
+        self.size_bytes += len(body)
+        if self._room < 0:
+            self.parts.clear()
+        else:
+            self.parts.append(body)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Pass on the text of a request that succeeded."""
+        outcome = ended.outcome
+        if outcome is not None and self.parts and ended.label == "ok" and ended.status == 200:
+            self.outcome = outcome
+            self._add(self)

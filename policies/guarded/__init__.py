@@ -1,0 +1,1 @@
+"""A guardrail and outlier ejection around any policy."""

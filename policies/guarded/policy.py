@@ -1,0 +1,167 @@
+"""A guardrail and outlier ejection around any policy; `learned` has both inside, where they share its predictions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, NamedTuple
+
+from backends.backend import Candidate
+from policies.decision import Assessment, Decision, Outcome
+from policies.features.request import TEXT_FEATURES, RequestFeatures
+from policies.guarded.guardrail import Guardrail, seconds_per_work
+from policies.guarded.outlier_ejection import OutlierEjection
+from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.propensity import draw, mixed
+from policies.learned.shadow_drafting import ShadowSettings
+from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
+from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
+from policies.roles import Clocked, Freezable, Learner, Maintained, ShadowLearner, Stateful, Work, assess, preview
+
+
+def build(name: str, settings: PolicySettings) -> Policy:
+    """Return a registered policy, with the guardrail and the outlier ejection that its settings ask for."""
+    policy = policies()[name](settings)
+    if isinstance(policy, Freezable) or not (settings.guardrail.share or settings.outlier_ejection):
+        return policy
+    return Guarded(policy)
+
+
+class _Memo(NamedTuple):
+    """Whether `least_loaded` decided, and the memos of the policy and of the `learned` that watches it."""
+
+    control: bool
+    own: Any
+    watching: Any
+
+
+class Guarded(Policy):
+    """A policy with a guardrail and outlier ejection around it.
+
+    Outlier ejection compares backends with expectations, which come from a `learned` that watches and decides nothing.
+    The policy is not asked for the scores of all candidates, since under the guardrail they would not be those of the
+    decision.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.settings)
+        self.policy = policy
+        self.name = policy.name
+        self.text_features, self.reads_requests = policy.text_features, policy.reads_requests
+        self.guardrail = Guardrail(policy.settings.guardrail)
+        self.outlier_ejection = OutlierEjection()
+        seed = getattr(policy.settings, "seed", None)
+        self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
+        self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
+        self._watching: Learned | None = None
+        if policy.settings.outlier_ejection:
+            off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
+            self._watching = Learned(off)
+            self.outlier_ejection = self._watching.outlier_ejection
+            self.text_features, self.reads_requests = TEXT_FEATURES, True
+            self.statistics = self._watching.statistics
+        if isinstance(policy, Stateful):
+            self.statistics = policy.statistics
+        if isinstance(policy, ShadowLearner):
+            self.shadow = policy.shadow
+            self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
+        self._observe = policy.observe if isinstance(policy, Learner) else None
+        self._parts: list[object] = [policy, self._watching]
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Choose one of the candidates that are not ejected: by the policy, or by `least_loaded` for the guardrail."""
+        watching = self._watching
+        eligible = candidates if watching is None else self.outlier_ejection.admit(candidates, watching.clock())
+        decision, control = self._decide(request, eligible, self.policy.choose, self._rng)
+        watched = None if watching is None else watching.follow(decision, request, eligible).memo
+        return replace(decision, memo=_Memo(control, decision.memo, watched))
+
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
+        watching = self._watching
+        eligible = candidates if watching is None else self.outlier_ejection.admitted(candidates, watching.clock())
+        return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng))[0]
+
+    def _decide(
+        self, request: RequestFeatures, eligible: Sequence[Candidate], choose: Choose, rng: Random
+    ) -> tuple[Decision, bool]:
+        """Return a decision, and whether `least_loaded` made it."""
+        guardrail = self.guardrail
+        share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
+        if not share:
+            return choose(request, eligible), False
+        control = lowest_propensities(self._meter.scores(eligible))
+        if by_control := guardrail.draw(rng):
+            chosen = draw(control, rng)
+            backend, reason = eligible[chosen].name, "frozen" if guardrail.frozen else "control"
+            decision = Decision(backend, self.name, reason, _share(choose, request, eligible, backend))
+        else:
+            decision = choose(request, eligible)
+            chosen = [candidate.name for candidate in eligible].index(decision.backend)
+        propensity = mixed(decision.propensity, control[chosen], share)
+        return replace(decision, propensity=propensity, considered=None), by_control
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Rate each candidate as the policy does, noting which are ejected."""
+        reasons = self.outlier_ejection.reasons
+        return [
+            replace(each, note=f"{each.note}; ejected as an outlier: {reasons[each.backend]}")
+            if each.backend in reasons
+            else each
+            for each in assess(self.policy, request, candidates)
+        ]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Compare the outcome with those of `least_loaded` and with what was expected, and let the policy learn."""
+        memo = outcome.decision.memo
+        control, own, watched = memo if isinstance(memo, _Memo) else (None, memo, None)
+        if control is not None and outcome.status == 200 and outcome.output_tokens >= 1:
+            self.guardrail.observe(seconds_per_work(outcome), control=control)
+        if self._observe is not None:
+            self._observe(_with(outcome, own))
+        if self._watching is not None:
+            self._watching.observe(_with(outcome, watched))
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Replace the clock of all parts."""
+        for part in self._parts:
+            if isinstance(part, Clocked):
+                part.set_clock(clock)
+
+    def warm_up(self) -> None:
+        """Import the libraries that learning needs."""
+        for part in self._parts:
+            if isinstance(part, Maintained):
+                part.warm_up()
+
+    def maintenance(self) -> Work | None:
+        """Return the work of all parts that is due."""
+        due = [part.maintenance() for part in self._parts if isinstance(part, Maintained)]
+        works = [work for work in due if work is not None]
+        return (lambda *pause: [work(*pause) for work in works]) if works else None
+
+
+def _own(outcome: Outcome) -> Any:
+    memo = outcome.decision.memo
+    return memo.own if isinstance(memo, _Memo) else memo
+
+
+def _with(outcome: Outcome, memo: Any) -> Outcome:
+    return replace(outcome, decision=replace(outcome.decision, memo=memo))
+
+
+def _share(choose: Choose, request: RequestFeatures, candidates: Sequence[Candidate], backend: str) -> float:
+    """Return the probability of choosing a backend; `choose` is called until its decisions account for everything."""
+    shares: dict[str, float] = {}
+    for _ in range(_MAX_DRAWS):
+        decision = choose(request, candidates)
+        shares[decision.backend] = decision.propensity
+        if backend in shares or sum(shares.values()) > 1.0 - 1e-9:
+            break
+    return shares.get(backend, 0.0)
+
+
+_MAX_DRAWS = 20

@@ -1,0 +1,116 @@
+"""The optional roles of a policy: what it does besides choosing. They are looked up when a model is assembled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from backends.backend import Candidate
+from policies.decision import Assessment, Decision, Outcome
+from policies.features.request import RequestFeatures
+from policies.guarded.guardrail import Guardrail
+from policies.guarded.outlier_ejection import OutlierEjection
+from policies.learned.shadow_drafting import ShadowSettings
+from policies.policy import Policy
+from policies.statistics import Statistics
+
+if TYPE_CHECKING:
+    from policies.distill.report import Distilled
+
+Work = Callable[..., object]
+"""Background work. It takes a function without arguments, which it calls at points where it may be interrupted."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Learns from finished requests."""
+
+    def observe(self, outcome: Outcome) -> None: ...  # noqa: D102
+
+
+@runtime_checkable
+class ShadowLearner(Protocol):
+    """Learns from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""
+
+    name: str
+    shadow: ShadowSettings
+
+    def observe_shadow(self, outcome: Outcome) -> None: ...  # noqa: D102
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Keeps what it learns as statistics, which the gateway stores and shares."""
+
+    statistics: Statistics
+
+
+@runtime_checkable
+class Explainer(Protocol):
+    """Rates the candidates, and returns the decision that `choose` would make now; both change nothing."""
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]: ...  # noqa: D102
+
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision: ...  # noqa: D102
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """Includes the scores of all candidates in its decisions if told to, which is done when requests are recorded."""
+
+    explain_candidates: bool
+
+
+@runtime_checkable
+class Maintained(Protocol):
+    """Has work to do off the request path."""
+
+    name: str
+
+    def warm_up(self) -> None:
+        """Import the libraries that learning needs; may be called in any thread, while requests are served."""
+
+    def maintenance(self) -> Work | None:
+        """Return background work that is due, or None.
+
+        Called about every half second from the thread that calls `choose`. The work may run in another thread, so it
+        must not touch what `choose` and `observe` change, and must publish its results in a single assignment.
+        """
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """Has a clock in seconds, by default `time.time`, which a replay replaces."""
+
+    def set_clock(self, clock: Callable[[], float]) -> None: ...  # noqa: D102
+
+
+@runtime_checkable
+class Freezable(Protocol):
+    """Is compared with `least_loaded`, and avoids outliers."""
+
+    name: str
+    guardrail: Guardrail
+    outlier_ejection: OutlierEjection
+
+
+@runtime_checkable
+class Distillable(Protocol):
+    """Can be written as rules; while `pinned` is set, that policy decides, and this one only learns."""
+
+    pinned: Policy | None
+
+    def distill(self, candidates: Sequence[Candidate]) -> Distilled: ...  # noqa: D102
+
+
+def assess(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+    """Rate each candidate, without side effects."""
+    if isinstance(policy, Explainer):
+        return policy.assess(request, candidates)
+    return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
+
+
+def preview(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+    """Return the decision that a policy would make now; one that is no `Explainer` is copied and asked."""
+    return (policy.preview if isinstance(policy, Explainer) else copy.deepcopy(policy).choose)(request, candidates)

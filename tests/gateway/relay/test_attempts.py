@@ -1,0 +1,517 @@
+"""Routing, retries, hold-back, time-outs and cancelling of an exchange, without sockets or an event loop."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from backends.backend import Backend, State
+from backends.http.client import Address, AnswerHead, Call, Receiver, UpstreamError, WholeReceiver
+from backends.http.write_batch import WriteBatch
+from backends.pool import HealthRules, Pool
+from backends.speculation import Method
+from gateway.http.headers import Header
+from gateway.relay.context import Inbound, RelayContext, Timeouts
+from gateway.relay.exchange import Exchange
+from gateway.relay.limits import Limits
+from gateway.routing.keys import Client, Keyring, digest
+from gateway.routing.model import Model, Upstream
+from gateway.routing.router import Router
+from gateway.telemetry.metrics import Metrics
+from policies.policy import policies
+
+CHAT = "/v1/chat/completions"
+JSON_HEAD = [(b"content-type", b"application/json")]
+EVENTS_HEAD = [(b"content-type", b"text/event-stream")]
+ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
+FIRST, SECOND, DONE = b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n', b"data: [DONE]\n\n"
+TIMEOUTS = Timeouts(first_byte_s=10.0, idle_s=2.0)
+
+
+class RecordingReply:
+    """The client's side: keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.chunks: list[bytes] = []
+        self.ended = self.aborted = False
+
+    def head(self, status: int, lines: bytes) -> None:
+        self.status = status
+        pairs = [line.partition(": ") for line in lines.decode().split("\r\n") if line]
+        self.headers = {name: value for name, _, value in pairs}
+
+    def data(self, chunk: bytes) -> None:
+        self.chunks.append(chunk)
+
+    def end(self) -> None:
+        assert not self.ended
+        self.ended = True
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        self.head(status, lines)
+        self.data(body)
+        self.end()
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def code(self) -> str:
+        code: str = json.loads(self.body)["error"]["code"]
+        return code
+
+
+class RecordingClient:
+    """The backend's side: keeps what it is sent; the tests answer by calling the receiver."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.calls: list[Call] = []
+
+    def send(
+        self,
+        head: bytes,
+        body: bytes,
+        receiver: Receiver,
+        *,
+        head_only: bool = False,
+        whole: WholeReceiver | None = None,
+    ) -> Call:
+        self.heads.append(head)
+        self.bodies.append(body)
+        call = Call(head, body, receiver, head_only=head_only, whole=whole)
+        self.calls.append(call)
+        return call
+
+    def close(self) -> None:
+        raise AssertionError("an exchange closes no client")
+
+
+class Relay:
+    """A relay with backends that the tests play."""
+
+    def __init__(self, *names: str, policy: dict[str, Any] | None = None, client: Client | None = None) -> None:
+        methods = dict(zip(names, (Method.BASELINE, Method.NGRAM, Method.SUFFIX), strict=False))
+        self.backends = {
+            name: Backend(name, "m", method, "http://127.0.0.1:1", state=State.UP) for name, method in methods.items()
+        }
+        self.clients = {name: RecordingClient(Address.parse("http://127.0.0.1:1")) for name in names}
+        settings = {"name": "static", "backend": names[0]} if policy is None else policy
+        kind = policies()[settings.pop("name")]
+        self.metrics = Metrics()
+        upstreams = {
+            name: Upstream(backend, self.clients[name], self.metrics.bind(backend))
+            for name, backend in self.backends.items()
+        }
+        self.model = Model("m", kind(kind.Settings.model_validate(settings)), 1.0, upstreams)
+        self.pool = Pool(list(self.backends.values()), HealthRules())
+        self.client = client or Client("team", may_override=True)
+        self.limits = Limits()
+        self.context = RelayContext(
+            Router({"m": self.model}, self.pool),
+            self.pool,
+            Keyring([(digest("sk"), self.client)]),
+            self.limits,
+            self.metrics,
+            TIMEOUTS,
+            WriteBatch(),
+        )
+
+    def send(
+        self, body: bytes | None = None, path: str = CHAT, method: str = "POST", headers: list[Header] | None = None
+    ) -> tuple[Exchange, RecordingReply]:
+        """Begin an exchange."""
+        if body is None:
+            body = json.dumps({"model": "m", "messages": []}).encode()
+        headers = [(b"authorization", b"Bearer sk"), *(headers or [])]
+        reply = RecordingReply()
+        inbound = Inbound(self.context.request_headers(method, headers), path, path.encode(), body)
+        exchange = Exchange(self.context, inbound, reply)
+        exchange.begin()
+        return exchange, reply
+
+    def receiver(self, name: str, number: int = -1) -> Receiver:
+        """Return the receiver of a call to a backend."""
+        return self.clients[name].calls[number].receiver
+
+    def answer(self, name: str, body: bytes = ANSWER, status: int = 200) -> None:
+        """Answer the last call to a backend in pieces."""
+        receiver = self.receiver(name)
+        receiver.on_head(status, [*JSON_HEAD, (b"content-length", b"%d" % len(body))])
+        receiver.on_data(body)
+        receiver.on_end()
+
+    def in_flight(self) -> list[int]:
+        """Return all counts of what is in flight: at backends, of the model, of the limits, and exchanges."""
+        used = self.limits.take_used().get(self.client.name)
+        return [
+            *(backend.in_flight for backend in self.backends.values()),
+            self.model.traffic.in_flight,
+            0 if used is None else used.in_flight,
+            len(self.context.exchanges),
+        ]
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return a counter's sum over all labels that match."""
+        self.metrics.flush()
+        return sum(
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+# Routing
+
+
+def test_a_request_is_sent_unchanged_with_the_headers_of_the_client() -> None:
+    relay = Relay("a")
+    body = b'{"model": "m",  "messages": []}'
+    _, reply = relay.send(body, headers=[(b"x-custom", b"1"), (b"connection", b"keep-alive"), (b"x-request-id", b"r")])
+    (head,) = relay.clients["a"].heads
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
+    assert b"x-custom: 1\r\n" in head
+    assert b"connection" not in head
+    assert b"x-request-id: r\r\n" in head
+    assert b"authorization" not in head, "the gateway's key is not for the backend"
+    assert relay.clients["a"].bodies == [body]
+    relay.answer("a")
+    assert (reply.status, reply.body, reply.ended) == (200, ANSWER, True)
+    assert reply.headers["x-request-id"] == "r"
+    assert (reply.headers["x-gateway-backend"], reply.headers["x-gateway-reason"]) == ("a", "configured")
+    assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_tokens_are_counted_for_the_key() -> None:
+    relay = Relay("a")
+    relay.send()
+    relay.answer("a")
+    assert relay.count("gateway_key_tokens_total", key="team") == 10
+    assert relay.count("gateway_requests_total", outcome="ok") == 1
+
+
+def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
+    relay = Relay("a", client=Client("team", requests_per_minute=1))
+    _, first = relay.send(b"no JSON")
+    _, second = relay.send(b"no JSON")
+    assert (first.status, first.code) == (400, "invalid_json")
+    assert (second.status, second.code) == (429, "rate_limit_exceeded")
+    assert relay.in_flight() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [(b"[1]", 400, "invalid_json"), (b'{"model": "other"}', 404, "model_not_found")],
+)
+def test_a_request_that_cannot_be_routed_reaches_no_backend(body: bytes, status: int, code: str) -> None:
+    relay = Relay("a")
+    _, reply = relay.send(body)
+    assert (reply.status, reply.code, reply.ended) == (status, code, True)
+    assert relay.clients["a"].heads == []
+    assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_without_a_backend_that_is_up_the_answer_is_503() -> None:
+    relay = Relay("a", "b")
+    for backend in relay.backends.values():
+        backend.state = State.DOWN
+    _, reply = relay.send()
+    assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "no_backend", "2")
+    assert relay.in_flight() == [0, 0, 0, 0, 0]
+
+
+# Retries
+
+
+@pytest.mark.parametrize("kind", ["connect", "broken", "garbage"])
+def test_a_request_without_an_answer_is_sent_to_another_backend(kind: str) -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    relay.receiver("a").on_error(UpstreamError(kind, "failed"))
+    assert reply.chunks == []
+    relay.answer("b")
+    assert (reply.status, reply.body) == (200, ANSWER)
+    assert (reply.headers["x-gateway-backend"], reply.headers["x-gateway-retried-from"]) == ("b", "a")
+    assert relay.count("gateway_retries_total", backend="a", kind=kind) == 1
+    assert relay.in_flight() == [0, 0, 0, 0, 0]
+
+
+def test_a_request_is_sent_at_most_twice() -> None:
+    relay = Relay("a", "b", "c")
+    _, reply = relay.send()
+    relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+    (second,) = [name for name in "bc" if relay.clients[name].heads]
+    relay.receiver(second).on_error(UpstreamError("broken", "closed the connection"))
+    assert (reply.status, reply.code) == (502, "backend_broken")
+    assert sum(len(client.heads) for client in relay.clients.values()) == 2
+    assert relay.in_flight() == [0] * 6
+
+
+def test_an_error_of_the_engine_is_retried_and_blamed_on_it_only_if_another_one_answers() -> None:
+    relay = Relay("a", "b")
+    for status, broken in ((500, 0), (200, 1)):
+        relay.send()
+        relay.answer("a", b'{"error": "a"}', 500)
+        relay.answer("b", ANSWER if status == 200 else b'{"error": "b"}', status)
+        assert relay.pool._records["m", "a"].broken == broken
+
+
+def test_an_error_of_the_client_is_passed_on() -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    relay.answer("a", b'{"error": "bad"}', 400)
+    assert (reply.status, reply.body) == (400, b'{"error": "bad"}')
+    assert relay.clients["b"].heads == []
+
+
+def test_a_request_for_a_named_backend_is_not_retried() -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send(headers=[(b"x-gateway-backend", b"b")])
+    relay.receiver("b").on_error(UpstreamError("connect", "refused"))
+    assert (reply.status, reply.code) == (503, "backend_connect")
+    assert relay.clients["a"].heads == []
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "sent"), [("POST", "broken", 0), ("POST", "connect", 1), ("GET", "broken", 1)]
+)
+def test_other_paths_are_retried_only_if_that_has_no_effect(method: str, kind: str, sent: int) -> None:
+    relay = Relay("a", "b")
+    relay.send(b"", "/anything", method)
+    relay.receiver("a").on_error(UpstreamError(kind, "failed"))
+    assert len(relay.clients["b"].heads) == sent
+
+
+def test_a_lack_of_files_in_the_gateway_is_no_fault_of_a_backend() -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    relay.receiver("a").on_error(UpstreamError("exhausted", "no file left"))
+    assert (reply.status, reply.code) == (503, "backend_exhausted")
+    assert relay.backends["a"].state is State.UP
+    assert relay.clients["b"].heads == []
+
+
+def test_requests_that_wait_for_a_backend_that_goes_down_are_sent_to_another_one() -> None:
+    relay = Relay("a", "b")
+    _, waiting = relay.send()
+    _, streaming = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, EVENTS_HEAD)
+    receiver.on_data(FIRST)
+    relay.backends["a"].state = State.DOWN
+    relay.context.abandon(relay.backends["a"])
+    assert len(relay.clients["b"].heads) == 1
+    assert (waiting.chunks, streaming.chunks, streaming.ended) == ([], [FIRST], False)
+
+
+# Hold-back
+
+
+def test_a_stream_is_held_until_its_first_event_and_then_passed_on_at_once() -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, EVENTS_HEAD)
+    receiver.on_data(FIRST[:5])
+    assert reply.status == 0
+    receiver.on_data(FIRST[5:] + SECOND[:4])
+    assert (reply.status, reply.chunks) == (200, [FIRST])
+    receiver.on_data(SECOND[4:])
+    receiver.on_data(DONE)
+    assert reply.chunks == [FIRST, SECOND, DONE]
+    receiver.on_end()
+    assert reply.ended
+    assert relay.count("gateway_itl_seconds_count") == 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "data"),
+    [
+        (EVENTS_HEAD, b"<html>sorry</html>\n\n"),
+        (EVENTS_HEAD, b'data: {"error": {"code": 503}}\n\n'),
+        (JSON_HEAD, b"<html>sorry</html>"),
+    ],
+)
+def test_an_invalid_answer_is_not_passed_on(headers: list[Header], data: bytes) -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, headers)
+    receiver.on_data(data)
+    if not relay.clients["b"].heads:
+        receiver.on_end()
+    relay.answer("b")
+    assert (reply.status, reply.body) == (200, ANSWER)
+
+
+def test_an_answer_of_another_type_is_invalid_at_once() -> None:
+    relay = Relay("a", "b")
+    relay.send()
+    relay.receiver("a").on_head(200, [(b"content-type", b"text/html")])
+    assert len(relay.clients["b"].heads) == 1
+
+
+def test_a_stream_without_an_event_is_broken() -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_end()
+    assert (reply.status, reply.code) == (502, "backend_broken")
+
+
+def test_an_answer_in_one_piece_is_held_until_it_is_complete() -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, JSON_HEAD)
+    for byte in ANSWER:
+        receiver.on_data(bytes([byte]))
+        assert reply.status == 0
+    receiver.on_end()
+    assert (reply.status, reply.body) == (200, ANSWER)
+
+
+def test_an_answer_too_long_to_be_held_is_passed_on() -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    receiver, part = relay.receiver("a"), b"x" * (1 << 19)
+    receiver.on_head(200, JSON_HEAD)
+    for _ in range(3):
+        receiver.on_data(part)
+    assert len(reply.body) == 3 * len(part)
+    receiver.on_data(part)
+    assert len(reply.body) == 4 * len(part)
+    receiver.on_end()
+    assert reply.ended
+
+
+@pytest.mark.parametrize("body", [ANSWER, b"not JSON"])
+def test_an_answer_read_at_once_is_treated_like_one_in_pieces(body: bytes) -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_whole(AnswerHead(200, [*JSON_HEAD, (b"content-length", b"999")]), body)  # type: ignore[attr-defined]
+    if body != ANSWER:
+        relay.answer("b")
+    assert (reply.status, reply.body) == (200, ANSWER)
+    assert relay.in_flight() == [0, 0, 0, 0, 0]
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, EVENTS_HEAD)
+    receiver.on_data(FIRST)
+    receiver.on_error(UpstreamError("broken", "closed the connection"))
+    assert reply.chunks[0] == FIRST
+    assert b'"code":"backend_broken"' in reply.chunks[1]
+    assert reply.chunks[1].endswith(DONE)
+    assert reply.ended
+    assert relay.clients["b"].heads == []
+    assert relay.count("gateway_requests_total", outcome="interrupted") == 1
+
+
+def test_another_answer_that_breaks_closes_the_connection() -> None:
+    relay = Relay("a")
+    _, reply = relay.send(b"", "/file", "GET")
+    receiver = relay.receiver("a")
+    receiver.on_head(200, [])
+    receiver.on_data(b"half")
+    receiver.on_error(UpstreamError("broken", "closed the connection"))
+    assert (reply.chunks, reply.aborted, reply.ended) == ([b"half"], True, False)
+
+
+# Time-outs and cancelling
+
+
+def later(seconds: float) -> float:
+    return time.perf_counter() + seconds
+
+
+def test_a_backend_that_sends_no_first_byte_is_given_up() -> None:
+    relay = Relay("a", "b")
+    exchange, reply = relay.send()
+    exchange.check_silence(later(9.0))
+    assert relay.clients["b"].heads == []
+    exchange.check_silence(later(10.5))
+    assert len(relay.clients["b"].heads) == 1
+    exchange.check_silence(later(10.5))
+    assert (reply.status, reply.code) == (504, "backend_timeout")
+    assert relay.in_flight() == [0, 0, 0, 0, 0]
+
+
+def test_after_the_first_byte_the_limit_is_that_of_an_idle_stream() -> None:
+    relay = Relay("a", "b")
+    exchange, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, EVENTS_HEAD)
+    exchange.check_silence(later(2.5))
+    assert reply.status == 0, "headers alone are not a first byte: an engine sends them before it prefills"
+    receiver.on_data(FIRST)
+    exchange.check_silence(later(1.5))
+    assert not reply.ended
+    exchange.check_silence(later(2.5))
+    assert reply.ended
+    assert b'"code":"backend_timeout"' in reply.chunks[-1]
+
+
+def test_an_answer_that_is_paused_for_a_slow_client_is_not_silent() -> None:
+    relay = Relay("a")
+    exchange, reply = relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_data(FIRST)
+    exchange.pause()
+    exchange.check_silence(later(3600.0))
+    assert not reply.ended
+    exchange.resume()
+    exchange.check_silence(later(1.5))
+    assert not reply.ended
+
+
+def test_a_backend_that_fails_its_probes_gets_five_seconds() -> None:
+    relay = Relay("a", "b")
+    exchange, _ = relay.send()
+    relay.backends["a"].state = State.DOWN
+    exchange.check_silence(later(4.5))
+    assert relay.clients["b"].heads == []
+    exchange.check_silence(later(5.5))
+    assert len(relay.clients["b"].heads) == 1
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_client_that_leaves_cancels_the_call(has_begun: bool) -> None:
+    relay = Relay("a")
+    exchange, reply = relay.send()
+    if has_begun:
+        relay.receiver("a").on_head(200, EVENTS_HEAD)
+        relay.receiver("a").on_data(FIRST)
+    exchange.client_gone()
+    exchange.client_gone()
+    assert relay.in_flight() == [0, 0, 0, 0]
+    assert relay.count("gateway_requests_total", outcome="cancelled") == 1
+    assert not reply.ended
+
+
+def test_the_end_of_the_drain_time_ends_what_is_in_flight() -> None:
+    relay = Relay("a", "b")
+    _, waiting = relay.send()
+    _, streaming = relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_data(FIRST)
+    relay.context.stop()
+    assert (waiting.status, waiting.code) == (503, "gateway_stopping")
+    assert b'"code":"gateway_stopping"' in streaming.chunks[-1]
+    assert relay.in_flight() == [0, 0, 0, 0, 0]

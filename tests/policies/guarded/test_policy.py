@@ -1,0 +1,142 @@
+"""A guardrail and outlier ejection around policies that know of neither."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.backend import Backend, Candidate
+from policies.features.request import Endpoint, RequestFeatures
+from policies.guarded.policy import Guarded, build
+from policies.policy import Decision, Outcome, Policy, PolicySettings, policies
+from policies.roles import Freezable, Learner, Maintained, Stateful
+from policies.rules.policy import Thresholds
+from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
+
+REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=300)
+
+
+def _pool() -> list[Backend]:
+    return [Backend(name, "m", method, "http://x", num_speculative_tokens=k) for name, method, k in FOUR]
+
+
+def _guarded(name: str, **settings: object) -> Guarded:
+    policy = build(name, policies()[name].Settings.model_validate(settings))
+    assert isinstance(policy, Guarded)
+    policy._rng.seed(1)
+    return policy
+
+
+def _outcome(decision: Decision, e2e_s: float = 1.0) -> Outcome:
+    method = next(backend.method for backend in _pool() if backend.name == decision.backend)
+    return Outcome(REQUEST, decision, method, 200, 0.05, 0.005, e2e_s, 300, 200, 2.0)
+
+
+def test_a_policy_is_wrapped_only_if_its_settings_ask_for_it() -> None:
+    assert isinstance(build("thresholds", policies()["thresholds"].Settings()), Thresholds)
+    learned = build("learned", policies()["learned"].Settings())
+    assert isinstance(learned, Freezable)
+    assert not isinstance(learned, Guarded)
+    guardrail = _guarded("thresholds", guardrail={"share": 0.1})
+    assert (guardrail.name, guardrail.text_features) == ("thresholds", guardrail.policy.text_features)
+    assert not isinstance(guardrail, Stateful)
+    assert isinstance(_guarded("thresholds", outlier_ejection=True), Stateful)
+
+
+def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
+    policy, pool, rng = _guarded("static", method="eagle3", guardrail={"share": 0.2}), _pool(), np.random.default_rng(1)
+
+    def run(slowness: float) -> list[str]:
+        reasons = []
+        for _ in range(1500):
+            decision = policy.choose(REQUEST, pool)
+            assert decision.policy == "static"
+            slow = 1.0 if decision.reason in ("control", "frozen") else slowness
+            policy.observe(_outcome(decision, slow * float(np.exp(rng.normal(0, 0.3)))))
+            reasons.append(decision.reason)
+        return reasons
+
+    assert set(run(2.0)) == {"configured", "control", "frozen"}
+    assert policy.guardrail.frozen
+    frozen = [policy.choose(REQUEST, pool).reason for _ in range(400)]
+    assert frozen.count("frozen") == pytest.approx(320, abs=40)
+    run(0.4)
+    assert not policy.guardrail.frozen
+
+
+@pytest.mark.parametrize("name", ["thresholds", "power_of_two", "static"])
+def test_propensities_match_the_observed_frequencies(name: str) -> None:
+    settings = {"method": "suffix"} if name == "static" else {}
+    policy, pool, times = _guarded(name, seed=2, guardrail={"share": 0.3}, **settings), _pool(), 4000
+    pool[0].in_flight = pool[3].in_flight = 3
+    decisions = [policy.choose(REQUEST, pool) for _ in range(times)]
+    seen = Counter(decision.backend for decision in decisions)
+    expected = {decision.backend: decision.propensity for decision in decisions}
+    assert sum(expected.values()) == pytest.approx(1.0)
+    for decision in decisions:
+        assert decision.propensity == pytest.approx(expected[decision.backend])
+    for backend, share in expected.items():
+        assert seen[backend] / times == pytest.approx(share, abs=4.5 * (share * (1 - share) / times) ** 0.5)
+
+
+@pytest.mark.parametrize("name", ["round_robin", "thresholds", "least_loaded"])
+def test_a_replica_with_slow_steps_is_ejected_and_tried_again(name: str) -> None:
+    policy, now_s = _guarded(name, outlier_ejection=True), 0.0
+    play(policy, replicas(), calls(300, 10.0, 5))
+    assert policy.outlier_ejection.reasons == {}
+    pool = replicas()
+    pool[3] = slowed(pool[3], 12.0)
+    later = [replace(call, arrived_s=60.0 + call.arrived_s) for call in calls(200, 10.0, 6)]
+    _, decisions = play(policy, pool, later, maintenance=1000)
+    assert "steps take" in policy.outlier_ejection.reasons["e"]
+    assert not any(decision.backend == "e" for decision in decisions[-50:])
+    notes = {rating.backend: rating.note for rating in policy.assess(REQUEST, pool)}
+    assert "ejected as an outlier: steps take" in notes["e"]
+    now_s = later[-1].arrived_s + 1000.0
+    policy.set_clock(lambda: now_s)
+    policy.choose(REQUEST, pool)
+    assert policy.outlier_ejection.reasons == {}
+
+
+class Learning(Policy):
+    """Finds its memo in every outcome of a decision of its own."""
+
+    name = "learning"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings)
+        self.memos: list[object] = []
+        self.fits = 0
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        return Decision(candidates[-1].name, self.name, "last", memo="mine")
+
+    def observe(self, outcome: Outcome) -> None:
+        self.memos.append(outcome.decision.memo)
+
+    def warm_up(self) -> None: ...
+
+    def maintenance(self) -> None:
+        self.fits += 1
+
+
+def test_a_policy_that_learns_is_passed_its_own_memos_and_maintained() -> None:
+    inner = Learning(PolicySettings.model_validate({"guardrail": {"share": 0.4}, "outlier_ejection": True}))
+    policy = Guarded(inner)
+    policy._rng.seed(1)
+    assert isinstance(policy, Learner)
+    assert isinstance(policy, Maintained)
+    decisions = [policy.choose(REQUEST, _pool()) for _ in range(100)]
+    for decision in decisions:
+        policy.observe(_outcome(decision))
+    assert Counter(inner.memos) == {
+        "mine": sum(decision.reason == "last" for decision in decisions),
+        None: len([decision for decision in decisions if decision.reason == "control"]),
+    }
+    fit(policy)
+    assert inner.fits == 1
+    assert policy.statistics.observations > 100
