@@ -29,7 +29,7 @@ _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
 }
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
-MAX_READ_BYTES: Final = 2**18
+_MAX_READ_BYTES: Final = 2**18
 """Most bytes that an event loop reads at once."""
 
 _LINGER_S: Final = 2.0
@@ -215,9 +215,7 @@ class HttpReply:
         if not chunk or self.request.method == "HEAD":
             return
         head, self._head = self._head, b""
-        self._connection.write_now(
-            b"%b%x\r\n%b\r\n" % (head, len(chunk), chunk) if self._chunked else head + chunk if head else chunk
-        )
+        self._connection.write_now(b"%b%x\r\n%b\r\n" % (head, len(chunk), chunk) if self._chunked else head + chunk)
 
     def end(self) -> None:
         """End the answer."""
@@ -452,7 +450,7 @@ class ServerConnection:
             self._check_head(self._head_bytes)
         elif reply is not None:
             self._unread_bytes += len(data)
-            if self._unread_bytes > 16 * reply.body_bytes + limits.head_bytes + MAX_READ_BYTES:
+            if self._unread_bytes > 16 * reply.body_bytes + limits.head_bytes + _MAX_READ_BYTES:
                 self._refuse(413, "The framing of the chunks is much larger than the body.")
             else:
                 self._proceed(reply)

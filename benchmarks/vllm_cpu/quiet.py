@@ -56,7 +56,7 @@ REAL_TIME = ("chrt", "--reset-on-fork", "--rr", "1")
 
 
 def run_in_real_time() -> bool:
-    """Give this process, but not its children, real-time priority; return False if that is not allowed.
+    """Set real-time priority for this process, not for its children; return whether that was allowed.
 
     When engine and generator shared two cores, Linux left chunks unread for up to a fifth of a second.
     """

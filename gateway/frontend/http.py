@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from backends.http.server import HttpReply
+from gateway.frontend.asgi import Message, Receive, Scope, Send
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_of
 from gateway.http.paths import is_own
@@ -15,10 +15,7 @@ from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
 from gateway.routing.request_headers import RequestHeaders
 
-Message = MutableMapping[str, Any]
-App = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +89,7 @@ class _AppCall:
         request, body = self._reply.request, self._body or b""
         path, _, query = request.target.partition(b"?")
         framing = (b"content-length", b"transfer-encoding")
-        scope = {
+        scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1" if request.is_http_1_1 else "1.0",

@@ -146,11 +146,11 @@ class LocationObserver(Observer):
         self._backend = decision.backend
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
-        """Note the location by the first events."""
+        """Read the location from the first events."""
         if not self._is_noted:
             self.on_answer(data, None)
 
     def on_answer(self, body: bytes, document: object) -> None:
-        """Note the location."""
+        """Read the location from the answer."""
         self._is_noted = True
         self._locations.note_answer(body, self._backend)

@@ -133,7 +133,7 @@ class Chooser:
         return Decision(backend, decision.policy, decision.reason, decision.propensity, decision.considered, memo)
 
     def update_slowness(self, now_s: float) -> None:
-        """Let the slowness of slow backends decay with time."""
+        """Update the slowness of slow backends, which decays with time."""
         for backend in [*self._predictor.slow]:
             slowness = self._outlier_ejection.slowness(backend, now_s)
             self._predictor.set_slowness(backend, slowness if slowness >= _MIN_SLOWNESS else 1.0)

@@ -17,7 +17,7 @@ MODEL = "llama-3.1-8b"
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     directory: Path = tmp_path_factory.mktemp("default-pool")
     with gateway_command(ROOT / "config" / "pool.yaml", directory) as command:
-        until(lambda: command.get("/readyz").status_code == 200, 10.0)
+        until(lambda: command.get("/readyz").status_code == 200)
         yield command
 
 

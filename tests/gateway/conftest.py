@@ -19,7 +19,7 @@ from gateway.service.assembly import Gateway, assemble
 from gateway.service.server import Server, listen
 from gateway.service.worker_messages import WorkerMessages
 from tests.support.upstream import Behaviour, Upstream, well
-from tests.support.waiting import eventually
+from tests.support.waiting import TIMEOUT_S, eventually
 
 ADMIN_KEY = "the-admin-key"
 MODEL = "m"
@@ -38,7 +38,7 @@ class Running:
     def backend(self, name: str) -> Backend:
         return next(backend for backend in self.gateway.pool if backend.name == name)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         await eventually(condition, timeout_s)
 
     async def until_up(self, *names: str) -> None:
@@ -98,7 +98,7 @@ async def start_gateway(
         try:
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False))
             running = Running(gateway, server, upstreams, url, client)
-            await running.until(lambda: server.started, 60.0)  # a learned policy loads its libraries first
+            await running.until(lambda: server.started)  # a learned policy loads its libraries first
             await running.until_up()
             yield running
         finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.paths import ROOT
-from tests.support.waiting import eventually_blocking
+from tests.support.waiting import TIMEOUT_S, eventually_blocking
 
 ADMIN_KEY = "command-admin-key"
 
@@ -40,18 +40,18 @@ class Command:
 
     def get(self, path: str, **kwargs: object) -> httpx.Response:
         """Send a GET request on a new connection, so that any worker may answer."""
-        return httpx.get(self.url + path, timeout=10.0, trust_env=False, **kwargs)  # type: ignore[arg-type]
+        return httpx.get(self.url + path, timeout=TIMEOUT_S, trust_env=False, **kwargs)  # type: ignore[arg-type]
 
     def post(self, path: str, json: object, **kwargs: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=json, timeout=60.0, trust_env=False, **kwargs)  # type: ignore[arg-type]
+        return httpx.post(self.url + path, json=json, timeout=TIMEOUT_S, trust_env=False, **kwargs)  # type: ignore[arg-type]
 
-    def end(self, timeout_s: float = 40.0) -> int:
+    def end(self, timeout_s: float = TIMEOUT_S) -> int:
         """Send SIGTERM, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 15.0, what: str = "") -> None:
+def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, what: str = "") -> None:
     """Wait until a condition holds; an error of httpx means that it does not hold yet."""
 
     def holds() -> bool:
@@ -109,7 +109,7 @@ def gateway_command(
         until(lambda: process.poll() is not None or "Listening at" in command.printed(), ready_s, "the URL")
         if match := re.search(r"Listening at (\S+)", command.printed()):
             command.url = match[1]
-            until(lambda: process.poll() is not None or command.get("/health").status_code == 200, 10.0, "health")
+            until(lambda: process.poll() is not None or command.get("/health").status_code == 200, what="health")
         yield command
     finally:
         processes = family(process.pid)
@@ -121,7 +121,7 @@ def gateway_command(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10.0)
         with contextlib.suppress(AssertionError):  # some processes end a moment later
-            until(lambda: not alive(processes), 5.0)
+            until(lambda: not alive(processes))
         left = alive(processes)
         for pid in left:
             os.kill(pid, signal.SIGKILL)

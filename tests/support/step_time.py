@@ -1,8 +1,24 @@
-"""The formula of docs/simulator.md for the time of a step."""
+"""Made-up parameters of the time of a step, and the formula of docs/simulator.md for it."""
 
 from __future__ import annotations
 
+from backends.calibration.calibration import Drafting, StepTime
 from backends.calibration.parameters import EngineParameters
+
+STEP = StepTime(
+    base_s=5e-3,
+    knee_tokens=20,
+    per_token_below_knee_s=1e-6,
+    per_token_above_knee_s=2e-5,
+    per_context_token_s=4e-8,
+    overhead_s=1e-3,
+    speculation_overhead_s=5e-4,
+    source="made up",
+)
+DRAFTING = Drafting(
+    base_s=1e-4, per_pass_s=6e-4, per_request_s=1e-6, per_context_token_s=1e-9, verify_share=0.01, source="made up"
+)
+PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
 
 
 def step_s(

@@ -7,9 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 _POLL_S = 0.005
+TIMEOUT_S = 90.0
+"""How long a condition may take. Only a failing test waits this long, so it allows for a very busy machine."""
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, what: str = "") -> None:
     """Wait until a condition holds, while the event loop runs.
 
     Raises
@@ -23,7 +25,9 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 10.0, w
         await asyncio.sleep(_POLL_S)
 
 
-async def eventually_async(condition: Callable[[], Awaitable[object]], timeout_s: float = 10.0, what: str = "") -> None:
+async def eventually_async(
+    condition: Callable[[], Awaitable[object]], timeout_s: float = TIMEOUT_S, what: str = ""
+) -> None:
     """Wait until an asynchronous condition holds; see `eventually`."""
     end_s = time.monotonic() + timeout_s
     while not await condition():
@@ -45,7 +49,7 @@ async def stays(condition: Callable[[], object], for_s: float, what: str = "") -
         await asyncio.sleep(_POLL_S)
 
 
-def eventually_blocking(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+def eventually_blocking(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, what: str = "") -> None:
     """Wait until a condition holds, without an event loop; see `eventually`."""
     end_s = time.monotonic() + timeout_s
     while not condition():

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from backends.http.server import HttpReply, HttpServer, ServerLimits
+from tests.support.waiting import TIMEOUT_S
 
 LIMITS = ServerLimits(line_bytes=100, head_bytes=1000, fields=10, body_bytes=1000)
 
@@ -48,7 +49,7 @@ class Served:
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(TIMEOUT_S):
                 if writer.can_write_eof():
                     writer.write_eof()
                 return await reader.read()
@@ -99,7 +100,7 @@ async def answers_of(served: Served, *pieces: bytes, count: int) -> list[bytes]:
             await writer.drain()
             await asyncio.sleep(0)
         received = b""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 data = await reader.read(1 << 16)
                 assert data, f"closed after {received[-500:]!r}"
@@ -110,10 +111,30 @@ async def answers_of(served: Served, *pieces: bytes, count: int) -> list[bytes]:
         writer.transport.abort()
 
 
+async def status_of_a_flood(served: Served, begins: bytes, piece: bytes) -> int:
+    """Send a request that never ends until it is answered, and return the status of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(begins)
+    answer = asyncio.ensure_future(reader.readline())
+    sent = 0
+    async with asyncio.timeout(TIMEOUT_S):
+        while not answer.done() and sent < 1 << 24:
+            writer.write(piece)
+            sent += len(piece)
+            try:
+                await writer.drain()
+            except ConnectionError:
+                break
+            await asyncio.sleep(0)
+        line = await answer
+    writer.transport.abort()
+    return status(line)
+
+
 async def test_a_long_target_gets_414(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"GET /" + b"x" * 200 + b" HTTP/1.1\r\nhost: h\r\n\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert status(await reader.readline()) == 414
     writer.close()
 
@@ -125,60 +146,33 @@ async def test_a_long_target_gets_414(served: Served) -> None:
 async def test_large_heads_get_431(served: Served, head: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert status(await reader.readline()) == 431
     writer.close()
     assert served.service.handled == []
 
 
 async def test_a_head_without_an_end_is_refused_before_it_is_held(served: Served) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET / HTTP/1.1\r\nx: ")
-    sent = 0
-    answer = asyncio.ensure_future(reader.readline())
-    async with asyncio.timeout(10):
-        while not answer.done() and sent < 1 << 24:
-            writer.write(b"y" * 65_536)
-            sent += 65_536
-            try:
-                await writer.drain()
-            except ConnectionError:
-                break
-            await asyncio.sleep(0)
-        assert status(await answer) == 431
-    writer.transport.abort()
+    assert await status_of_a_flood(served, b"GET / HTTP/1.1\r\nx: ", b"y" * 65_536) == 431
 
 
 async def test_bodies_above_the_limit_get_413_before_they_are_read(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 1001\r\n\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert status(await reader.readline()) == 413
     writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert status(await reader.readline()) == 413
     writer.close()
     assert served.service.handled == []
 
 
 async def test_framing_without_a_body_is_bounded(served: Served) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1;")
-    answer = asyncio.ensure_future(reader.readline())
-    sent = 0
-    async with asyncio.timeout(10):
-        while not answer.done() and sent < 1 << 24:
-            writer.write(b"e" * 65_536)
-            sent += 65_536
-            try:
-                await writer.drain()
-            except ConnectionError:
-                break
-            await asyncio.sleep(0)
-        assert status(await answer) == 413
-    writer.transport.abort()
+    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1;"
+    assert await status_of_a_flood(served, head, b"e" * 65_536) == 413
 
 
 async def test_an_upgrade_is_ignored_and_the_body_is_read(served: Served) -> None:
@@ -226,7 +220,7 @@ async def test_a_refused_head_is_refused_again(served: Served) -> None:
 async def test_a_request_refused_before_its_body_closes_the_connection(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /refused HTTP/1.1\r\nhost: h\r\ncontent-length: 400\r\n\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         answer = await reader.readuntil(b"\r\n\r\n")
     assert status(answer) == 401
     assert CLOSE in answer

@@ -69,7 +69,7 @@ def test_sigterm_exits_with_status_0_and_leaves_no_process(pool: Path, tmp_path:
         processes = family(command.process.pid)
         assert len(processes) > (workers if workers > 1 else 0)
         assert command.end() == 0
-        until(lambda: alive(processes) == set(), 2.0)
+        until(lambda: alive(processes) == set())
         assert "Traceback" not in command.printed()
 
 
@@ -124,7 +124,7 @@ def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
             statuses.extend(last)
             return set(last) == {429}
 
-        until(refused_by_all, 5.0)
+        until(refused_by_all)
         assert 4 <= statuses.count(200) <= 8  # 4 in one process; each worker may allow 4 before it receives a message
 
 
@@ -147,7 +147,7 @@ def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> 
         processes = family(command.process.pid)
         command.process.kill()
         command.process.wait()
-        until(lambda: alive(processes) == set(), 10.0)
+        until(lambda: alive(processes) == set())
 
 
 def command_line(pid: int) -> bytes:

@@ -27,11 +27,10 @@ from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Wire, delta
-from tests.support.waiting import eventually
+from tests.support.waiting import TIMEOUT_S, eventually
 
 NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
 SUFFIX = ShadowArm("suffix:24", Method.SUFFIX, 24)
-_TIMEOUT_S = 90.0  # the process has low priority, so it is slow on a busy machine
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
 
 
@@ -76,7 +75,7 @@ async def test_answers_of_one_method_are_replayed_with_the_others(fast: bool) ->
         answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
         policy = _policy(running)
-        await running.until(lambda: _observed(policy).get(("suffix:24", ""), 0.0) > 2.5, _TIMEOUT_S)
+        await running.until(lambda: _observed(policy).get(("suffix:24", ""), 0.0) > 2.5)
         counts = _observed(policy)
         # Each request counts once for each method: as observed at its engine, and as replayed for the two others.
         assert (
@@ -108,7 +107,7 @@ async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
         for _ in range(2):
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
-        await running.until(lambda: _shadow(running).replayed == 2, _TIMEOUT_S)
+        await running.until(lambda: _shadow(running).replayed == 2)
         _shadow(running).deliver(running.gateway.models[MODEL].fallback)
         assert _observed(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
         assert policy._shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
@@ -213,7 +212,7 @@ async def test_the_process_does_not_import_from_the_working_directory(
     shadow.start()
     try:
         _add(shadow)
-        await eventually(lambda: shadow.replayed + shadow.failed == 1, _TIMEOUT_S)
+        await eventually(lambda: shadow.replayed + shadow.failed == 1)
         assert shadow.replayed == 1
     finally:
         shadow.stop()
@@ -229,15 +228,15 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
         _add(shadow, b'{"choices": 7}')
         _add(shadow, b"\xff\x00 not JSON")
         _add(shadow)
-        await eventually(lambda: shadow.replayed == 3, _TIMEOUT_S)
+        await eventually(lambda: shadow.replayed == 3)
         process = shadow._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         _add(shadow)  # fails, because the process is dead
-        await eventually(lambda: shadow.failed == 1, _TIMEOUT_S)
+        await eventually(lambda: shadow.failed == 1)
         _add(shadow)  # starts a new process
-        await eventually(lambda: shadow.replayed == 4, _TIMEOUT_S)
+        await eventually(lambda: shadow.replayed == 4)
         shadow.deliver(Fallback())
         assert [set(outcome.shadow) for outcome in policy.outcomes] == [{"ngram:3", "suffix:24"}] * 2
         assert policy.outcomes[0].shadow == policy.outcomes[1].shadow
@@ -264,7 +263,7 @@ def test_token_ids_are_used_if_the_engine_sends_them() -> None:
         input=orjson.dumps(arms) + b"\n" + orjson.dumps(head) + b"\n" + body + answer,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=_TIMEOUT_S,
+        timeout=TIMEOUT_S,
     )
     assert orjson.loads(result.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
 

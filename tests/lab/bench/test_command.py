@@ -287,7 +287,7 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        await eventually(lambda: len(server.seen) >= 12, 30.0)
+        await eventually(lambda: len(server.seen) >= 12)
         process.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(process.communicate(), 30.0)
     assert process.returncode == 130, err
@@ -308,9 +308,9 @@ def test_ctrl_c_while_a_pool_starts_leaves_nothing_running(tmp_path: Path) -> No
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        until(lambda: "starting plain" in (tmp_path / "log").read_text(), 30.0)
-        until(lambda: len(family(process.pid)) > 1, 10.0)
+        until(lambda: "starting plain" in (tmp_path / "log").read_text())
+        until(lambda: len(family(process.pid)) > 1)
         everyone = family(process.pid)
         process.send_signal(signal.SIGINT)
         assert process.wait(30.0) == 130
-    until(lambda: not alive(everyone - {process.pid}), 10.0)
+    until(lambda: not alive(everyone - {process.pid}))

@@ -187,7 +187,7 @@ async def test_stopping_keeps_the_finished_requests(server: Upstream) -> None:
     generator.stop()
     await asyncio.wait_for(running, 2.0)
     assert sorted(record.error or "" for record in generator.records) == ["", "", "interrupted", "interrupted"]
-    await eventually(lambda: server.aborted == 2, 2.0)  # the engine sees the closed connections
+    await eventually(lambda: server.aborted == 2)  # the engine sees the closed connections
 
 
 async def test_headers_and_length_are_sent(server: Upstream) -> None:

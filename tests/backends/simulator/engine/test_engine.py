@@ -12,28 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.backend import EngineLoad
-from backends.calibration.calibration import Drafting, StepTime, calibration_names, load_calibration
+from backends.calibration.calibration import calibration_names, load_calibration
 from backends.calibration.parameters import EngineParameters, k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
 from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
 from backends.simulator.engine.virtual_time import run_closed_loop, run_virtual
 from backends.speculation import Method
-from tests.support.step_time import step_s
+from tests.support import step_time
+from tests.support.step_time import DRAFTING, STEP, step_s
 
-STEP = StepTime(
-    base_s=5e-3,
-    knee_tokens=100,
-    per_token_below_knee_s=1e-6,
-    per_token_above_knee_s=2e-5,
-    per_context_token_s=4e-8,
-    overhead_s=1e-3,
-    speculation_overhead_s=5e-4,
-    source="made up",
-)
-DRAFTING = Drafting(
-    base_s=1e-4, per_pass_s=6e-4, per_request_s=1e-6, per_context_token_s=1e-9, verify_share=0.01, source="made up"
-)
-PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
+PLAIN = replace(step_time.PLAIN, step=STEP.model_copy(update={"knee_tokens": 100}))
 
 
 def engine_of(parameters: EngineParameters) -> Fleet:

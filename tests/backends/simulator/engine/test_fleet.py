@@ -30,22 +30,9 @@ from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.simulator.engine.state import DRAWN, EXCLUDED, REPLICA
 from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
 from backends.speculation import Method
+from tests.support.step_time import PLAIN
 
 H100 = load_calibration("llama-3.1-8b-h100")
-STEP = StepTime(
-    base_s=5e-3,
-    knee_tokens=20,
-    per_token_below_knee_s=1e-6,
-    per_token_above_knee_s=2e-5,
-    per_context_token_s=4e-8,
-    overhead_s=1e-3,
-    speculation_overhead_s=5e-4,
-    source="made up",
-)
-DRAFTING = Drafting(
-    base_s=1e-4, per_pass_s=6e-4, per_request_s=1e-6, per_context_token_s=1e-9, verify_share=0.01, source="made up"
-)
-PLAIN = EngineParameters(step=STEP, drafting=Drafting(source="none"))
 EAGLE = {"num_speculative_tokens": 3}
 NGRAM = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
 Arrivals = list[tuple[float, Script]]

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import Drafting, StepTime, load_calibration
+from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters, k_by_batch
 from backends.drafting.script import Script, block_hashes
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
+from tests.support.step_time import DRAFTING, STEP
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("recorded_steps.json").read_text())
 
@@ -37,27 +38,9 @@ class Draws(Random):
 
 def parameters(draws: Draws) -> EngineParameters:
     k = draws.below(6)
-    step = StepTime(
-        base_s=5e-3,
-        knee_tokens=20,
-        per_token_below_knee_s=1e-6,
-        per_token_above_knee_s=2e-5,
-        per_context_token_s=4e-8,
-        overhead_s=1e-3,
-        speculation_overhead_s=5e-4,
-        source="made up",
-    )
-    drafting = Drafting(
-        base_s=1e-4,
-        per_pass_s=6e-4,
-        per_request_s=1e-6,
-        per_context_token_s=1e-9,
-        verify_share=0.01,
-        parallel=draws.random() < 0.5,
-        source="made up",
-    )
+    drafting = DRAFTING.model_copy(update={"parallel": draws.random() < 0.5})
     return EngineParameters(
-        step,
+        STEP,
         drafting,
         k=k,
         k_by_batch=k_by_batch([[1, 2, k], [3, 5, 1]], k) if k and draws.random() < 0.5 else (),
