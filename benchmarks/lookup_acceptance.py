@@ -42,13 +42,15 @@ class Shares:
 
     @property
     def tokens_per_step(self) -> Floats:
-        return 1 + self.accepted.sum(axis=1)
+        tokens: Floats = 1 + self.accepted.sum(axis=1)
+        return tokens
 
     @property
     def weights(self) -> Floats:
         """Share of all output tokens. Long answers repeat themselves more, and make up most of the work."""
         tokens = self.tokens_per_step * self.steps
-        return tokens / tokens.sum()
+        weights: Floats = tokens / tokens.sum()
+        return weights
 
 
 @dataclass(frozen=True, slots=True)

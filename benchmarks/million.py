@@ -1,5 +1,9 @@
 """Measure the lab commands on a million requests: `python -m benchmarks.million make FOLDER TRACE` and `... run TRACE`.
 
+`texts FOLDER TRACE` writes a trace with the texts of requests instead. FOLDER has the recordings of SpecDecode-Bench
+(`combined_*.jsonl.gz`, not part of the project); they are drawn at random, each time with other token ids, at Poisson
+arrivals. `run --only replay` then replays n-gram and suffix drafting on every text.
+
 `make` writes a trace in the recorder's format. FOLDER has the two Azure LLM inference traces of 2023 (CC-BY 4.0,
 github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv` and `..._code.csv`, packed or not; not part of
 the project). Each trace is repeated, with arrivals shifted by up to half a second and lengths by up to a tenth, until
@@ -15,6 +19,8 @@ wall time, the CPU time and the peak memory of its whole process tree.
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import shlex
 import subprocess
@@ -48,6 +54,7 @@ APPLICATIONS = {
 
 POLICIES = ("round_robin", "least_loaded", "thresholds", "learned")
 SAMPLED_EVERY_S = 0.25
+VOCABULARY = 128_256
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +225,35 @@ def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
+def with_texts(folder: Path, requests: int, per_s: float, seed: int) -> Iterator[TraceRecord]:
+    """Yield recorded requests with their token ids, drawn at random."""
+    rows = []
+    for path in sorted(folder.glob("combined_*.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                row = json.loads(line)
+                ids = [np.array(row[field], np.int64) for field in ("prompt_token_ids", "generated_token_ids")]
+                rows.append((path.name.removeprefix("combined_").partition(".")[0], *ids))
+    rng = np.random.default_rng(seed)
+    arrived_s = np.cumsum(rng.exponential(1.0 / per_s, requests)).tolist()
+    for number, (at_s, index) in enumerate(
+        zip(arrived_s, rng.integers(len(rows), size=requests).tolist(), strict=True)
+    ):
+        workload, prompt, output = rows[index]
+        yield TraceRecord(
+            id=f"{number:07x}",
+            arrived_at=EPOCH_S + at_s,
+            model=MODEL,
+            endpoint="chat",
+            workload=workload,
+            temperature=0.0,
+            prompt_tokens=len(prompt),
+            output_tokens=len(output),
+            prompt_token_ids=((prompt + number) % VOCABULARY).tolist(),
+            output_token_ids=((output + number) % VOCABULARY).tolist(),
+        )
+
+
 def run(trace: Path, config: Path, work: Path, only: Sequence[str]) -> None:
     """Run the commands and print what each took."""
     work.mkdir(parents=True, exist_ok=True)
@@ -263,6 +299,12 @@ def main() -> None:
     making.add_argument("--requests", type=int, default=1_000_000)
     making.add_argument("--intervals", type=int, default=20, help="largest number of inter-chunk times in a record")
     making.add_argument("--seed", type=int, default=0)
+    texts = parts.add_parser("texts")
+    texts.add_argument("folder", type=Path)
+    texts.add_argument("trace", type=Path)
+    texts.add_argument("--requests", type=int, default=1_000_000)
+    texts.add_argument("--per-s", type=float, default=10.0, help="requests per second")
+    texts.add_argument("--seed", type=int, default=0)
     running = parts.add_parser("run")
     running.add_argument("trace", type=Path)
     running.add_argument("--work", type=Path, default=Path("/tmp/million"))
@@ -272,6 +314,8 @@ def main() -> None:
         make(
             arguments.folder, arguments.trace, arguments.config, arguments.requests, arguments.seed, arguments.intervals
         )
+    elif arguments.part == "texts":
+        write_trace(arguments.trace, with_texts(arguments.folder, arguments.requests, arguments.per_s, arguments.seed))
     else:
         run(arguments.trace, arguments.config, arguments.work, arguments.only or ())
 

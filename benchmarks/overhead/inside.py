@@ -15,12 +15,12 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
 from backends.backend import State
-from backends.http.client import Connection
+from backends.http.client import Connection, UpstreamClient
 from backends.http.server import HttpServer, ServerLimits
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
@@ -94,9 +94,10 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
     frontend.connection_made(client)
     for model in gateway.models.values():
         for upstream in model.upstreams.values():
-            connection = Connection(upstream.client)
+            client_of_backend = cast("UpstreamClient", upstream.client)
+            connection = Connection(client_of_backend)
             connection.connection_made(BackendTransport(connection, carried))
-            upstream.client.keep(connection)
+            client_of_backend.keep(connection)
     writes, recorder = gateway.relay.writes, gateway.recorder
     if recorder is not None and recorded:
         recorder.start()

@@ -28,7 +28,7 @@ LONGEST_TOKENS = 1024
 WARMUP = 500
 COUNTED = 1500
 
-_B = (Method.BASELINE, {})
+_B: tuple[Method, dict[str, Any]] = (Method.BASELINE, {})
 _N: tuple[Method, dict[str, Any]] = (
     Method.NGRAM,
     {"num_speculative_tokens": 5, "prompt_lookup_min": 3, "prompt_lookup_max": 7},

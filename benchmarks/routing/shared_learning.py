@@ -104,7 +104,7 @@ class Simulation:
         self._members = members
         self._exact = exact
         self._rng = Random(seed)
-        self._shadow = SimulatedShadowDrafting(specs, members[0].policy, seed)
+        self._shadow = SimulatedShadowDrafting(specs, members[0].policy.shadow, seed)
         self._base_s = time.time()  # stores drop expired pages
         self._now_s = self._sync_s = self._maintenance_s = self._report_s = 0.0
         self._finished = self._fitted = 0
