@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.http.errors import GatewayError, endpoint_of, too_large
 from gateway.http.headers import Header
-from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
@@ -175,6 +175,6 @@ async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None
 
 async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
     """Answer with an error a request that has not reached the relay."""
-    sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
-    await send({"type": "http.response.start", "status": error.status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    reply = AsgiReply()
+    send_error(reply, error, endpoint_of(path), dict(headers).get(b"x-request-id", b""))
+    await reply.deliver(send)

@@ -18,13 +18,14 @@ from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
 from gateway.http.errors import GatewayError
-from gateway.http.headers import Header
+from gateway.http.headers import Header, lines_of
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
 from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
+from policies.features.request import Endpoint
 
 
 class Reply(Protocol):
@@ -44,6 +45,13 @@ class Reply(Protocol):
 
     def abort(self) -> None:
         """Close the connection, which shows the client that the answer is incomplete."""
+
+
+def send_error(reply: Reply, error: GatewayError, endpoint: Endpoint, request_id: bytes, lines: bytes = b"") -> None:
+    """Answer with an error; `request_id` is echoed unless empty, and `lines` are further header lines."""
+    if request_id:
+        lines = b"x-request-id: %b\r\n%b" % (request_id, lines)
+    reply.whole(error.status, lines_of(error.headers()) + lines, error.body(endpoint))
 
 
 class Inbound:

@@ -13,10 +13,10 @@ from typing import Final
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
 from gateway.http.errors import GatewayError, endpoint_of
-from gateway.http.headers import lines_for_client, lines_of, upstream_head
+from gateway.http.headers import lines_for_client, upstream_head
 from gateway.relay.accounting import account, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
-from gateway.relay.context import Inbound, RelayContext, Reply
+from gateway.relay.context import Inbound, RelayContext, Reply, send_error
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
@@ -349,10 +349,7 @@ class Exchange:
         self._finish(error.status, "interrupted")
 
     def _answer_with(self, error: GatewayError) -> None:
-        headers, body = error.answer(self.endpoint, self._request_id)
-        self._reply.head(error.status, lines_of(headers) + self._choice_lines())
-        self._reply.data(b"" if self._inbound.request_headers.method == "HEAD" else body)
-        self._reply.end()
+        send_error(self._reply, error, self.endpoint, self._request_id, self._choice_lines())
 
     def _send_head(self) -> None:
         self._head_sent = True

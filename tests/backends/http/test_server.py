@@ -9,10 +9,11 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
+from backends.http.request_head import HeadLimits
 from backends.http.server import HttpReply, HttpServer, ServerLimits
 from tests.support.waiting import TIMEOUT_S
 
-LIMITS = ServerLimits(line_bytes=100, head_bytes=1000, fields=10, body_bytes=1000)
+LIMITS = ServerLimits(HeadLimits(target_bytes=100, headers_bytes=1000, headers=10), body_bytes=1000)
 
 
 class Echo:
@@ -171,8 +172,11 @@ async def test_bodies_above_the_limit_get_413_before_they_are_read(served: Serve
 
 
 async def test_framing_without_a_body_is_bounded(served: Served) -> None:
-    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1;"
-    assert await status_of_a_flood(served, head, b"e" * 65_536) == 413
+    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert await status_of_a_flood(served, head + b"1;", b"e" * 65_536) == 400
+    assert await status_of_a_flood(served, head, b"1;%b\r\nx\r\n" % (b"e" * 200)) == 400
+    assert await status_of_a_flood(served, head + b"0\r\n", b"x: 1\r\n" * 1000) == 431
+    assert await status_of_a_flood(served, head, b"%040x\r\nx\r\n" % 1) == 400
 
 
 async def test_an_upgrade_is_ignored_and_the_body_is_read(served: Served) -> None:
