@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Header = tuple[bytes, bytes]
 
@@ -10,8 +10,10 @@ Header = tuple[bytes, bytes]
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
+        b"proxy-authentication-info",
         b"proxy-authorization",
         b"proxy-connection",
         b"te",
@@ -26,7 +28,7 @@ _API_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _GATEWAY_PREFIX = b"x-gateway-"
 
 
-def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
+def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
     r"""Return the client's headers for a backend, in order, without those that concern only the gateway.
 
     Returns
@@ -41,9 +43,11 @@ def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
     """
     lines: list[bytes] = []
     key_lines: list[bytes] = []
+    named = _named_in_connection(headers)
+    not_to_backend = _NOT_TO_BACKEND | named if named else _NOT_TO_BACKEND
     for header in headers:
         name = header[0]
-        if name in _NOT_TO_BACKEND or name.startswith(_GATEWAY_PREFIX):
+        if name in not_to_backend or name.startswith(_GATEWAY_PREFIX):
             continue
         (key_lines if name in _API_KEY_HEADERS else lines).append(b"%b: %b\r\n" % header)
     return b"".join(lines), b"".join(key_lines)
@@ -92,11 +96,22 @@ def lines_of(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def lines_for_client(headers: Iterable[Header]) -> bytes:
+def lines_for_client(headers: Sequence[Header]) -> bytes:
     """Return a backend's headers for the client, without those of the backend's connection."""
+    named = _named_in_connection(headers)
+    not_to_client = _NOT_TO_CLIENT | named if named else _NOT_TO_CLIENT
     return lines_of(
-        header for header in headers if header[0] not in _NOT_TO_CLIENT and not header[0].startswith(_GATEWAY_PREFIX)
+        header for header in headers if header[0] not in not_to_client and not header[0].startswith(_GATEWAY_PREFIX)
     )
+
+
+def _named_in_connection(headers: Sequence[Header]) -> set[bytes]:
+    """Return the further headers that belong to the connection: those that `connection` names."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update([option.strip(b" \t") for option in value.lower().split(b",")])
+    return named
 
 
 def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:
