@@ -551,8 +551,8 @@ class ServerConnection:
         """Close the connection once the current request has been answered."""
         if self._reply is not None:
             self._reply.keep_alive = False
-        elif self._transport is not None:
-            self._transport.close()
+        elif self._transport is not None and not self._is_closing:
+            self._close(lingers=False)
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -640,7 +640,9 @@ class HttpServer:
     def register(self, connection: ServerConnection) -> bool:
         """Keep a connection until it is lost, and check its time; return whether there is room for it."""
         connections, limit = self.connections, self.limits.connections
-        has_room = len(connections) < limit or self._close_idlest()
+        while len(connections) >= limit and self._close_idlest():
+            pass
+        has_room = len(connections) < limit
         connections.add(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check)

@@ -9,6 +9,7 @@ import pytest
 from backends.http import server
 from tests.gateway.conftest import Running, Start
 from tests.gateway.frontend.test_frontends import BODY, Raw, post
+from tests.support.upstream import Wire, answer
 from tests.support.waiting import TIMEOUT_S
 
 PATH = b"/v1/chat/completions"
@@ -188,3 +189,16 @@ async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) ->
         names = ("connection", "x-hop", "x-other", "x-third", "x-end", "keep-alive", "te")
         assert [seen.header(name) for name in names] == [None, None, None, None, "4", None, None]
         raw.close()
+
+
+async def test_headers_that_a_backend_names_in_connection_are_not_relayed(gateway_of: Start) -> None:
+    async def hops(wire: Wire) -> None:
+        extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
+        await wire.json(answer("a"), headers=extra + "x-end: 2\r\n")
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = hops
+        for _ in range(3):
+            headers = (await running.chat()).headers
+            names = ("connection", "x-hop", "keep-alive", "proxy-authenticate", "x-end")
+            assert [headers.get(name) for name in names] == [None, None, None, None, "2"]
