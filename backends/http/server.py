@@ -71,6 +71,7 @@ class ServerLimits:
         Seconds that a client may take to send anything of a body, or to receive anything of an answer.
     connections
         Most connections. One more takes the place of the one that has been idle for longest; if none is, it is refused.
+        A connection is idle until the head of a request is complete, so incomplete heads keep nobody out.
     unfinished_bytes
         Most bytes of unfinished requests, over all connections. Above it, the one that holds most is refused.
     """
@@ -569,9 +570,8 @@ class ServerConnection:
             self.abort()
 
     def idle_since_s(self) -> float:
-        """Return since when nothing but the next request is waited for; infinity while that is not so."""
-        is_idle = self._reply is None and not self._pending and self._transport is not None
-        return self._since_s if is_idle else math.inf
+        """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
+        return self._since_s if self._reply is None and self._transport is not None else math.inf
 
     def check(self, now_s: float) -> None:
         """Close the connection if its client has taken too long."""

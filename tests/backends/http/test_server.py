@@ -347,6 +347,20 @@ async def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
             writer.transport.abort()
 
 
+async def test_incomplete_heads_keep_nobody_out() -> None:
+    async with serving(Echo(), ServerLimits(connections=20)) as served:
+        slow = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
+        for _, writer in slow:
+            writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\nx-")
+        await eventually(lambda: all(connection.held_bytes for connection in served.http.connections))
+        for _ in range(5):
+            answer = await served.send(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert status(answer) == 200
+        assert len(served.http.connections) <= 20
+        for _, writer in slow:
+            writer.transport.abort()
+
+
 def has_ended(reader: asyncio.StreamReader) -> bool:
     """Return whether the server has closed the connection, whatever was not read yet."""
     return reader._eof or reader.exception() is not None  # type: ignore[attr-defined]
