@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from backends.http.server import HttpReply, HttpServer, ServerLimits
 
-_LIMITS = ServerLimits(idle_s=5.0)  # as in vLLM's server
+_LIMITS = ServerLimits(idle_s=5.0, stall_s=math.inf, connections=1_000_000)  # as in vLLM's server
 
 Headers = list[tuple[str, str]]
 Handler = Callable[["Exchange"], None]

@@ -293,6 +293,7 @@ class TestErrors:
             ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
             ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
             ("a: \x07b\n", "1:4: a character that YAML does not allow; write the file in UTF-8"),
+            ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )
     def test_files_that_are_not_a_pool(self, tmp_path: Path, text: str, expected: str) -> None:
