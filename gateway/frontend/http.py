@@ -10,9 +10,10 @@ from backends.http.server import HttpReply
 from gateway.frontend.asgi import Message, Receive, Scope, Send
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_of
-from gateway.http.paths import is_own
+from gateway.http.paths import canonical_path
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
+from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -31,20 +32,27 @@ class HttpFrontend:
         ASGI application for the gateway's own paths.
     tasks
         Set to keep the running tasks of `app` in.
+    access
+        Who may ask for what at this address; None for the clients' address.
     """
 
-    def __init__(self, relay: RelayContext, app: App, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, relay: RelayContext, app: App, tasks: set[asyncio.Task[None]], access: Access | None = None
+    ) -> None:
         self._relay = relay
+        self._access = relay.access if access is None else access
         self._app = app
         self._tasks = tasks
 
     def admit(self, reply: HttpReply) -> None:
-        """Check the API key of a request to be relayed."""
-        request = reply.request
-        if is_own(request.path):
-            return
+        """Check the API key and the path of a request."""
+        request, access = reply.request, self._access
+        by_name = dict(request.headers)
         try:
-            request.notes = self._relay.request_headers(request.method, request.headers)
+            if access.answers_itself(request.method, request.target, by_name):
+                access.check_own(request.method, canonical_path(request.target), by_name)
+            else:
+                request.notes = access.relayed(request.method, request.target, request.headers)
         except GatewayError as error:
             self._answer(reply, error)
 
@@ -58,7 +66,7 @@ class HttpFrontend:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        exchange = Exchange(self._relay, Inbound(headers, request.path, request.target, body), reply)
+        exchange = Exchange(self._relay, Inbound(headers, headers.path, headers.target, body), reply)
         reply.source = exchange  # before `begin`, which may already answer
         exchange.begin()
 
@@ -70,7 +78,7 @@ class HttpFrontend:
         self._relay.metrics.count_refusal()
         request_id = dict(reply.request.headers).get(b"x-request-id", b"")
         headers, body = error.answer(endpoint_of(reply.request.path), request_id)
-        reply.head(error.status, lines_of(headers))
+        reply.head(error.status, lines_of(headers) + self._access.lines_for(dict(reply.request.headers)))
         reply.data(body)
         reply.end()
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
+from gateway.http.cors import without_cors
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_for_client, lines_of, upstream_head
 from gateway.relay.accounting import account, count
@@ -155,7 +156,7 @@ class Exchange:
             inbound.target,
             authority=upstream.client.address.authority,
             lines=headers.lines,
-            key_lines=headers.key_lines if api_key is None and relay.keyring.is_open else key_lines,
+            key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
             request_id=self._request_id,
             body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
         )
@@ -260,7 +261,8 @@ class Exchange:
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         self._last_read_s = time.perf_counter()
-        self._status, self._headers = status, headers
+        self._status = status
+        self._headers = headers if self._relay.access.cors is None else without_cors(headers)
         try:
             self._answer = answer_for(self.endpoint, status, headers)
         except InvalidAnswerError as error:
@@ -362,8 +364,10 @@ class Exchange:
         return b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._choice_lines())
 
     def _choice_lines(self) -> bytes:
-        decision, upstream = self._decision, self._upstream
-        return b"" if decision is None or upstream is None else upstream.lines_of_choice(decision, self._retried_from())
+        decision, upstream, lines = self._decision, self._upstream, self._inbound.request_headers.answer_lines
+        if decision is None or upstream is None:
+            return lines
+        return lines + upstream.lines_of_choice(decision, self._retried_from())
 
     def _retried_from(self) -> str:
         return "" if self._retried is None else self._retried[0].name

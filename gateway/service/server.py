@@ -8,7 +8,7 @@ import gc
 import math
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import uvicorn
@@ -36,12 +36,24 @@ class Server(uvicorn.Server):
         Whether `gateway.frontend.http` serves, which relays requests without ASGI; else uvicorn's protocol does.
     has_process
         Whether the process serves nothing else, so that its garbage collector can be tuned.
+    on_started
+        Called once connections are accepted.
     """
 
     def __init__(
-        self, gateway: Gateway, worker_messages: WorkerMessages, *, fast: bool = True, has_process: bool = False
+        self,
+        gateway: Gateway,
+        worker_messages: WorkerMessages,
+        *,
+        fast: bool = True,
+        has_process: bool = False,
+        on_started: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
+        self._on_started = on_started
+        self._admin_socket: socket.socket | None = None
+        self._admin_server: asyncio.Server | None = None
+        self._admin_connections: set[ServerConnection] = set()  # not uvicorn's: they do not hold up draining
         self._has_process = has_process
         self._drain_s = gateway.settings.server.drain_s
         app = Application(gateway, worker_messages)
@@ -61,6 +73,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
             )
         )
+        self._app = app
         self._http = HttpServer(
             HttpFrontend(gateway.relay, app, self.server_state.tasks),
             ServerLimits(body_bytes=max_body_bytes(gateway), idle_s=_KEEP_ALIVE_S),
@@ -75,8 +88,34 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
         await super().startup(sockets)
+        if self._admin_socket is not None and self.started:
+            self._admin_server = await self._serve_admin(self._admin_socket)
         if self._has_process:
             tune_garbage_collector()
+        if self._on_started is not None and self.started:
+            self._on_started()
+
+    async def serve_at(self, clients: socket.socket, admin: socket.socket | None = None) -> None:
+        """Serve until `drain`: clients at one address, and `/admin` at another if there is one."""
+        self._admin_socket = admin
+        try:
+            await self.serve(sockets=[clients])
+        finally:
+            if self._admin_server is not None:
+                self._admin_server.close()
+            for connection in list(self._admin_connections):
+                connection.abort()
+
+    async def _serve_admin(self, opened: socket.socket) -> asyncio.Server:
+        assert self._app.admin is not None
+        frontend = HttpFrontend(
+            self._gateway.relay, self._app.admin, self.server_state.tasks, self._gateway.admin_access
+        )
+        limits = ServerLimits(body_bytes=max_body_bytes(self._gateway), idle_s=_KEEP_ALIVE_S)
+        server = HttpServer(frontend, limits, connections=self._admin_connections)
+        # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
+        connect = cast("Callable[[], asyncio.Protocol]", server.connect)
+        return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
