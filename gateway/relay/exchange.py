@@ -15,7 +15,7 @@ from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
 from gateway.http.cors import without_cors
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_for_client, lines_of, upstream_head
-from gateway.relay.accounting import account, count
+from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
 from gateway.relay.context import Inbound, RelayContext, Reply
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
@@ -108,7 +108,7 @@ class Exchange:
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
-        if self.endpoint is not _OTHER:
+        if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
                     self._observers.append(observer)
@@ -404,11 +404,16 @@ class Exchange:
             self._times,
             None if answer is None else answer.usage,
             None if answer is None else answer.events,
+            unread_bytes=0 if answer is None else answer.unread_bytes,
         )
         if self.endpoint is _OTHER:
+            inbound = self._inbound
             count(ended, relay.metrics)
+            charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
         else:
             account(ended, relay.metrics, is_observed=bool(self._observers))
+        if ended.tokens:
+            relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
         relay.limits.leave(ended.client, ended.tokens)
         for observer in self._observers:
             observer.on_end(ended)
