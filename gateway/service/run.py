@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
+    if settings.server.workers > 1:
+        resource_tracker.ensure_running()  # a process that inherits this
     raise_open_file_limit()
     server, admin = settings.server, settings.admin
     sockets: list[socket.socket] = []
