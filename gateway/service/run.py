@@ -30,6 +30,7 @@ from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, listen, raise_open_file_limit
 from gateway.service.worker_messages import WorkerMessages
 from gateway.service.workers import Workers
+from gateway.telemetry.log_format import configure_logging
 
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
@@ -44,8 +45,7 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     int
         Exit status: 0 after a signal, 1 if the gateway could not start.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logging("%(asctime)s %(levelname)s %(name)s", logging.INFO)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
     if settings.server.workers > 1:
         resource_tracker.ensure_running()  # a process that inherits this

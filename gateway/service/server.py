@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 access_log=False,
+                log_config=None,  # the format of the gateway
                 log_level="warning",
                 server_header=False,
                 proxy_headers=False,

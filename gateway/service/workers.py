@@ -22,6 +22,7 @@ import uvloop
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages, WorkerStarted
+from gateway.telemetry.log_format import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -193,14 +194,8 @@ class Workers:
 def work(assignment: Assignment, pipe: Connection) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent logs it
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]: %(message)s",
-        level=logging.INFO
-        if assignment.number == 0
-        else logging.ERROR,  # all workers would log the same about the pool
-        stream=sys.stderr,
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    level = logging.INFO if assignment.number == 0 else logging.ERROR  # all would log the same about the pool
+    configure_logging(f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]", level)
     sys.exit(uvloop.run(_work(assignment, pipe)))
 
 
