@@ -10,7 +10,6 @@ from backends.http.server import HttpReply
 from gateway.frontend.asgi import Message, Receive, Scope, Send
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import lines_of
-from gateway.http.paths import canonical_path
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
 from gateway.routing.access import Access
@@ -46,13 +45,9 @@ class HttpFrontend:
 
     def admit(self, reply: HttpReply) -> None:
         """Check the API key and the path of a request."""
-        request, access = reply.request, self._access
-        by_name = dict(request.headers)
+        request = reply.request
         try:
-            if access.answers_itself(request.method, request.target, by_name):
-                access.check_own(request.method, canonical_path(request.target), by_name)
-            else:
-                request.notes = access.relayed(request.method, request.target, request.headers)
+            request.notes = self._access.admit(request.method, request.target, request.headers)
         except GatewayError as error:
             self._answer(reply, error)
 

@@ -36,6 +36,8 @@ DEFAULT_PATHS = (
 )
 """The documented interface of vLLM, without what it offers for development and for operating an engine."""
 
+_DEFAULTS = {path.encode(): path for path in DEFAULT_PATHS if not path.endswith("*")}
+
 
 def canonical_path(target: bytes) -> str:
     """Return the path of a request target in the one form that is judged and relayed.
@@ -60,6 +62,8 @@ def canonical_path(target: bytes) -> str:
     ('/v1/chat/completions', '', '')
     """
     raw = target.partition(b"?")[0]
+    if (known := _DEFAULTS.get(raw)) is not None:
+        return known
     path = (unquote_to_bytes(raw) if b"%" in raw else raw).decode("latin-1")
     if path == "/":
         return path

@@ -48,6 +48,21 @@ class Access:
         self._paths = paths
         self._closed = frozenset(closed)
 
+    def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
+        """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself.
+
+        Raises
+        ------
+        GatewayError
+            As `check_own` and `relayed`.
+        """
+        by_name = dict(headers)
+        path = canonical_path(target)
+        if is_own(path) or self.is_preflight(method, path, by_name):
+            self.check_own(method, path, by_name)
+            return None
+        return self._relayed(method, path, target, headers, by_name)
+
     def answers_itself(self, method: str, target: bytes, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether the gateway answers a request itself: on its own paths, and for CORS."""
         path = canonical_path(target)
@@ -84,11 +99,14 @@ class Access:
             401 without a valid key; then 400 for a path that could be read in several ways, and 404 for one that is not
             relayed.
         """
+        return self._relayed(method, canonical_path(target), target, headers, dict(headers))
+
+    def _relayed(
+        self, method: str, path: str, target: bytes, headers: list[Header], by_name: Mapping[bytes, bytes]
+    ) -> RequestHeaders:
         if self._paths is None:
             raise _nothing_here()
-        by_name = dict(headers)
         client = self.identify(method, by_name)
-        path = canonical_path(target)
         if not path:
             raise GatewayError(
                 400,
@@ -100,7 +118,8 @@ class Access:
             raise GatewayError(
                 404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"
             )
-        return RequestHeaders.read(method, client, path, relayed_target(path, target), headers, self.lines_for(by_name))
+        lines = self.lines_for(by_name)
+        return RequestHeaders.read(method, client, path, relayed_target(path, target), headers, by_name, lines)
 
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sends a request; called before the body is read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.http.headers import Header, lines_for_backend
@@ -38,10 +39,16 @@ class RequestHeaders:
 
     @classmethod
     def read(
-        cls, method: str, client: Client, path: str, target: bytes, headers: list[Header], answer_lines: bytes
+        cls,
+        method: str,
+        client: Client,
+        path: str,
+        target: bytes,
+        headers: list[Header],
+        by_name: Mapping[bytes, bytes],
+        answer_lines: bytes,
     ) -> RequestHeaders:
         """Return the parsed head of a request whose client and path have been checked."""
-        by_name = dict(headers)
         lines, key_lines = lines_for_backend(headers)
         request_id = by_name.get(b"x-request-id", b"")
         routing_headers = RoutingHeaders.read(by_name)

@@ -348,6 +348,31 @@ class TestErrors:
         )
         assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
 
+    @pytest.mark.parametrize(
+        ("section", "wrong"),
+        [
+            ("paths: [v1/x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ('paths: ["/v1/*/x"]', "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ("paths: [/v1/../x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ('paths: ["/admin*"]', "paths[0]: the gateway answers this path itself"),
+            ("cors: {origins: []}", "cors.origins: "),
+            ("cors: {}", "cors.origins: "),
+            ('cors: {origins: ["https://a/x"]}', "cors.origins[0]: expected an origin without a path"),
+            ('cors: {origins: ["*", "https://a"]}', "cors.origins: has * beside others; keep one or the other"),
+            ('cors: {origins: ["*"], credentials: true}', "cors.credentials: unknown key"),
+            ('cors: {origins: ["*"], headers: [X-A]}', "cors.headers[0]: expected the name of a header in lower case"),
+            ("admin: {key: k, sha256: " + 64 * "a" + "}", "admin.sha256: set together with key; keep one of the two"),
+            ("admin: {metrics: true}", "admin.metrics: needs admin.listen"),
+            ("admin: {listen: 9090}", "admin.listen: "),
+            ("admin: {listen: '::1:9090'}", "admin.listen: expected host:port"),
+            ("keys: [{name: anonymous, key: k}]", "keys[0].name: the gateway uses this name itself; choose another"),
+            ("keys: [{name: a, key: k, admin: all}]", "keys[0].admin: "),
+        ],
+    )
+    def test_paths_origins_and_scopes(self, tmp_path: Path, section: str, wrong: str) -> None:
+        (line,) = problems(tmp_path, SMALL + section)
+        assert wrong in line
+
     def test_the_slo_of_a_key_is_positive_and_not_empty(self, tmp_path: Path) -> None:
         text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
         text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.relay.observers import Observer
+from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.relay.test_charging import recorded
@@ -132,18 +134,20 @@ async def send_all(running: Running) -> list[str]:
     return own
 
 
-async def test_no_prompt_and_no_key_is_logged_or_recorded(
-    gateway_of: Start, log: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Failing:
+    """A defect within the gateway, whose message quotes the request."""
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        raise ValueError(body.decode())
+
+
+async def test_no_prompt_and_no_key_is_logged_or_recorded(gateway_of: Start, log: io.StringIO, tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path), "text": "none", "flush_s": 0.01}
     limits = {"max_body_mib": 0.1, "drain_s": 1}
     async with gateway_of({"a": "baseline"}, keys=KEYS, recorder=recorder, server=limits) as running:
         own = await send_all(running)
 
-        def fail(path: str, method: str, body: bytes, *_: object, **__: object) -> None:
-            raise ValueError(body.decode())
-
-        monkeypatch.setattr(running.gateway.relay.router, "route", fail)
+        running.gateway.relay.followers[MODEL].append(Failing())
         response = await running.chat(PROMPT, headers=bearer(KEY))
         assert response.status_code == 500
         own.append(response.text)
