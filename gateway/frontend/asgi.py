@@ -121,7 +121,7 @@ class AsgiFrontend:
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()
-            await refuse(error, headers, path, send, self._relay.access.lines_for(dict(headers)))
+            await refuse(error, headers, path, send, self._relay.access.lines_of_refusal(target_of(scope), headers))
             return
         if body is None:
             return  # the client disconnected while sending

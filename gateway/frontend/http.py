@@ -73,7 +73,8 @@ class HttpFrontend:
         self._relay.metrics.count_refusal()
         request_id = dict(reply.request.headers).get(b"x-request-id", b"")
         headers, body = error.answer(endpoint_of(reply.request.path), request_id)
-        reply.head(error.status, lines_of(headers) + self._access.lines_for(dict(reply.request.headers)))
+        lines = self._access.lines_of_refusal(reply.request.target, reply.request.headers)
+        reply.head(error.status, lines_of(headers) + lines)
         reply.data(body)
         reply.end()
 

@@ -139,6 +139,10 @@ class Access:
         """Return the header lines that every answer to a client gets: those of CORS."""
         return b"" if self.cors is None else self.cors.lines_for(headers.get(b"origin", b""))
 
+    def lines_of_refusal(self, target: bytes, headers: list[Header]) -> bytes:
+        """Return the header lines of an error that answers a request before it was admitted."""
+        return b"" if self.cors is None or is_admin(canonical_path(target)) else self.lines_for(dict(headers))
+
 
 def _nothing_here() -> GatewayError:
     return GatewayError(404, "There is nothing at this path of this address.", code="not_found")

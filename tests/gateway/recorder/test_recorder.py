@@ -410,7 +410,8 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_o
         await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)
         (await running.client.get("/v1/models", headers=headers)).raise_for_status()
         await running.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
-    plain, streamed = records(tmp_path / "t")
+    plain, streamed, other = records(tmp_path / "t")
+    assert (other.endpoint, other.prompt_tokens) == ("other", 7)  # as the engine reports
     assert (plain.id, plain.model, plain.endpoint, plain.key, plain.workload) == (
         "my-id",
         MODEL,
@@ -434,7 +435,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_o
     for path in (tmp_path / "t").iterdir():
         with open_unpacked(path) as file:
             written += file.read()
-    assert written.count(b"\n") == 2
+    assert written.count(b"\n") == 3
     for secret in (b"sk-secret-key", b"def f()", b"again", b"from a", b"from b"):
         assert secret not in written
 

@@ -349,6 +349,8 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
         assert cors_of(other) == ([], "origin")
         admin = await running.client.get("/admin/pool", headers=bearer(ADMIN_KEY) | page)
         assert (admin.status_code, cors_of(admin)) == (200, ([], ""))
+        admin = await running.client.get("/admin/pool", headers=page)
+        assert (admin.status_code, cors_of(admin)) == (401, ([], ""))
 
 
 async def test_all_origins(gateway_of: Start) -> None:
