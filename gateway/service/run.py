@@ -145,8 +145,8 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
-        for line in start_lines(self._settings, [_url(opened) for opened in self._sockets], self._generated_admin_key):
-            console.print(line, soft_wrap=True, markup=False)
+        lines = start_lines(self._settings, [_url(opened) for opened in self._sockets], self._generated_admin_key)
+        console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:
         return any(each.name == SIMULATOR and each.state == "ready" for each in self._launcher.status())
