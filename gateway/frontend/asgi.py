@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.http.errors import GatewayError, endpoint_of, too_large
+from gateway.http.errors import GatewayError, format_of, too_large
 from gateway.http.headers import Header
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
@@ -122,7 +122,8 @@ class AsgiFrontend:
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()
-            await refuse(error, headers, path, send)
+            request_id = dict(headers).get(b"x-request-id") or self._relay.new_request_id()
+            await refuse(error, request_id, path, send)
             return
         if body is None:
             return  # the client disconnected while sending
@@ -173,8 +174,8 @@ async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None
     reply.abort()
 
 
-async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
+async def refuse(error: GatewayError, request_id: bytes, path: str, send: Send) -> None:
     """Answer with an error a request that has not reached the relay."""
-    sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
+    sent, body = error.answer(format_of(path), request_id)
     await send({"type": "http.response.start", "status": error.status, "headers": sent})
     await send({"type": "http.response.body", "body": body})

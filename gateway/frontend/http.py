@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from backends.http.server import HttpReply
 from gateway.frontend.asgi import Message, Receive, Scope, Send
-from gateway.http.errors import GatewayError, endpoint_of
+from gateway.http.errors import GatewayError, format_of
 from gateway.http.headers import lines_of
 from gateway.http.paths import is_own
 from gateway.relay.context import Inbound, RelayContext
@@ -68,8 +68,8 @@ class HttpFrontend:
 
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
         self._relay.metrics.count_refusal()
-        request_id = dict(reply.request.headers).get(b"x-request-id", b"")
-        headers, body = error.answer(endpoint_of(reply.request.path), request_id)
+        request_id = dict(reply.request.headers).get(b"x-request-id") or self._relay.new_request_id()
+        headers, body = error.answer(format_of(reply.request.path), request_id)
         reply.head(error.status, lines_of(headers))
         reply.data(body)
         reply.end()

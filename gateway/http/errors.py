@@ -29,15 +29,39 @@ _TYPES = {
 }
 
 
-def endpoint_of(path: str) -> Endpoint:
-    """Return the API that a path belongs to; `Endpoint.OTHER` for paths that are only passed through.
+def endpoint_of(path: str, method: str) -> Endpoint:
+    """Return the API of a request for inference; `Endpoint.OTHER` for all that is only passed through.
 
     Examples
     --------
-    >>> endpoint_of("/v1/chat/completions").name, endpoint_of("/tokenize").name
+    >>> endpoint_of("/v1/chat/completions", "POST").name, endpoint_of("/v1/chat/completions", "OPTIONS").name
     ('CHAT', 'OTHER')
     """
-    return _ENDPOINTS.get(path, _OTHER)
+    return _ENDPOINTS.get(path, _OTHER) if method == "POST" else _OTHER
+
+
+def format_of(path: str) -> Endpoint:
+    """Return the API whose formats a path uses, whatever is asked of it.
+
+    Examples
+    --------
+    >>> format_of("/v1/messages/count_tokens").name, format_of("/tokenize").name
+    ('MESSAGES', 'OTHER')
+    """
+    return Endpoint.MESSAGES if path.startswith("/v1/messages/") else _ENDPOINTS.get(path, _OTHER)
+
+
+def request_id_lines(path: str, request_id: bytes) -> bytes:
+    r"""Return the header lines with the id of a request; clients of Anthropic's API read another header.
+
+    Examples
+    --------
+    >>> request_id_lines("/v1/messages", b"r1")
+    b'x-request-id: r1\r\nrequest-id: r1\r\n'
+    """
+    if path.startswith("/v1/messages"):
+        return b"x-request-id: %b\r\nrequest-id: %b\r\n" % (request_id, request_id)
+    return b"x-request-id: %b\r\n" % request_id
 
 
 class GatewayError(Exception):
@@ -88,6 +112,8 @@ class GatewayError(Exception):
         headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
         if request_id:
             headers.append((b"x-request-id", request_id))
+            if endpoint is Endpoint.MESSAGES:
+                headers.append((b"request-id", request_id))
         return headers, body
 
     def event(self, endpoint: Endpoint) -> bytes:

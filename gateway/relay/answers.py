@@ -11,6 +11,7 @@ from typing import Final
 import orjson
 
 from backends.http.client import HeaderList
+from gateway.http.headers import is_json, media_type
 from gateway.http.sse import EventStream, is_engine_error, is_event_stream
 from gateway.http.usage import Usage, read_usage
 from policies.features.request import Endpoint
@@ -162,9 +163,10 @@ def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThro
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
     is_encoded = b"content-encoding" in by_name
-    if status == 200 and content_type.startswith(b"text/event-stream"):
+    kind = media_type(content_type)
+    if status == 200 and kind == b"text/event-stream":
         return PassThrough() if is_encoded else StreamAnswer(endpoint)
-    if status == 200 and not content_type.startswith(b"application/json"):
+    if status == 200 and not is_json(kind):
         received = content_type.decode("latin-1") or "no content type"
         raise InvalidAnswerError("garbage", f"answered with {received}, not JSON or an event stream")
     length = by_name.get(b"content-length", b"")

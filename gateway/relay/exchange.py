@@ -12,8 +12,8 @@ from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
-from gateway.http.errors import GatewayError, endpoint_of
-from gateway.http.headers import lines_for_client, lines_of, upstream_head
+from gateway.http.errors import GatewayError, endpoint_of, format_of, request_id_lines
+from gateway.http.headers import lines_for_client, lines_of, relative_location, upstream_head
 from gateway.relay.accounting import account, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
 from gateway.relay.context import Inbound, RelayContext, Reply
@@ -60,7 +60,7 @@ class Exchange:
         self._inbound = inbound
         self._reply = reply
         self._request_id = inbound.request_headers.request_id or relay.new_request_id()
-        self.endpoint = endpoint_of(inbound.path)
+        self.endpoint = endpoint_of(inbound.path, inbound.request_headers.method)
         self._observers: list[Observer] = []
         self._routed: RoutedRequest | None = None
         self._decision: Decision | None = None
@@ -261,6 +261,9 @@ class Exchange:
         """Decide by the head how much of the answer is held before it is passed on."""
         self._last_read_s = time.perf_counter()
         self._status, self._headers = status, headers
+        if 300 <= status < 400 and not self._redirects_here(headers):
+            self._fail("redirect", "redirects to another server, which the gateway does not follow")
+            return
         try:
             self._answer = answer_for(self.endpoint, status, headers)
         except InvalidAnswerError as error:
@@ -349,17 +352,25 @@ class Exchange:
         self._finish(error.status, "interrupted")
 
     def _answer_with(self, error: GatewayError) -> None:
-        headers, body = error.answer(self.endpoint, self._request_id)
+        headers, body = error.answer(format_of(self._inbound.path), self._request_id)
         self._reply.head(error.status, lines_of(headers) + self._choice_lines())
         self._reply.data(b"" if self._inbound.request_headers.method == "HEAD" else body)
         self._reply.end()
 
     def _send_head(self) -> None:
         self._head_sent = True
-        self._reply.head(self._status, self._lines(lines_for_client(self._headers)))
+        self._reply.head(self._status, self._lines(lines_for_client(self._headers, self._authority())))
+
+    def _authority(self) -> bytes:
+        assert self._upstream is not None
+        return self._upstream.client.address.authority
+
+    def _redirects_here(self, headers: HeaderList) -> bool:
+        locations = [value for name, value in headers if name == b"location"]
+        return all(relative_location(location, self._authority()) is not None for location in locations)
 
     def _lines(self, lines: bytes) -> bytes:
-        return b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._choice_lines())
+        return lines + request_id_lines(self._inbound.path, self._request_id) + self._choice_lines()
 
     def _choice_lines(self) -> bytes:
         decision, upstream = self._decision, self._upstream

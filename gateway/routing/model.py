@@ -8,7 +8,7 @@ from typing import Protocol
 
 from backends.backend import Backend
 from backends.http.client import Address, AnswerHead, Call, Receiver, WholeReceiver
-from gateway.http.headers import gateway_lines, lines_for_client
+from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
@@ -63,9 +63,11 @@ class Upstream:
         if head is not self._answer:
             by_name = dict(head.headers)
             self._answer = head
-            self._answer_lines = lines_for_client([header for header in head.headers if header[0] != b"content-length"])
-            content_type = by_name.get(b"content-type", b"")
-            self.answers_json = content_type.startswith(b"application/json") and b"content-encoding" not in by_name
+            self._answer_lines = lines_for_client(
+                [header for header in head.headers if header[0] != b"content-length"], self.client.address.authority
+            )
+            kind = media_type(by_name.get(b"content-type", b""))
+            self.answers_json = is_json(kind) and b"content-encoding" not in by_name
         return self._answer_lines
 
     def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:

@@ -24,6 +24,7 @@ from policies.policy import Choose, Decision
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +225,8 @@ class Router:
             400 if the body is not valid or names no model and there are several, 403 if the client may not use the
             model, 404 if the model does not exist.
         """
-        endpoint = endpoint_of(path)
-        document = _parse(body, required=endpoint is not _OTHER and method == "POST")
+        endpoint = endpoint_of(path, method)
+        document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
         policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
         if (

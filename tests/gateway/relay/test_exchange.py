@@ -403,6 +403,48 @@ async def test_head_requests_and_other_paths_are_relayed(gateway_of: Start) -> N
             assert response.json() == {"path": "/any/path%20of?vllm=1", "method": method}
 
 
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD"])
+async def test_other_methods_of_an_inference_path_are_passed_through(gateway_of: Start, method: str) -> None:
+    async def plain(wire: Wire) -> None:
+        body = b"" if method == "HEAD" else b"OK"
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\n" + body)
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = plain
+        for number in range(4):
+            response = await running.client.request(method, f"/v1/chat/completions?n={number}")
+            assert (response.status_code, response.headers["x-gateway-backend"]) == (200, "a")
+        assert running.backend("a").state is State.UP
+
+
+async def test_a_redirect_of_an_engine_does_not_show_its_address(gateway_of: Start) -> None:
+    async def redirect(wire: Wire) -> None:
+        host = wire.seen.header("host") if "inside" in wire.seen.target else "10.9.9.9:8000"
+        location = f"http://{host}/other?x=1"
+        await wire.send(f"HTTP/1.1 307 X\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode())
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = redirect
+        response = await running.client.get("/inside")
+        assert (response.status_code, response.headers["location"]) == (307, "/other?x=1")
+        response = await running.client.get("/outside")
+        assert response.status_code == 502
+        assert "10.9.9.9" not in response.text + str(response.headers)
+
+
+async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=[{"name": "team", "key": "sk-1"}]) as running:
+        response = await running.client.post("/v1/messages", json={"model": MODEL, "messages": []})
+        assert response.status_code == 401
+        assert response.json()["type"] == "error"
+        assert len(response.headers["request-id"]) == 32
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+        key = {"x-api-key": "sk-1"}
+        response = await running.client.post("/v1/messages", json={"model": MODEL, "messages": []}, headers=key)
+        assert response.status_code == 200
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
 async def test_requests_that_may_have_had_an_effect_are_not_retried(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = reset_connection
