@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _OTHER: Final = Endpoint.OTHER
 _RETRYABLE: Final = frozenset({500, 502, 503, 504})
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
 
@@ -164,7 +165,8 @@ class Exchange:
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        self._call = upstream.client.send(head, body, self, head_only=headers.method == "HEAD", whole=self)
+        method, once = headers.method, not self._may_repeat()
+        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
 
     def _release(self) -> None:
         """Release the backend at the end of the call."""
@@ -177,6 +179,10 @@ class Exchange:
             self._call.cancel()
         self._release()
 
+    def _may_repeat(self) -> bool:
+        """Return whether the request may run twice: inference only costs time, other requests may have an effect."""
+        return self.endpoint is not _OTHER or self._inbound.request_headers.method in _SAFE
+
     def _retry(self, kind: str) -> bool:
         """Send the request to another backend; return whether it was sent.
 
@@ -187,7 +193,7 @@ class Exchange:
         assert upstream is not None
         if self._head_sent or self._retried is not None or headers.routing_headers.backend:
             return False
-        if self.endpoint is _OTHER and headers.method not in {"GET", "HEAD"} and kind != "connect":
+        if kind != "connect" and not self._may_repeat():
             return False
         try:
             candidates = self._candidates((upstream.backend.name,))

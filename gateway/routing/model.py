@@ -31,6 +31,7 @@ class Sender(Protocol):
         *,
         head_only: bool = False,
         whole: WholeReceiver | None = None,
+        once: bool = False,
     ) -> Call:
         """Send a request, and pass its answer to `receiver`."""
 

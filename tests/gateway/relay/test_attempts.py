@@ -78,6 +78,7 @@ class RecordingClient:
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.calls: list[Call] = []
+        self.once: list[bool] = []
 
     def send(
         self,
@@ -87,7 +88,9 @@ class RecordingClient:
         *,
         head_only: bool = False,
         whole: WholeReceiver | None = None,
+        once: bool = False,
     ) -> Call:
+        self.once.append(once)
         self.heads.append(head)
         self.bodies.append(body)
         call = Call(head, body, receiver, head_only=head_only, whole=whole)
@@ -292,6 +295,16 @@ def test_other_paths_are_retried_only_if_that_has_no_effect(method: str, kind: s
     relay.send(b"", "/anything", method)
     relay.receiver("a").on_error(UpstreamError(kind, "failed"))
     assert len(relay.clients["b"].heads) == sent
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "once"),
+    [(CHAT, "POST", False), ("/anything", "GET", False), ("/anything", "POST", True), (CHAT, "DELETE", True)],
+)
+def test_only_inference_and_safe_requests_may_run_twice(path: str, method: str, once: bool) -> None:
+    relay = Relay("a")
+    relay.send(path=path, method=method)
+    assert relay.clients["a"].once == [once]
 
 
 def test_a_lack_of_files_in_the_gateway_is_no_fault_of_a_backend() -> None:

@@ -403,6 +403,23 @@ async def test_head_requests_and_other_paths_are_relayed(gateway_of: Start) -> N
             assert response.json() == {"path": "/any/path%20of?vllm=1", "method": method}
 
 
+async def test_requests_that_may_have_an_effect_are_sent_once(gateway_of: Start) -> None:
+    used: set[asyncio.StreamWriter] = set()
+
+    async def close_what_is_reused(wire: Wire) -> None:
+        if wire.writer in used:  # the request was read whole, and may have had its effect
+            wire.reset()
+        used.add(wire.writer)
+        await wire.json({})
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = close_what_is_reused
+        for _ in range(3):
+            response = await running.client.post("/v1/load_lora_adapter", json={"model": MODEL})
+            assert response.status_code == 200
+        assert len(running.upstreams["a"].seen) == 3
+
+
 @pytest.mark.parametrize("method", ["OPTIONS", "HEAD"])
 async def test_other_methods_of_an_inference_path_are_passed_through(gateway_of: Start, method: str) -> None:
     async def plain(wire: Wire) -> None:
@@ -443,6 +460,19 @@ async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(g
         response = await running.client.post("/v1/messages", json={"model": MODEL, "messages": []}, headers=key)
         assert response.status_code == 200
         assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+async def test_an_invalid_answer_leaves_no_error_in_the_log(
+    gateway_of: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that its receiver cancels while its answer is parsed must not trip the parser's callbacks."""
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        for fault in (answer_html, answer_garbage, answer_broken_json, answer_500, stream_error_first):
+            for upstream in running.upstreams.values():
+                upstream.behaviour = fault
+            for stream in (False, True):
+                await running.chat(stream=stream)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_requests_that_may_have_had_an_effect_are_not_retried(gateway_of: Start) -> None:
