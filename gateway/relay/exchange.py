@@ -120,7 +120,10 @@ class Exchange:
         """Cancel the request, since its client has disconnected."""
         if self in self._relay.exchanges:
             self._cancel_call()
-            self._finish(499, "cancelled")
+            if (answer := self._complete_stream()) is not None:
+                self._succeed(answer)
+            else:
+                self._finish(499, "cancelled")
 
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""
@@ -209,6 +212,8 @@ class Exchange:
         assert self._upstream is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
             self._fail(kind, message)
+            return
+        if self._end_if_complete():
             return
         backend = self._upstream.backend
         if not self._retry(kind):
@@ -345,11 +350,14 @@ class Exchange:
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
-        self._cancel_call()
         if not self._head_sent:
+            self._cancel_call()
             self._answer_with(error)
             self._finish(error.status, "unanswered")
             return
+        if self._end_if_complete():
+            return
+        self._cancel_call()
         if self._answer is not None and self._answer.events is not None:
             self._reply.data(error.event(self.endpoint))
             self._reply.end()
@@ -384,6 +392,29 @@ class Exchange:
 
     def _retried_from(self) -> str:
         return "" if self._retried is None else self._retried[0].name
+
+    def _complete_stream(self) -> PassThrough | None:
+        """Return the answer, with its usage, if it is a stream whose last event was passed on."""
+        answer = self._answer
+        if not self._head_sent or answer is None or answer.events is None:
+            return None
+        if not answer.events.is_complete(self.endpoint):
+            return None
+        answer.end()
+        return answer
+
+    def _end_if_complete(self) -> bool:
+        """End the exchange if its stream has passed on its last event; return whether it has.
+
+        What happens after that event (no end of the HTTP message, a cut, silence) is lost on no client.
+        """
+        answer = self._complete_stream()
+        if answer is None:
+            return False
+        self._cancel_call()
+        self._reply.end()
+        self._succeed(answer)
+        return True
 
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None

@@ -310,6 +310,26 @@ async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start,
         assert running.upstreams["b"].seen == []
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_stream_without_the_end_of_its_http_message_is_complete(gateway_of: Start, is_cut: bool) -> None:
+    async def unfinished(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one") + b"data: [DONE]\n\n")
+        if is_cut:
+            wire.reset()
+        else:
+            await wire.until_closed()
+
+    async with gateway_of(timeouts={"idle_s": 0.2}, policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = unfinished
+        for number in range(4):
+            response = await running.chat(f"request {number}", stream=True)
+            assert response.content == delta("one") + b"data: [DONE]\n\n"
+        assert running.backend("a").state is State.UP
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="ok"} 4.0' in page
+
+
 @pytest.mark.slow
 async def test_streams_of_other_backends_are_not_affected(gateway_of: Start) -> None:
     async with gateway_of() as running:
