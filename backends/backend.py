@@ -16,7 +16,7 @@ class State(StrEnum):
     STARTING = "starting"  # no successful probe yet
     UP = "up"
     DOWN = "down"  # refuses, hangs or fails its health check
-    EJECTED = "ejected"  # passes its health check, but its answers are broken; used again after a pause
+    EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
     DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 

@@ -136,21 +136,21 @@ def is_event_stream(data: bytes) -> bool:
     return data.lstrip().startswith(_FIELDS)
 
 
-def is_engine_error(data: bytes) -> bool:
-    r"""Return whether a stream begins with a 5xx error of the engine, which had already answered with status 200.
+def engine_error(data: bytes) -> int:
+    r"""Return the code of the 5xx error with which a stream begins, although its status was 200; 0 if there is none.
 
     Examples
     --------
-    >>> is_engine_error(b'data: {"error": {"code": 503}}\n\n')
-    True
+    >>> engine_error(b'data: {"error": {"code": 503}}\n\n')
+    503
     """
     if b'"error"' not in data:
-        return False
+        return 0
     line = next((line for line in data.split(b"\n") if line.startswith(b"data:")), b"")
     try:
         document = orjson.loads(line[5:])
     except orjson.JSONDecodeError:
-        return False
+        return 0
     error = document.get("error") if isinstance(document, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return isinstance(code, int) and code >= 500
+    return code if isinstance(code, int) and code >= 500 else 0

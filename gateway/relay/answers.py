@@ -12,7 +12,7 @@ import orjson
 
 from backends.http.client import HeaderList
 from gateway.http.headers import is_json, media_type
-from gateway.http.sse import EventStream, is_engine_error, is_event_stream
+from gateway.http.sse import EventStream, engine_error, is_event_stream
 from gateway.http.usage import Usage, read_usage
 from policies.features.request import Endpoint
 
@@ -43,14 +43,14 @@ class PassThrough:
         Usage as the engine reported it; None before the end and without a report.
     events
         The events of a stream; None for other answers.
-    begins_with_error
-        Whether a stream begins with an error of the engine.
+    error_status
+        The code of the 5xx error with which a stream begins; 0 without one.
     """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.events: EventStream | None = None
-        self.begins_with_error = False
+        self.error_status = 0
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data.
@@ -138,7 +138,7 @@ class StreamAnswer(PassThrough):
             if not is_event_stream(data):
                 raise InvalidAnswerError("garbage", "answered with something other than events")
             self._has_begun = True
-            self.begins_with_error = is_engine_error(data)
+            self.error_status = engine_error(data)
         return data
 
     def end(self) -> bytes:
@@ -150,13 +150,18 @@ class StreamAnswer(PassThrough):
         return rest
 
 
-def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThrough:
+def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: bytes) -> PassThrough:
     """Return how to handle the answer with a head.
+
+    Parameters
+    ----------
+    request
+        The body of the request, which may ask for something other than JSON or an event stream.
 
     Raises
     ------
     InvalidAnswerError
-        If an inference endpoint answers with something other than JSON or an event stream.
+        If an inference endpoint answers with something that was not asked for.
     """
     if endpoint is Endpoint.OTHER:
         return PassThrough()
@@ -167,8 +172,19 @@ def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThro
     if status == 200 and kind == b"text/event-stream":
         return PassThrough() if is_encoded else StreamAnswer(endpoint)
     if status == 200 and not is_json(kind):
-        received = content_type.decode("latin-1") or "no content type"
+        if kind == b"application/octet-stream" and endpoint is Endpoint.EMBEDDINGS and _asks_for_bytes(request):
+            return PassThrough()
+        received = content_type[:100].decode("latin-1") or "no content type"
         raise InvalidAnswerError("garbage", f"answered with {received}, not JSON or an event stream")
     length = by_name.get(b"content-length", b"")
     is_long = length.isdigit() and int(length) > MAX_HELD_BYTES
     return PassThrough() if is_encoded or is_long else WholeAnswer(is_checked=status == 200)
+
+
+def _asks_for_bytes(request: bytes) -> bool:
+    """Return whether a request for embeddings asks for them as raw bytes, which is vLLM's extension of the API."""
+    try:
+        document = orjson.loads(request)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(document, dict) and document.get("encoding_format") in ("bytes", "bytes_only")

@@ -100,7 +100,7 @@ class Ongoing(Protocol):
         """Retry on another backend if the exchange waits for the first byte from this one."""
 
     def check_silence(self, now_s: float) -> None:
-        """Retry or fail if the backend has been silent for too long."""
+        """Fail if the backend has been silent for too long; retry if it is down."""
 
     def end_with_error(self, error: GatewayError) -> None:
         """End the exchange with an error."""

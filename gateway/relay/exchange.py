@@ -30,7 +30,31 @@ _RETRYABLE: Final = frozenset({500, 502, 503, 504})
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
+_OVERLOADED: Final = 503  # an engine that says so is busy, not at fault
+_ADVICE: Final = {
+    **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
+    "timeout": " It may be busy: have the answer streamed, or ask for less.",
+}
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
+
+
+class _Failure:
+    """The failure of a first attempt.
+
+    Parameters
+    ----------
+    kind
+        The label value in metrics.
+    message
+        What the backend did, if it is evidence against the backend once another one serves the request; else empty.
+    """
+
+    __slots__ = ("backend", "kind", "message")
+
+    def __init__(self, backend: Backend, kind: str, message: str) -> None:
+        self.backend = backend
+        self.kind = kind
+        self.message = message
 
 
 class Exchange:
@@ -67,7 +91,7 @@ class Exchange:
         self._decision: Decision | None = None
         self._upstream: Upstream | None = None
         self._call: Call | None = None
-        self._retried: tuple[Backend, str] | None = None  # the backend that failed first, and how
+        self._retried: _Failure | None = None
         self._times = Times(inbound.arrived_s)
         self._last_read_s = inbound.arrived_s
         self._status = 0
@@ -186,11 +210,16 @@ class Exchange:
         """Return whether the request may run twice: inference only costs time, other requests may have an effect."""
         return self.endpoint is not _OTHER or self._inbound.request_headers.method in _SAFE
 
-    def _retry(self, kind: str) -> bool:
+    def _retry(self, kind: str, message: str = "") -> bool:
         """Send the request to another backend; return whether it was sent.
 
         It is not sent if part of the answer was passed on, if it was retried before, if it names its backend, or if it
         may already have had an effect.
+
+        Parameters
+        ----------
+        message
+            The evidence against the backend, see `_Failure`.
         """
         upstream, headers = self._upstream, self._inbound.request_headers
         assert upstream is not None
@@ -202,23 +231,46 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
-        self._retried = (upstream.backend, kind)
+        self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
         self._send(candidates)
         return True
 
-    def _retry_or_fail(self, kind: str, message: str) -> None:
+    def _retry_status(self, status: int) -> bool:
+        """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
+        is_evidence = status != _OVERLOADED
+        return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
+
+    def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
+        """Send the request to another backend if possible; else end with an error.
+
+        Parameters
+        ----------
+        is_strike
+            Whether the failure is evidence against the backend even if no other one can try. The failure of a second
+            attempt is none: it is more likely that the request is at fault.
+        """
         assert self._upstream is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
             self._fail(kind, message)
             return
         if self._end_if_complete():
             return
-        backend = self._upstream.backend
-        if not self._retry(kind):
+        pool, backend, first = self._relay.pool, self._upstream.backend, self._retried
+        if kind == "connect":
+            if not self._retry(kind):
+                self._fail(kind, message)
+            pool.report_unreachable(backend, message)
+            return
+        if not self._retry(kind, message):
             self._fail(kind, message)
-        self._relay.pool.report_failure(backend, kind, message)
+            if is_strike and self.endpoint is not _OTHER and (first is None or not first.message):
+                pool.report_strike(backend, self._request_hash(), message)
+        pool.report_failure(backend)
+
+    def _request_hash(self) -> int:
+        return hash((self._inbound.target, self._inbound.body))
 
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if this exchange waits for the first byte from `backend`."""
@@ -228,16 +280,29 @@ class Exchange:
             self._fail("down", backend.state_reason)
 
     def check_silence(self, now_s: float) -> None:
-        """Retry or fail if the backend has been silent for too long."""
+        """Fail if the backend has been silent for too long.
+
+        It may be slow, so another one gets the request only if this one is down: else overload would double the load.
+        """
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
         timeouts = self._relay.timeouts
         limit_s = timeouts.idle_s if self._times.first_s else timeouts.first_byte_s
-        if self._upstream.backend.state is State.DOWN:
+        backend = self._upstream.backend
+        is_down = backend.state is State.DOWN
+        if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        if now_s - self._last_read_s > limit_s:
-            self._retry_or_fail("timeout", f"sent nothing for {limit_s:g} s")
+        if now_s - self._last_read_s <= limit_s:
+            return
+        if self._end_if_complete() or (is_down and self._retry("down")):
+            return
+        message = f"sent nothing for {limit_s:g} s"
+        self._fail("timeout", message)
+        if self.endpoint is _OTHER:
+            self._relay.pool.report_failure(backend)
+        else:
+            self._relay.pool.report_timeout(backend, self._request_hash(), message)
 
     # Called by the upstream client
 
@@ -276,7 +341,7 @@ class Exchange:
             self._fail("redirect", "redirects to another server, which the gateway does not follow")
             return
         try:
-            self._answer = answer_for(self.endpoint, status, headers)
+            self._answer = answer_for(self.endpoint, status, headers, self._inbound.body)
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
 
@@ -295,7 +360,7 @@ class Exchange:
         if not data:
             return
         if not self._head_sent:
-            if answer.begins_with_error and self._retry("status"):
+            if answer.error_status and self._retry_status(answer.error_status):
                 return
             self._send_head()
             self._times.first_s = now_s
@@ -312,7 +377,7 @@ class Exchange:
         """Pass on the end of the answer, and finish the exchange."""
         answer = self._answer
         assert answer is not None
-        if self._status in _RETRYABLE and self._retry("status"):
+        if self._status in _RETRYABLE and self._retry_status(self._status):
             return
         try:
             rest = answer.end()
@@ -331,7 +396,7 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
-        self._retry_or_fail(error.kind, str(error))
+        self._retry_or_fail(error.kind, str(error), is_strike=error.kind in {"broken", "garbage"})
 
     # Ending the exchange
 
@@ -342,11 +407,8 @@ class Exchange:
             message += ": this answer is not complete"
         status = _STATUSES.get(kind, 502)
         retry_after_s = 2.0 if status == 503 else None
-        self.end_with_error(
-            GatewayError(
-                status, f"{message}. Send the request again.", code=f"backend_{kind}", retry_after_s=retry_after_s
-            )
-        )
+        message = f"{message}.{_ADVICE.get(kind, '') if self._may_repeat() else ''}"
+        self.end_with_error(GatewayError(status, message, code=f"backend_{kind}", retry_after_s=retry_after_s))
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
@@ -391,7 +453,7 @@ class Exchange:
         return b"" if decision is None or upstream is None else upstream.lines_of_choice(decision, self._retried_from())
 
     def _retried_from(self) -> str:
-        return "" if self._retried is None else self._retried[0].name
+        return "" if self._retried is None else self._retried.backend.name
 
     def _complete_stream(self) -> PassThrough | None:
         """Return the answer, with its usage, if it is a stream whose last event was passed on."""
@@ -419,12 +481,12 @@ class Exchange:
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None
         self._release()
-        status, pool = self._status, self._relay.pool
-        if status < 500:
+        status, pool, first = self._status, self._relay.pool, self._retried
+        if status < 300 and self.endpoint is not _OTHER and not answer.error_status:
             pool.report_success(self._upstream.backend)
-            if self._retried is not None and self._retried[1] == "status":
-                # Another backend could serve the request, so the first one was at fault.
-                pool.report_failure(self._retried[0], "status", "answered 5xx to a request that another backend served")
+            if first is not None and first.message:
+                # Another backend served the request, so the first one was at fault.
+                pool.report_strike(first.backend, self._request_hash(), first.message)
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
         self._answer = answer
         self._finish(status, label)

@@ -65,7 +65,7 @@ class TimeoutSettings(Settings):
 
 
 class HealthSettings(Settings):
-    """Health checks, and ejection of backends that answer with errors.
+    """Health checks, and ejection of backends that fail what others serve.
 
     Parameters
     ----------
@@ -74,9 +74,10 @@ class HealthSettings(Settings):
     timeout_s
         Seconds after which a check counts as failed.
     eject_s
-        Seconds that a failing backend is ejected for the first time; each further ejection lasts twice as long.
+        Seconds that a backend is ejected that failed three different requests in a row through its own fault.
     eject_max_s
-        Longest ejection, in seconds.
+        Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
+        long.
     """
 
     interval_s: Seconds = 2.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.sse import EventStream, is_engine_error, is_event_stream
+from gateway.http.sse import EventStream, engine_error, is_event_stream
 from policies.features.request import Endpoint
 from tests.support.upstream import delta
 
@@ -91,10 +91,10 @@ def test_event_streams_are_recognized_by_their_beginning() -> None:
 
 
 def test_engine_errors_at_the_beginning_of_a_stream() -> None:
-    assert is_engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n')
-    assert not is_engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
-    assert not is_engine_error(delta('an "error" in the text'))
-    assert not is_engine_error(b'data: {"error": \n\n')
+    assert engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n') == 503
+    assert not engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
+    assert not engine_error(delta('an "error" in the text'))
+    assert not engine_error(b'data: {"error": \n\n')
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from backends.backend import State
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Wire, delta, well
+from tests.support.upstream import Behaviour, Wire, delta, well
 from tests.support.waiting import stays
 
 
@@ -180,7 +180,6 @@ FAULTS = [
     stream_error_first,
     answer_500,
     answer_503,
-    hang,
 ]
 
 
@@ -273,10 +272,45 @@ async def test_requests_waiting_at_a_hung_backend_are_retried_elsewhere(gateway_
 
 
 @pytest.mark.slow
+async def test_a_slow_backend_is_given_up_but_not_taken_out_nor_is_its_work_done_twice(gateway_of: Start) -> None:
+    busy = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    async with gateway_of(policy={"name": "static", "backend": "a"}, timeouts={"first_byte_s": 0.2}) as running:
+        running.upstreams["a"].metrics = busy
+        await running.until(lambda: running.backend("a").load.running == 1)
+        running.upstreams["a"].behaviour = hang
+        for number in range(4):
+            response = await running.chat(f"slow {number}")
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "backend_timeout")
+        await running.until(lambda: running.upstreams["a"].aborted == 4)
+        assert running.backend("a").state is State.UP
+        assert running.upstreams["b"].seen == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [reset_connection, answer_garbage, answer_html, answer_broken_json, answer_500])
+async def test_an_odd_request_takes_no_backend_from_the_others(gateway_of: Start, fault: Behaviour) -> None:
+    async def odd(wire: Wire) -> None:
+        await (fault(wire) if b"odd" in wire.seen.body else well(wire))
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = odd
+        for _ in range(9):  # one client insists; only this replica cannot serve it
+            assert (await running.chat("odd")).headers["x-gateway-backend"] == "b"
+            assert running.backend("a").state is State.UP
+        running.upstreams["b"].behaviour = odd
+        for number in range(9):  # no replica can serve these
+            assert (await running.chat(f"odd {number}")).status_code in {500, 502}
+            assert running.backend("a").state is running.backend("b").state is State.UP
+        assert (await running.chat()).headers["x-gateway-backend"] == "a"
+
+
+@pytest.mark.slow
 async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = answer_garbage
-        assert (await running.chat()).headers["x-gateway-backend"] == "b"
+        for number in range(3):
+            assert running.backend("a").state is State.UP
+            assert (await running.chat(f"request {number}")).headers["x-gateway-backend"] == "b"
         assert running.backend("a").state is State.EJECTED
         running.upstreams["a"].behaviour = well
         await running.until_up("a")
