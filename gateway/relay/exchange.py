@@ -77,6 +77,7 @@ class Exchange:
         "_status",
         "_times",
         "_upstream",
+        "_was_paused",
         "endpoint",
     )
 
@@ -98,6 +99,7 @@ class Exchange:
         self._headers: HeaderList = []
         self._answer: PassThrough | None = None
         self._head_sent = False
+        self._was_paused = False
 
     # Called by the frontend
 
@@ -152,6 +154,7 @@ class Exchange:
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""
         if self._call is not None:
+            self._was_paused = True
             self._call.pause()
 
     def resume(self) -> None:
@@ -396,7 +399,9 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
-        self._retry_or_fail(error.kind, str(error), is_strike=error.kind in {"broken", "garbage"})
+        # A server may cut an answer that nobody reads: then the client was too slow.
+        is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
+        self._retry_or_fail(error.kind, str(error), is_strike=is_strike)
 
     # Ending the exchange
 

@@ -413,15 +413,19 @@ def test_a_busy_engine_is_not_at_fault() -> None:
     assert relay.backends["a"].state is State.UP
 
 
-def test_streams_of_three_requests_that_break_off_eject() -> None:
+@pytest.mark.parametrize(("is_client_slow", "state"), [(False, State.EJECTED), (True, State.UP)])
+def test_streams_of_three_requests_that_break_off_eject(is_client_slow: bool, state: State) -> None:
     relay = Relay("a", "b")
     for number in range(3):
         assert relay.backends["a"].state is State.UP
-        relay.send(body_of(number))
+        exchange, _ = relay.send(body_of(number))
         relay.receiver("a").on_head(200, EVENTS_HEAD)
         relay.receiver("a").on_data(FIRST)
+        if is_client_slow:
+            exchange.pause()
+            exchange.resume()
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
-    assert relay.backends["a"].state is State.EJECTED
+    assert relay.backends["a"].state is state
 
 
 def test_the_last_backend_that_is_up_is_not_ejected() -> None:
