@@ -26,7 +26,7 @@ from policies.policy import Decision
 log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
-_RETRYABLE: Final = frozenset({500, 502, 503, 504})
+_RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
@@ -363,7 +363,7 @@ class Exchange:
         if not data:
             return
         if not self._head_sent:
-            if answer.error_status and self._retry_status(answer.error_status):
+            if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
                 return
             self._send_head()
             self._times.first_s = now_s

@@ -403,6 +403,14 @@ def test_an_engine_that_refuses_a_request_does_not_confirm_that_another_one_was_
     assert relay.backends["a"].state is State.UP
 
 
+def test_a_time_out_behind_the_backend_is_passed_on_and_not_run_again() -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    fail(relay, "a", "504")
+    assert (reply.status, reply.body) == (504, b'{"error": "boom"}')
+    assert relay.clients["b"].heads == []
+
+
 def test_a_busy_engine_is_not_at_fault() -> None:
     relay = Relay("a", "b")
     for number in range(9):
