@@ -242,6 +242,8 @@ class Exchange:
 
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
+        assert self._upstream is not None
+        self._relay.pool.report_failure(self._upstream.backend)
         is_evidence = status != _OVERLOADED
         return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
 

@@ -360,6 +360,15 @@ def test_three_requests_that_another_backend_served_eject_the_one_that_failed_th
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+def test_each_failure_wakes_the_probe(fault: str) -> None:
+    relay = Relay("a", "b")
+    relay.send()
+    fail(relay, "a", fault)
+    assert relay.pool._records["m", "a"].wake.is_set()
+    assert not relay.pool._records["m", "b"].wake.is_set()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_request_that_is_repeated_ejects_no_backend(fault: str) -> None:
     relay = Relay("a", "b")
     for _ in range(9):
