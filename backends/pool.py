@@ -232,7 +232,9 @@ class Pool:
         if result.problem is not None:
             record.failed_probes += 1
             certain = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
-            if certain and not (backend.state is State.STARTING and result.refused):
+            if backend.state is State.STARTING and result.refused:
+                self._note_unreachable(backend, result.problem)
+            elif certain:
                 self._set(backend, State.DOWN, result.problem)
             return
         record.failed_probes = 0
@@ -242,6 +244,11 @@ class Pool:
             return
         else:
             self._set(backend, State.UP, "")
+
+    def _note_unreachable(self, backend: Backend, problem: str) -> None:
+        if not backend.launched and backend.state_reason != problem:
+            logger.warning("%s/%s cannot be reached yet: %s", backend.model, backend.name, problem)
+            backend.state_reason = problem
 
     def _is_stalled(self, backend: Backend, record: _Record, now_s: float) -> bool:
         engine = record.engine

@@ -12,6 +12,7 @@ import pytest
 
 from backends.backend import Backend, State
 from backends.pool import HealthRules, Pool
+from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
 from tests.support.upstream import Upstream
 from tests.support.waiting import eventually, stays
@@ -39,6 +40,55 @@ async def test_after_the_first_probes_the_state_is_known() -> None:
         assert backend.state is State.STARTING
         await pool.wait_until_probed(5.0)
         assert backend.state is State.UP
+
+
+@pytest.mark.parametrize("launched", [False, True])
+async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_gateway_starts_it(
+    launched: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused(Probe):
+        probes = 0
+        problem = "refuses connections (1)"
+
+        async def run(self, *, admit: bool) -> ProbeResult:
+            Refused.probes += 1
+            return ProbeResult(Refused.problem, refused=True)
+
+    def lines() -> list[str]:
+        return [line.message for line in caplog.records if line.levelname == "WARNING"]
+
+    backend = Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1", launched=launched)
+    pool = Pool([backend], RULES, Refused)
+    await pool.start()
+    try:
+        await eventually(lambda: Refused.probes >= 3)
+        expected = [] if launched else ["m/a cannot be reached yet: refuses connections (1)"]
+        assert lines() == expected
+        Refused.problem = "refuses connections (2)"
+        seen = Refused.probes
+        await eventually(lambda: Refused.probes >= seen + 3)
+        assert lines() == expected + ([] if launched else ["m/a cannot be reached yet: refuses connections (2)"])
+        assert backend.state is State.STARTING
+    finally:
+        await pool.stop()
+
+
+async def test_a_replica_that_refuses_from_the_start_is_logged_when_it_comes_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Upstream("a", "m") as upstream:
+        await upstream.die()
+        backend = Backend("a", "m", Method.BASELINE, upstream.url)
+        pool = Pool([backend], RULES)
+        with caplog.at_level("INFO", "backends.pool"):
+            await pool.start()
+            try:
+                await eventually(lambda: "m/a cannot be reached yet: refuses connections" in caplog.text)
+                await upstream.come_back()
+                await eventually(lambda: backend.state is State.UP)
+            finally:
+                await pool.stop()
+    assert [line.levelname for line in caplog.records if line.name == "backends.pool"] == ["WARNING", "INFO"]
 
 
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
