@@ -292,6 +292,53 @@ def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
     assert [record.prompt_tokens for record in records(tmp_path)] == [1, 3]
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed", "folder removed"])
+def test_a_file_that_is_no_longer_in_place_is_begun_anew(
+    how: str, tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "traces"
+    recorder = started(path=folder, flush_s=0.01, compression="none")
+    finished(recorder, 1).record(recorder)
+    until(lambda: recorder.written == 1)
+    (file,) = folder.iterdir()
+    if how == "renamed":
+        file.rename(folder / "requests-rotated.jsonl")
+    else:
+        file.unlink()
+        if how == "folder removed":
+            folder.rmdir()
+    for number in (2, 3):
+        finished(recorder, number).record(recorder)
+        until(lambda: recorder.written + recorder.failed >= number)  # noqa: B023 -- called before the next round
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (3, 0)
+    assert {record.id for record in records(folder)} == {"2", "3"} | ({"1"} if how == "renamed" else set())
+    assert [line.message for line in caplog.records if "recorder" in line.message] == [
+        f"recorder: {file} was removed or renamed while it was written; a new file is begun"
+    ]
+
+
+def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
+    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = started(path=tmp_path, flush_s=0.01, compression="none")
+    write = os.write
+
+    def removed(descriptor: int, data: memoryview) -> int:
+        for path in tmp_path.glob("requests-*"):
+            path.unlink()
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", removed)
+        finished(recorder, 1).record(recorder)
+        until(lambda: recorder.written + recorder.failed == 1)
+    finished(recorder, 2).record(recorder)
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (1, 1)
+    assert [record.id for record in records(tmp_path)] == ["2"]
+
+
 def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
     clock = [1000.0]
     files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, rotate_s=60), lambda: clock[0])
