@@ -21,6 +21,8 @@ class Request:
 
     Parameters
     ----------
+    path
+        Decoded, without the query.
     headers
         By lower-case name; of repeated headers the last counts.
     received_s
@@ -29,6 +31,7 @@ class Request:
 
     method: str
     path: str
+    query: str
     headers: dict[str, str]
     body: bytes
     received_s: float
@@ -49,7 +52,8 @@ class Exchange:
         head, now_s = reply.request, asyncio.get_running_loop().time()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         self._reply = reply
-        self.request = Request(head.method, head.path, headers, body, now_s)
+        query = head.target.partition(b"?")[2].decode("latin-1")
+        self.request = Request(head.method, head.path, query, headers, body, now_s)
         self.answer_headers: Headers = []
         self.gone = False
         self.status = 0

@@ -76,6 +76,8 @@ def simulator() -> Iterator[Simulator]:
         {"name": "eagle3", **EAGLE3},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
+        {"name": "own pages", "allowed_origins": ["https://page.example"]},
+        {"name": "other pages", "allowed_origins": ["https://other.example"]},
         {"name": "full", "time_scale": 5.0, "max_num_seqs": 1, "max_num_queued_reqs": 1},
     )
     yield running
