@@ -113,8 +113,7 @@ def wrong_key() -> None:
 
 
 def retry() -> None:
-    asked = agent(OpenAIChatCompletionsModel, key=LIMITED_KEY)
-    retries_after_429(lambda: asyncio.run(Runner.run(asked, HELLO)))
+    retries_after_429(lambda: asyncio.run(Runner.run(agent(OpenAIChatCompletionsModel, key=LIMITED_KEY), HELLO)))
 
 
 run(
