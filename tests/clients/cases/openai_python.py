@@ -80,6 +80,11 @@ def responses() -> None:
     raises(openai.NotFoundError, lambda: client().responses.create(**asked))
 
 
+def cut_short() -> None:
+    response = client().responses.create(model=MODEL, input=HELLO, max_output_tokens=20)
+    check((response.status, bool(response.output_text)) == ("incomplete", True), response)
+
+
 def tools() -> None:
     asked: Any = {"model": MODEL, "messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 100}
     (call,) = client().chat.completions.create(**asked).choices[0].message.tool_calls
@@ -127,6 +132,7 @@ run(
         "stream": stream,
         "completions": completions,
         "responses": responses,
+        "cut short": cut_short,
         "tools": tools,
         "structured": structured,
         "unknown model": unknown_model,
