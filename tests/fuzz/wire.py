@@ -1,0 +1,108 @@
+"""Connections in memory: bytes go to a protocol of asyncio without a socket, on a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import random
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine on an event loop that all executions share, since making one takes a millisecond."""
+    global _loop  # noqa: PLW0603 -- made on first use, in the process that uses it
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+        atexit.register(_loop.close)
+    return _loop.run_until_complete(coroutine)
+
+
+def cut(data: bytes, seed: int) -> list[bytes]:
+    """Return `data` in pieces, as reads from a socket could return it.
+
+    Parameters
+    ----------
+    seed
+        0 to 255. 0: one piece; 1: single bytes; 2: cut where a request or an answer may begin; others: random lengths.
+    """
+    if seed == 0 or not data:
+        return [data]
+    if seed == 1:
+        return [data[at : at + 1] for at in range(len(data))]
+    if seed == 2:
+        starts = {at for word in (b"GET ", b"POST ", b"HTTP/1.") for at in _places(data, word)} - {0}
+    else:
+        draw = random.Random(seed)
+        starts = {draw.randrange(len(data)) for _ in range(1 + seed % 7)} - {0}
+    ends = [*sorted(starts), len(data)]
+    return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _places(data: bytes, word: bytes) -> list[int]:
+    found, at = [], data.find(word)
+    while at >= 0:
+        found.append(at)
+        at = data.find(word, at + 1)
+    return found
+
+
+class MemoryTransport:
+    """A transport that keeps what is written, and delivers what it is given as asyncio's transports do."""
+
+    def __init__(self, protocol: Any) -> None:
+        self.written = bytearray()
+        self.unread: deque[bytes] = deque()
+        self.is_lost = False
+        self._protocol = protocol
+        self._closing = False
+        self._paused = False
+        protocol.connection_made(self)
+
+    def deliver(self, pieces: list[bytes]) -> None:
+        """Have the protocol read pieces, unless it closes or pauses reading."""
+        self.unread.extend(pieces)
+        while self.unread and not (self._paused or self._closing):
+            self._protocol.data_received(self.unread.popleft())
+
+    async def settle(self) -> None:
+        """Run what the event loop has to do, and deliver what can be read then, until nothing happens any more."""
+        before = None
+        while before != (before := (len(self.written), len(self.unread), self.is_lost)):
+            for _ in range(4):
+                await asyncio.sleep(0)
+            self.deliver([])
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: Any) -> None:
+        for part in parts:
+            self.written += part
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        self._paused = False
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            asyncio.get_running_loop().call_soon(self.lose)
+
+    abort = close
+
+    def lose(self) -> None:
+        """End the connection, as if the peer had gone."""
+        self._closing = True
+        if not self.is_lost:
+            self.is_lost = True
+            self._protocol.connection_lost(None)
