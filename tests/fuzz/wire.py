@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import random
+import re
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+_BEGIN = re.compile(rb"(?:GET|POST) |(?<! )HTTP/1\.")
 _Result = TypeVar("_Result")
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -28,27 +30,24 @@ def cut(data: bytes, seed: int) -> list[bytes]:
     Parameters
     ----------
     seed
-        0 to 255. 0: one piece; 1: single bytes; 2: cut where a request or an answer may begin; others: random lengths.
+        0: one piece; 1: single bytes; others: random places and, if `cuts_messages`, where a request or an answer may
+        begin, as a client sends that waits for the answers.
     """
     if seed == 0 or not data:
         return [data]
     if seed == 1:
         return [data[at : at + 1] for at in range(len(data))]
-    if seed == 2:
-        starts = {at for word in (b"GET ", b"POST ", b"HTTP/1.") for at in _places(data, word)} - {0}
-    else:
-        draw = random.Random(seed)
-        starts = {draw.randrange(len(data)) for _ in range(1 + seed % 7)} - {0}
-    ends = [*sorted(starts), len(data)]
+    draw = random.Random(seed)
+    starts = {draw.randrange(len(data)) for _ in range(seed % 7 - 2)}
+    if cuts_messages(seed):
+        starts.update(begin.start() for begin in _BEGIN.finditer(data))
+    ends = [*sorted(starts - {0}), len(data)]
     return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _places(data: bytes, word: bytes) -> list[int]:
-    found, at = [], data.find(word)
-    while at >= 0:
-        found.append(at)
-        at = data.find(word, at + 1)
-    return found
+def cuts_messages(seed: int) -> bool:
+    """Return whether `cut` cuts where messages begin."""
+    return seed % 2 == 0 and seed > 0
 
 
 class MemoryTransport:

@@ -14,9 +14,10 @@ from backends.http.client import Address, AnswerHead, Connection, HeaderList, Up
 from tests.fuzz.wire import MemoryTransport, cut, run
 
 _CALLS = 3
-_AT_MESSAGES = 2
-"""The seed that cuts where answers begin. With others there is one call: the client does not notice, as it is now, that
-a read has brought more than the end of an answer, and takes the rest for the next one (`test_more_than_an_answer`)."""
+ANSWERS_ALONE = 2
+"""The seed that cuts only where answers begin. With others there is one call: the client does not notice, as it is now,
+that a read has brought more than the end of an answer, and takes the rest for the next one
+(`test_more_than_an_answer_in_a_read_closes_the_connection`)."""
 _NOWHERE = Address.parse("unix:/nonexistent/engine.sock")
 OPEN = {
     "status below 100": re.compile(rb"(?i)HTTP/\d\.\d 0"),
@@ -77,11 +78,8 @@ def fuzz_one(data: bytes) -> None:
     if any(pattern.search(stream) for pattern in OPEN.values()):
         return
     head_only, takes_whole, seed = bool(flags & 1), bool(flags & 2), flags >> 2
-    pieces = run(
-        calls(
-            cut(stream, seed), head_only=head_only, takes_whole=takes_whole, calls=_CALLS if seed == _AT_MESSAGES else 1
-        )
-    )
+    count = _CALLS if seed == ANSWERS_ALONE else 1
+    pieces = run(calls(cut(stream, seed), head_only=head_only, takes_whole=takes_whole, calls=count))
     whole = run(calls([stream], head_only=head_only, takes_whole=False, calls=1))
     assert pieces[0] == whole[0], f"another answer, cut:\n{pieces}\n{whole}"
     if pieces[0][0] == "end" and (expected := reference(stream, head_only=head_only)) is not None:

@@ -1,4 +1,4 @@
-"""The pool file: any text gives valid settings or a `ConfigError` that shows no key, in little time."""
+"""The pool file: any text gives valid settings or a `ConfigError` of bounded length, in bounded time."""
 
 from __future__ import annotations
 
