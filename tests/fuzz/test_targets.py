@@ -164,5 +164,5 @@ def test_a_list_in_a_file_cut_short_is_a_trace_error(tmp_path: Path) -> None:
 def test_counts_that_json_cannot_hold_are_broken_lines(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"prompt_tokens": 99999999999999999999999}\n')
-    with pytest.raises(TraceError, match="at most 2\\^53"):
+    with pytest.raises(TraceError, match="at most 2\\^64"):
         list(read_trace(path, format="gateway", strict=True))
