@@ -23,6 +23,7 @@ from backends.launch.ports import free_port
 from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.measure import Result, attack, raise_open_file_limit
 from benchmarks.attacks.systems import HARDENING, systems
+from benchmarks.attacks.table import table
 from benchmarks.overhead.process import SYSTEM_CPU, most_files, running, until_answered
 from benchmarks.overhead.systems import System
 
@@ -49,7 +50,7 @@ def main() -> None:
                 results += _attack_all(system, names, Path(name), arguments.hold)
                 if arguments.json is not None:  # after each, in case the next takes the machine with it
                     arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    print()
+    print(f"\n{table(results)}\n")
     for system in dict.fromkeys(result.system for result in results):
         print(f"{system}: {HARDENING[system]}")
     sys.exit(any(result.system == "gateway" and result.verdict != "survived" for result in results))

@@ -84,7 +84,8 @@ class Peer:
 
     def is_open(self) -> bool:
         """Return whether the system has not closed the connection."""
-        return not (self.reader.at_eof() or self.writer.transport.is_closing())
+        ended: bool = self.reader._eof  # type: ignore[attr-defined] # at_eof() is false while an answer is unread
+        return not (ended or self.writer.transport.is_closing())
 
     def close(self) -> None:
         """Close at once."""

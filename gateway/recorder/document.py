@@ -351,4 +351,4 @@ def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
 def _token_ids(ids: list[int]) -> list[int]:
     """Return token ids; none if anything else is among them, which neither client nor engine has to prevent."""
-    return ids if not ids or (set(map(type, ids)) == {int} and 0 <= min(ids) and max(ids) <= _LARGEST_TOKEN_ID) else []
+    return ids if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _LARGEST_TOKEN_ID) else []
