@@ -18,7 +18,8 @@ def main() -> None:
         target = importlib.import_module(f"tests.fuzz.targets.{name}")
     if float(deadline_s):
         options.append(f"-max_total_time={max(1, round(float(deadline_s) - time.monotonic()))}")
-    atheris.Setup([sys.argv[0], *options], target.fuzz_one)
+    itself = f"{sys.executable} -m tests.fuzz.guided {name} 0"  # a shell runs it with further options, to merge
+    atheris.Setup([itself, *options], target.fuzz_one)
     atheris.Fuzz()
 
 
