@@ -83,7 +83,7 @@ def fuzz_one(data: bytes) -> None:
         0.25,
         2.0,
         9,
-        usage.output_tokens if usage else None,
+        (usage.output_tokens if usage else None) or 0,
         None,
         6,
         2,
