@@ -16,7 +16,7 @@ class State(StrEnum):
     STARTING = "starting"  # no successful probe yet
     UP = "up"
     DOWN = "down"  # refuses, hangs or fails its health check
-    EJECTED = "ejected"  # passes its health check, but its answers are broken; used again after a pause
+    EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
     DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 
@@ -91,6 +91,8 @@ class Backend:
         Bearer token for the engine; None sends none.
     simulated
         True for a replica of the built-in simulator, which is labelled as such in all output.
+    launched
+        True for a replica whose process the gateway starts, so that it refuses connections at first.
 
     Examples
     --------
@@ -108,6 +110,7 @@ class Backend:
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
     simulated: bool = False
+    launched: bool = False
 
     state: State = State.STARTING
     state_reason: str = "not yet checked"

@@ -2,7 +2,8 @@
 
 The state of a replica has two sources. Probes poll it every few seconds (`/health`, `/metrics`, and `/v1/models` before
 it is admitted). The relay reports the outcome of requests; a refused connection takes effect immediately, so that the
-next request goes to another replica before any probe has run.
+next request goes to another replica before any probe has run. Any other failure may be due to the request, so it only
+wakes the probe; a replica is ejected on strikes, each of them evidence against it (`Pool.report_strike`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +35,10 @@ class HealthRules:
         Consecutive probes that must fail or time out before a replica that was up is down. A refused connection
         needs no second probe: nothing listens there.
     eject_s, eject_max_s
-        Seconds of the first ejection, and of the longest; the time doubles with each ejection.
-    broken_in_a_row
-        Consecutive answers cut short that eject a replica. A single answer that is not HTTP ejects it.
+        Seconds of the first ejection, and of the longest. A replica that is ejected again within `eject_max_s` of its
+        return stays out twice as long.
+    strikes
+        Different requests in a row whose failure is the replica's fault, at which it is ejected.
     stall_s
         Seconds without a new token after which a replica that has requests is down, even if it answers probes.
     """
@@ -45,7 +48,7 @@ class HealthRules:
     failures: int = 2
     eject_s: float = 2.0
     eject_max_s: float = 60.0
-    broken_in_a_row: int = 3
+    strikes: int = 3
     stall_s: float = 30.0
 
 
@@ -57,9 +60,9 @@ class _Record:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     failed_probes: int = 0
-    broken: int = 0
-    ejections: int = 0
-    ejected_until_s: float = 0.0
+    strikes: set[int] = field(default_factory=set)  # the requests, each counted once
+    ejection_s: float = 0.0  # the length of the last ejection
+    ejected_until_s: float = -math.inf
     drained: bool = False
     engine: EngineMetrics | None = None
     progress: tuple[int, int] = (-1, -1)  # prompt and generation tokens; no engine reports these values
@@ -81,7 +84,8 @@ class Pool:
     Attributes
     ----------
     on_down
-        Called with a replica that was up and no longer is, so that its requests without a first byte can be retried.
+        Called with a replica that went down, so that its requests without a first byte can be retried. One that is
+        ejected may still answer those that it has.
 
     Examples
     --------
@@ -163,28 +167,50 @@ class Pool:
 
     # Called by the relay.
 
-    def report_failure(self, backend: Backend, kind: str, message: str) -> None:
-        """Record a request that failed because of the replica.
+    def report_failure(self, backend: Backend) -> None:
+        """Probe a replica now, since a request failed there, perhaps through a fault of its own."""
+        self._records[backend.model, backend.name].wake.set()
+
+    def report_unreachable(self, backend: Backend, message: str) -> None:
+        """Take a replica out that accepts no connection; no request can be the cause of that."""
+        self._set(backend, State.DOWN, message)
+        self.report_failure(backend)
+
+    def report_strike(self, backend: Backend, request: int, message: str) -> None:
+        """Record evidence against a replica: it failed a request that another one served, or broke the connection.
+
+        The last replica of its model that is up is not ejected: any replica is better than none.
 
         Parameters
         ----------
-        kind
-            The `kind` of an `UpstreamError` (`connect`, `broken` or `garbage`), or `timeout`.
+        request
+            A hash of the request; a request that is repeated, as clients do, counts once.
         """
+        self.report_failure(backend)
         record = self._records[backend.model, backend.name]
-        record.broken += 1
-        if kind == "connect":
-            self._set(backend, State.DOWN, message)
-        elif kind in {"garbage", "timeout"} or record.broken >= self.rules.broken_in_a_row:
+        if backend.state is not State.UP:
+            return  # of a request that was sent before
+        if len(record.strikes) < self.rules.strikes:
+            record.strikes.add(request)
+        if len(record.strikes) >= self.rules.strikes and len(self.up(backend.model)) > 1:
             self._eject(backend, record, message)
-        record.wake.set()  # probe now
+
+    def report_timeout(self, backend: Backend, request: int, message: str) -> None:
+        """Record that a replica did not answer in time, which alone is no evidence: it may be slow.
+
+        It is a strike if the engine has no metrics that could show it at work, or reports that it has no request.
+        """
+        engine = self.engine(backend)
+        if engine is None or engine.running + engine.waiting == 0:
+            self.report_strike(backend, request, message)
+        else:
+            self.report_failure(backend)
 
     def report_success(self, backend: Backend) -> None:
-        """Record a request that the replica answered completely."""
+        """Record a request for inference that the replica served."""
         record = self._records[backend.model, backend.name]
-        if record.broken or record.ejections:
-            record.broken = 0
-            record.ejections = 0
+        if record.strikes:
+            record.strikes.clear()
 
     # Called for an operator.
 
@@ -232,16 +258,23 @@ class Pool:
         if result.problem is not None:
             record.failed_probes += 1
             certain = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
-            if certain and not (backend.state is State.STARTING and result.refused):
+            if backend.state is State.STARTING and result.refused:
+                self._note_unreachable(backend, result.problem)
+            elif certain:
                 self._set(backend, State.DOWN, result.problem)
             return
         record.failed_probes = 0
         if self._is_stalled(backend, record, now_s):
             self._set(backend, State.DOWN, f"has requests but produced no token for {self.rules.stall_s:g} s")
-        elif backend.state is State.EJECTED and now_s < record.ejected_until_s:
+        elif backend.state is State.EJECTED and now_s < record.ejected_until_s and self.up(backend.model):
             return
         else:
             self._set(backend, State.UP, "")
+
+    def _note_unreachable(self, backend: Backend, problem: str) -> None:
+        if not backend.launched and backend.state_reason != problem:
+            logger.warning("%s/%s cannot be reached yet: %s", backend.model, backend.name, problem)
+            backend.state_reason = problem
 
     def _is_stalled(self, backend: Backend, record: _Record, now_s: float) -> bool:
         engine = record.engine
@@ -253,13 +286,11 @@ class Pool:
         return now_s - record.progress_at_s > self.rules.stall_s
 
     def _eject(self, backend: Backend, record: _Record, message: str) -> None:
-        if backend.state is not State.UP:
-            return  # several requests fail together: that is one failure
-        ejected_s = min(self.rules.eject_s * 2.0**record.ejections, self.rules.eject_max_s)
-        record.ejections += 1
-        record.broken = 0
-        record.ejected_until_s = time.monotonic() + ejected_s
-        self._set(backend, State.EJECTED, f"{message}; ejected for {ejected_s:g} s")
+        now_s = time.monotonic()
+        is_relapse = now_s - record.ejected_until_s <= self.rules.eject_max_s
+        record.ejection_s = min(2.0 * record.ejection_s if is_relapse else self.rules.eject_s, self.rules.eject_max_s)
+        record.ejected_until_s = now_s + record.ejection_s
+        self._set(backend, State.EJECTED, f"{message}; ejected for {record.ejection_s:g} s")
 
     def _set(self, backend: Backend, state: State, reason: str) -> None:
         record = self._records[backend.model, backend.name]
@@ -269,7 +300,12 @@ class Pool:
         if state is not before:
             level = logging.INFO if state in {State.UP, State.DRAINING, State.STARTING} else logging.WARNING
             logger.log(level, "%s/%s is %s%s", backend.model, backend.name, state, f": {reason}" if reason else "")
+            record.strikes.clear()
         backend.state = state
         backend.state_reason = reason
-        if before is State.UP and state in {State.DOWN, State.EJECTED} and self.on_down is not None:
+        if before is State.UP and state is not before and not self.up(backend.model):
+            for other in self.of(backend.model):  # an ejected replica is better than none
+                if other.state is State.EJECTED:
+                    self._records[other.model, other.name].wake.set()
+        if state is State.DOWN and before is not State.DOWN and self.on_down is not None:
             self.on_down(backend)

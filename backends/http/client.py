@@ -2,7 +2,8 @@
 
 An answer is passed to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. Connections are kept
 alive and reused, newest first. If the backend closes a reused connection before the first byte of an answer (the
-keep-alive race), the request is sent again on a new connection.
+keep-alive race), the request is sent again on a new connection. A request that must not be sent twice never uses an old
+connection.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class Connection:
         self._head_passed = False  # the receiver has got the head
         self._first: bytes | None = None  # the first bytes of an answer, while they are parsed
         self._fresh = True  # nothing of the answer has been parsed
+        self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
         self.closed = False
 
     # Called by asyncio.
@@ -180,6 +182,9 @@ class Connection:
         try:
             self._parser.feed_data(data)
             self._first = None
+            if self._is_free:
+                self._is_free = False
+                self._client.keep(self)
         except httptools.HttpParserUpgrade:
             self._fail("garbage", "switched protocols without being asked to")
         except httptools.HttpParserCallbackError:
@@ -213,6 +218,9 @@ class Connection:
 
     def on_message_begin(self) -> None:
         """Reset the state for an answer, interim or final."""
+        if self._is_free:  # an answer to no request
+            self._is_free = False
+            self.close()
         self._headers = []
         self._head_passed = False
         self._until_close = True
@@ -227,14 +235,20 @@ class Connection:
     def on_headers_complete(self) -> None:
         """Pass the head of a final answer to the receiver."""
         status = self._parser.get_status_code()
+        call = self._call
         self._status = status
-        if status < 200 or self._call is None:
+        if call is None:
+            return
+        if status < 100 or (status < 200 and not self._until_close):
+            self._fail("garbage", f"sent an invalid HTTP/1.1 answer (status {status}, or a body that goes with none)")
+            return
+        if status < 200:
             return
         if status in _NO_BODY_STATUSES:
             self._until_close = False
         self._head_passed = True
-        self._call.receiver.on_head(status, self._headers)
-        if self._call is not None and self._call.head_only:
+        call.receiver.on_head(status, self._headers)
+        if call.head_only and call.connection is not None:  # not cancelled by its receiver
             self._complete(reusable=False)  # the parser would wait for a body, which a HEAD request never gets
 
     def on_body(self, data: bytes) -> None:
@@ -246,7 +260,7 @@ class Connection:
         """Release the connection and end the call."""
         if self._status < 200 or self._call is None:
             return
-        reusable = self._parser.should_keep_alive() and not self._until_close
+        reusable = self._parser.should_keep_alive() and not self._until_close and not self._call.once
         if reusable and self._first is not None and self._status == 200:
             self._client.remember_head(self._first, AnswerHead(200, self._headers))
         self._complete(reusable=reusable)
@@ -305,7 +319,7 @@ class Connection:
         if call.paused and self._transport is not None and not self.closed:
             self._transport.resume_reading()
         if reusable:
-            self._client.keep(self)
+            self._is_free = True
         else:
             self.close()
         call.receiver.on_end()
@@ -330,6 +344,8 @@ class Call:
     ----------
     answered
         True from the first byte of the answer.
+    once
+        True if its connection carries no other call.
     reused
         True if its connection carried another call before.
     connecting
@@ -343,6 +359,7 @@ class Call:
         "connection",
         "head",
         "head_only",
+        "once",
         "paused",
         "receiver",
         "reused",
@@ -350,12 +367,20 @@ class Call:
     )
 
     def __init__(
-        self, head: bytes, body: bytes, receiver: Receiver, *, head_only: bool, whole: WholeReceiver | None
+        self,
+        head: bytes,
+        body: bytes,
+        receiver: Receiver,
+        *,
+        head_only: bool = False,
+        whole: WholeReceiver | None = None,
+        once: bool = False,
     ) -> None:
         self.head = head
         self.body = body
         self.receiver = receiver
         self.head_only = head_only
+        self.once = once
         self.whole = whole
         self.connection: Connection | None = None
         self.reused = False
@@ -437,6 +462,7 @@ class UpstreamClient:
         *,
         head_only: bool = False,
         whole: WholeReceiver | None = None,
+        once: bool = False,
     ) -> Call:
         """Send a request, and pass its answer to `receiver`.
 
@@ -452,9 +478,12 @@ class UpstreamClient:
             True for a HEAD request, whose answer has no body whatever its headers say.
         whole
             The receiver again if it accepts complete answers, else None.
+        once
+            True for a request that must not be sent twice. It gets a connection of its own: on an old one the
+            keep-alive race leaves open whether the backend has taken it.
         """
-        call = Call(head, body, receiver, head_only=head_only, whole=None if head_only else whole)
-        while self._idle:
+        call = Call(head, body, receiver, head_only=head_only, whole=None if head_only or once else whole, once=once)
+        while self._idle and not once:
             connection = self._idle.pop()
             if connection.is_usable():
                 call.reused = True

@@ -35,11 +35,11 @@ class HeadPattern:
         self._after = after
         self.length = length
 
-    def body_begins(self, data: bytes) -> int:
-        """Return the offset of the body if `data` starts with a complete head that matches, else -1."""
-        if not data.startswith(self._before):
+    def body_begins(self, data: bytes, at: int = 0) -> int:
+        """Return the offset of the body if a complete head that matches begins at `at`, else -1."""
+        if not data.startswith(self._before, at):
             return -1
-        start = len(self._before)
+        start = at + len(self._before)
         end = data.find(b"\r", start, start + 10)
         if end < 0:
             return -1

@@ -1,40 +1,54 @@
-"""An HTTP/1.1 server over asyncio protocols and httptools, for the gateway and for simulated replicas.
+"""An HTTP/1.1 server over asyncio protocols, for the gateway and for simulated replicas.
 
 A complete request goes to a `Service` in the call that read its last byte, and the answer is written to the socket in
-the call that made it: no task, no queue. Nothing of a request is kept without a bound.
+the call that made it: no task, no queue. Each connection has one request at a time; what a client sends meanwhile waits
+unread. Nothing of a request is kept without a bound, and no client is waited for without one.
 
 Clients tend to send the same head with each request. It is compared with an earlier one of its connection
-(`backends.http.head_pattern`); if all bytes match, the earlier parse result is used. A request whose head differs, or
-that arrives while another one of its connection is in flight, goes through the parser.
+(`backends.http.head_pattern`); if all bytes match, the earlier parse result is used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import logging
+import math
 import time
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
-from urllib.parse import unquote
 
-import httptools
-
+from backends.http.chunks import ChunkedBody
 from backends.http.head_pattern import HeadPattern, pattern_of
+from backends.http.request_head import HeadLimits, RequestError, RequestHead, body_too_large, check_beginning, read_head
 from backends.http.write_batch import WriteBatch
+
+log = logging.getLogger(__name__)
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
 }
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
-_MAX_READ_BYTES: Final = 2**18
-"""Most bytes that an event loop reads at once."""
-
-_LINGER_S: Final = 2.0
+_MAX_BLANK_LINES = 4
+"""Before a request; some clients send one after a body."""
+_MAX_WAITING_BYTES = 2**16
+"""What may wait behind a request that is being answered before reading pauses: a paused client is not seen to leave."""
+_MAX_IN_A_ROW = 16
+"""Requests of a connection that are answered at once before other connections have their turn."""
+_LINGER_S = 2.0
 SWEEP_S = 1.0
-"""Seconds between checks for connections that have been idle for too long."""
+"""Seconds between checks for connections whose time is over."""
+_LOG_EVERY_S = 60.0
+_OVERFLOW_CONNECTIONS = 64
+"""Connections above the limit that are told so; further ones are only closed."""
+_MOST_IDLE = 1024
+_IDLE_AGAIN_S = 0.05
+"""Least seconds between two searches for idle connections, each of which looks at all connections."""
+_SHED_SHARE = 7 / 8
+"""Share of the limit down to which unfinished requests are refused, so that the search for them is seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,77 +57,33 @@ class ServerLimits:
 
     Parameters
     ----------
-    line_bytes
-        Size of a request target.
-    head_bytes, fields
-        Size and number of a request's headers.
+    head
+        Bounds of the head of a request.
     body_bytes
         Size of a request body.
     idle_s
         Seconds that a connection may be idle between requests.
+    head_s
+        Seconds from the first byte of a head to its last, and from the beginning of a connection to its first byte.
+    body_s
+        Seconds from the head to the last byte of the body.
+    stall_s
+        Seconds that a client may take to send anything of a body, or to receive anything of an answer.
+    connections
+        Most connections. One more takes the place of the one that has been idle for longest; if none is, it is refused.
+        A connection is idle until the head of a request is complete, so incomplete heads keep nobody out.
+    unfinished_bytes
+        Most bytes of unfinished requests, over all connections. Above it, the one that holds most is refused.
     """
 
-    line_bytes: int = 8 * 1024
-    head_bytes: int = 64 * 1024
-    fields: int = 100
+    head: HeadLimits = field(default_factory=HeadLimits)
     body_bytes: int = 64 * 2**20
     idle_s: float = 75.0
-
-
-class RequestHead:
-    """The head of a request.
-
-    Attributes
-    ----------
-    path
-        Decoded path, without the query.
-    target
-        Path and query as received.
-    headers
-        Headers in order, with lower-case names.
-    content_length
-        Value of `content-length`; empty if there is none.
-    expects_continue
-        Whether the client waits for `100 Continue`.
-    is_http_1_1
-        False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
-    notes
-        What the service keeps with the head; it finds it there again with each request that has the same head.
-    """
-
-    __slots__ = (
-        "content_length",
-        "expects_continue",
-        "headers",
-        "is_http_1_1",
-        "keep_alive",
-        "method",
-        "notes",
-        "path",
-        "target",
-    )
-
-    def __init__(
-        self,
-        method: str,
-        target: bytes,
-        headers: list[tuple[bytes, bytes]],
-        *,
-        content_length: bytes = b"",
-        expects_continue: bool = False,
-        is_http_1_1: bool = True,
-        keep_alive: bool = False,
-    ) -> None:
-        path = target.partition(b"?")[0].decode("latin-1")
-        self.path = unquote(path) if "%" in path else path
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.content_length = content_length
-        self.expects_continue = expects_continue
-        self.is_http_1_1 = is_http_1_1
-        self.keep_alive = keep_alive
-        self.notes: Any = None
+    head_s: float = 30.0
+    body_s: float = 300.0
+    stall_s: float = 60.0
+    connections: int = 10_000
+    unfinished_bytes: int = 256 * 2**20
 
 
 class Source(Protocol):
@@ -152,14 +122,10 @@ class HttpReply:
     ----------
     source
         What produces the answer; set by the service.
-    body_bytes
-        Size of the body, as far as it has been read.
     is_admitted
-        Whether the service has seen the head; once is enough for all requests with the same head.
+        Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
     is_complete
         Whether the request has been read completely.
-    is_handled
-        Whether the service was given the request: it was not refused.
     has_ended
         Whether the answer has ended or been aborted, or the client has disconnected.
     """
@@ -168,13 +134,9 @@ class HttpReply:
         "_chunked",
         "_connection",
         "_head",
-        "_parts",
-        "_refusal",
-        "body_bytes",
         "has_ended",
         "is_admitted",
         "is_complete",
-        "is_handled",
         "keep_alive",
         "request",
         "source",
@@ -184,10 +146,7 @@ class HttpReply:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
-        self._parts: list[bytes] = []
-        self.body_bytes = 0
-        self.is_admitted = self.is_handled = False
-        self._refusal: tuple[int, str] | None = None
+        self.is_admitted = False
         self.request = request
         self.source: Source | None = None
         self.keep_alive = request.keep_alive
@@ -254,37 +213,6 @@ class HttpReply:
 
     # Called by the connection
 
-    def add(self, data: bytes) -> None:
-        """Append a part of the body, unless the request is refused."""
-        self.body_bytes += len(data)
-        if not self.has_ended and self._refusal is None:
-            self._parts.append(data)
-            if self.body_bytes > (limit_bytes := self._connection.server.limits.body_bytes):
-                self.refuse(413, f"The body is larger than {limit_bytes} bytes.")
-
-    def refuse(self, status: int, reason: str) -> None:
-        """Have the request refused when its turn has come."""
-        self._refusal = (status, reason)
-        self._parts.clear()
-
-    def proceed(self) -> None:
-        """Do what can be done now that it is this request's turn: admit it before its body, handle it after."""
-        connection, service, request = self._connection, self._connection.server.service, self.request
-        if self.has_ended:
-            return
-        if self._refusal is not None:
-            service.refuse(self, *self._refusal)
-            return
-        if not self.is_admitted:
-            self.is_admitted = True
-            service.admit(self)
-            if not (self.has_ended or self.is_complete) and request.expects_continue:
-                connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self.is_complete and not (self.has_ended or self.is_handled):
-            self.is_handled = True
-            parts, self._parts = self._parts, []
-            service.handle(self, parts[0] if len(parts) == 1 else b"".join(parts))
-
     def client_gone(self) -> None:
         """Stop the source of the answer."""
         self.has_ended = True
@@ -297,72 +225,80 @@ class ServerConnection:
     """A connection of a client, which reads requests and has them answered one after another.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
+
+    Attributes
+    ----------
+    held_bytes
+        What the server has counted of this connection's unfinished request.
     """
 
     __slots__ = (
-        "_body_begins",
-        "_content_length",
-        "_expects_continue",
-        "_first",
-        "_has_begun",
-        "_head_bytes",
-        "_headers",
-        "_idle_since_s",
-        "_is_between",
-        "_is_deaf",
-        "_is_in_head",
+        "_blank_lines",
+        "_body",
+        "_checked_bytes",
+        "_chunks",
+        "_is_closing",
+        "_is_new",
+        "_is_paused",
         "_known_head",
         "_missing_bytes",
-        "_parser",
         "_pattern",
+        "_pending",
+        "_read_s",
         "_reading",
-        "_replies",
-        "_target",
+        "_reply",
+        "_since_s",
+        "_slow_since_s",
         "_transport",
         "_unknown_heads",
-        "_unread_bytes",
+        "held_bytes",
         "server",
     )
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self.held_bytes = 0
         self._transport: Any = None
-        self._replies: deque[HttpReply] = deque()  # in order; the first is being answered
-        self._reading: HttpReply | None = None  # its body is being read
-        self._target = self._content_length = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
-        self._expects_continue = False
-        self._is_between = True  # the parser waits for the first byte of a request
-        self._is_in_head = False
-        self._has_begun = False  # a request, in the data that is being parsed
-        self._is_deaf = False  # reads no more
-        self._idle_since_s = 0.0  # 0.0 while a request is being read or answered
-        self._first: bytes | None = None  # the data that the current request began with
+        self._reply: HttpReply | None = None  # the current request: being read or answered
+        self._reading: HttpReply | None = None  # the same, until its body is complete
+        self._missing_bytes = 0  # of its body
+        self._body = bytearray()  # of its body, without the part that comes last
+        self._chunks: ChunkedBody | None = None  # the same of a chunked body
+        self._pending = b""  # received, but no whole head or chunk size yet, or behind the current request
+        self._checked_bytes = 0  # of a head in `_pending`
+        self._blank_lines = 0
+        self._is_new = True
+        self._is_closing = False  # what is received is dropped
+        self._is_paused = False  # reading is
+        self._since_s = 0.0  # when the connection became idle or closing, or the head or body that is being read began
+        self._read_s = 0.0  # the last time that something of a body came
+        self._slow_since_s = 0.0  # when the client became too slow to receive; 0.0 if it is not
         self._pattern: HeadPattern | None = None
         self._known_head: RequestHead | None = None
-        self._body_begins = 0  # in the data that begins with the known head
-        self._missing_bytes = 0  # of the body of a request with a known head
-        self._unread_bytes = 0  # received since the current request began, with the framing of its body
         self._unknown_heads = 0  # in a row
 
     # Called by asyncio
 
     def connection_made(self, transport: Any) -> None:
-        """Register the connection."""
+        """Register the connection, or refuse it."""
         self._transport = transport
-        self._idle_since_s = time.monotonic()
-        self.server.register(self)
+        self._since_s = time.monotonic()
+        if self.server.register(self):
+            return
+        if self.server.is_overfull():
+            self.abort()
+        else:
+            self._refuse(503, "The server has no room for another connection. Try again later.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the current answer, and break the reference cycles."""
-        self._is_deaf = True
+        self._is_closing = True
         self.server.connections.discard(self)
-        self._transport = self._parser = self._reading = None
-        replies, self._replies = self._replies, deque()
-        if replies:
-            replies[0].client_gone()
+        self._transport = None
+        reply, self._reply = self._reply, None
+        self._drop_input()
+        if reply is not None:
+            reply.client_gone()
 
     def eof_received(self) -> bool:
         """Return False, so that the transport closes itself and calls `connection_lost`."""
@@ -370,210 +306,205 @@ class ServerConnection:
 
     def pause_writing(self) -> None:
         """Pause the answer while the client is slow to receive it."""
-        if self._replies and (source := self._replies[0].source) is not None:
+        self._slow_since_s = time.monotonic()
+        if self._reply is not None and (source := self._reply.source) is not None:
             source.pause()
 
     def resume_writing(self) -> None:
-        """Resume the answer."""
-        if self._replies and (source := self._replies[0].source) is not None:
-            source.resume()
+        """Resume the answer, or go on with requests that wait."""
+        self._slow_since_s = 0.0
+        if self._reply is not None:
+            if (source := self._reply.source) is not None:
+                source.resume()
+        elif self._pending:
+            self._read_later()
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes, of known heads without the parser."""
-        if self._is_deaf:
+        """Read requests, and have each handled as soon as it is complete."""
+        if self._is_closing:
             return
-        self._idle_since_s = 0.0
-        while data:
-            pattern = self._pattern
-            if self._missing_bytes:
-                data = self._add_to_known(data)
-            elif pattern is not None and self._is_between and not self._replies and self._begins_known(pattern, data):
-                self._unknown_heads = 0
-                data = self._add_to_known(data[self._body_begins :])
+        received = len(self._pending)
+        if received:
+            data, self._pending = self._pending + data, b""
+        self._read(data, received)
+
+    # Reading
+
+    def _read(self, data: bytes, received: int) -> None:
+        """Read what there is, and keep the rest; the first `received` bytes have been here before."""
+        at, size, count = 0, len(data), 0
+        must_wait = False
+        while at < size:
+            if self._reading is not None:
+                after = self._read_body(data, at)
+            elif self._reply is not None or self._slow_since_s or count == _MAX_IN_A_ROW:
+                must_wait = True
+                break
             else:
-                data = self._parse(data)
-        if len(self._replies) > 1 and self._transport is not None:
+                count += 1
+                after = self._read_head(data, at, received)
+            if self._is_closing:
+                return
+            if after == at:
+                break
+            at, received = after, 0
+        if at < size:
+            self._keep(data[at:] if at else data, must_wait=must_wait)
+            if count == _MAX_IN_A_ROW and self._reply is None:
+                self._read_later()
+        elif self._is_paused:
+            self._resume_reading()
+        if self._reading is not None or self._pending or self.held_bytes:
+            self._hold()
+
+    def _keep(self, rest: bytes, *, must_wait: bool) -> None:
+        """Keep what cannot be handled yet: an incomplete part of a request, or requests that must wait."""
+        self._pending = rest
+        if not must_wait:
+            if self._is_paused:
+                self._resume_reading()
+        elif not self._is_paused and len(rest) > _MAX_WAITING_BYTES:
+            self._is_paused = True
             self._transport.pause_reading()
 
-    def _begins_known(self, pattern: HeadPattern, data: bytes) -> bool:
-        """Begin a request and return True if `data` begins with the known head."""
-        begins = pattern.body_begins(data)
-        if begins < 0 or self._known_head is None or pattern.length > self.server.limits.body_bytes:
-            return False
-        self._body_begins = begins
-        self._missing_bytes = pattern.length
-        reply = self._reading = HttpReply(self, self._known_head)
-        reply.is_admitted = True
-        self._replies.append(reply)
-        return True
+    def _resume_reading(self) -> None:
+        self._is_paused = False
+        self._transport.resume_reading()
 
-    def _add_to_known(self, data: bytes) -> bytes:
-        """Handle bytes of the body of a request with a known head, and return those after it."""
-        reply, more = self._reading, len(data) - self._missing_bytes
-        assert reply is not None
-        if more < 0:
-            self._missing_bytes = -more
-            reply.add(data)
-            reply.proceed()
-            return b""
-        self._missing_bytes = 0
-        self._reading = None
-        reply.add(data if more == 0 else data[: len(data) - more])
-        reply.is_complete = True
-        reply.proceed()
-        return data[len(data) - more :] if more else b""
+    def _read_later(self) -> None:
+        asyncio.get_running_loop().call_soon(self._read_pending)
 
-    def _parse(self, data: bytes) -> bytes:
-        """Have the parser handle bytes, and return those to be parsed again."""
-        if self._is_between:
-            self._first = data
-        self._has_begun = False
+    def _read_pending(self) -> None:
+        if self._pending and not self._is_closing:
+            data, self._pending = self._pending, b""
+            self._read(data, 0)
+
+    def _read_head(self, data: bytes, at: int, received: int) -> int:
+        """Begin a request, and return the offset after what was read of it; `at` if its head is not complete."""
+        pattern, limits = self._pattern, self.server.limits
+        if pattern is not None:
+            begins = pattern.body_begins(data, at)
+            if begins >= 0 and self._known_head is not None and pattern.length <= limits.body_bytes:
+                self._unknown_heads = self._blank_lines = self._checked_bytes = 0
+                reply = HttpReply(self, self._known_head)
+                reply.is_admitted = True
+                return self._begin(reply, pattern.length, data, begins)
+        if data.startswith(b"\r\n", at):
+            self._blank_lines += 1
+            if self._blank_lines > _MAX_BLANK_LINES:
+                self._refuse(400, "There are too many empty lines before the request.")
+            return at + 2
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._is_deaf:
-                return b""
-            # Ignored, as RFC 9110 allows (section 7.8). The parser would skip the body, so a new one gets the same head
-            # without the field.
-            head = self._head_without_upgrade()
-            self._parser = httptools.HttpRequestParser(self)
-            self._is_between = True
-            return head + data[upgrade.args[0] :]
-        except httptools.HttpParserCallbackError:
-            raise  # a defect here, not of the client
-        except httptools.HttpParserError as error:
-            self._refuse(400, f"This is not a valid HTTP/1.1 request ({error}).")
-            return b""
-        reply, limits = self._reading, self.server.limits
-        if self._is_in_head:
-            self._head_bytes += 0 if self._has_begun else len(data)
-            self._check_head(self._head_bytes)
-        elif reply is not None:
-            self._unread_bytes += len(data)
-            if self._unread_bytes > 16 * reply.body_bytes + limits.head_bytes + _MAX_READ_BYTES:
-                self._refuse(413, "The framing of the chunks is much larger than the body.")
-            else:
-                self._proceed(reply)
-        return b""
+            stop = data.find(b"\r\n\r\n", at + max(0, self._checked_bytes - 2))
+            if stop < 0:
+                if not received:
+                    self._since_s = time.monotonic()
+                self._checked_bytes = check_beginning(data[at:], self._checked_bytes, received, limits.head)
+                return at
+            request = read_head(data, at, stop + 4, limits.head)
+            if request.length > limits.body_bytes:
+                self._reading = HttpReply(self, request)
+                raise body_too_large(limits.body_bytes)
+        except RequestError as error:
+            self._refuse(error.status, error.reason)
+            return at
+        self._is_new = False
+        self._blank_lines = self._checked_bytes = 0
+        if request.is_chunked:
+            self._chunks = ChunkedBody(limits.head, limits.body_bytes)
+        reply = HttpReply(self, request)
+        after = self._begin(reply, request.length, data, stop + 4)
+        if reply.is_admitted:
+            self._learn_head(data, at, request)
+        return after
 
-    # Called by httptools
+    def _begin(self, reply: HttpReply, length: int, data: bytes, at: int) -> int:
+        """Begin a request whose body begins at `at`, and return the offset after what is there of it."""
+        self._reply = reply
+        end = at + length
+        if end <= len(data) and self._chunks is None:
+            self._handle(reply, data[at:end])
+            return end
+        self._reading = reply
+        self._missing_bytes = length
+        self._since_s = time.monotonic()
+        return self._read_body(data, at)
 
-    def on_message_begin(self) -> None:
-        """Start a request."""
-        self._is_between = False
-        self._is_in_head = self._has_begun = True
-        self._target = self._content_length = b""
-        self._expects_continue = False
-        self._headers = []
-        self._head_bytes = self._unread_bytes = 0
-
-    def on_url(self, target: bytes) -> None:
-        """Append to the request target."""
-        self._target += target
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; fields after the body (trailers) are ignored."""
-        if not self._is_in_head:
-            return
-        name = name.lower()
-        if name == b"content-length":
-            self._content_length = value
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """Queue the request behind the ones of this connection that are still to be answered."""
-        self._is_in_head = False
-        if self._parser.get_method() == b"CONNECT":
-            self._refuse(405, "CONNECT is not supported: this is not a forward proxy.")
-        if (
-            self._is_deaf
-            or self._parser.should_upgrade()
-            or not self._check_head(sum([len(name) + len(value) for name, value in self._headers]))
-        ):
-            return
-        parser = self._parser
-        is_http_1_1 = parser.get_http_version() != "1.0"
-        request = RequestHead(
-            parser.get_method().decode("ascii"),
-            self._target if self._target.startswith(b"/") else _origin_form(self._target),
-            self._headers,
-            content_length=self._content_length,
-            expects_continue=self._expects_continue,
-            is_http_1_1=is_http_1_1,
-            keep_alive=is_http_1_1 and parser.should_keep_alive(),
-        )
-        reply = self._reading = HttpReply(self, request)
-        self._replies.append(reply)
-        length, limit_bytes = self._content_length, self.server.limits.body_bytes
-        if length and int(length) > limit_bytes:
-            reply.refuse(413, f"The body of {int(length)} bytes is larger than {limit_bytes} bytes.")
-
-    def on_body(self, data: bytes) -> None:
-        """Append to the body of the request."""
-        if self._reading is not None:
-            self._reading.add(data)
-
-    def on_message_complete(self) -> None:
-        """Have a complete request handled."""
-        self._is_between = True
-        reply, self._reading = self._reading, None
-        if reply is None:
-            return
-        reply.is_complete = True
-        first, self._first = self._first, None  # a request that follows in the same data begins somewhere within it
-        self._proceed(reply)
-        if first is not None and reply.is_handled:  # not one that was refused
-            self._learn_head(first, reply.request)
-
-    def _head_without_upgrade(self) -> bytes:
-        parser, lines = self._parser, [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
-        version = parser.get_http_version().encode()
-        return b"%b %b HTTP/%b\r\n%b\r\n" % (parser.get_method(), self._target, version, b"".join(lines))
-
-    def _proceed(self, reply: HttpReply) -> None:
-        """Go on with a request if it is its turn."""
-        if self._replies and reply is self._replies[0]:
-            reply.proceed()
-
-    def _check_head(self, head_bytes: int) -> bool:
-        """Return whether the head so far is within the limits; if not, refuse it."""
-        limits = self.server.limits
-        if len(self._target) > limits.line_bytes:
-            self._refuse(414, f"The request target is longer than {limits.line_bytes} bytes.")
-        elif len(self._headers) > limits.fields:
-            self._refuse(431, f"The request has more than {limits.fields} headers.")
-        elif head_bytes > limits.head_bytes + limits.line_bytes:
-            self._refuse(431, f"The headers are larger than {limits.head_bytes} bytes.")
+    def _read_body(self, data: bytes, at: int) -> int:
+        """Read what is there of the body, and return the offset after it."""
+        reply, chunks = self._reading, self._chunks
+        assert reply is not None
+        if chunks is not None:
+            try:
+                at = chunks.read(data, at)
+            except RequestError as error:
+                self._refuse(error.status, error.reason)
+                return at
+            is_complete, body = chunks.is_complete, chunks.data
         else:
-            return True
-        return False
+            part = data[at : at + self._missing_bytes]
+            at += len(part)
+            self._missing_bytes -= len(part)
+            body = self._body
+            body += part
+            is_complete = not self._missing_bytes
+        if is_complete:
+            self._reading = self._chunks = None
+            self._body = bytearray()
+            self._handle(reply, bytes(body))
+            return at
+        self._read_s = time.monotonic()
+        if not reply.is_admitted and self._admit(reply) and reply.request.expects_continue:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return at
+
+    def _admit(self, reply: HttpReply) -> bool:
+        """Return whether the service admits the request."""
+        self.server.service.admit(reply)
+        reply.is_admitted = not reply.has_ended
+        return reply.is_admitted
+
+    def _handle(self, reply: HttpReply, body: bytes) -> None:
+        """Have the service handle a complete request."""
+        reply.is_complete = True
+        if reply.is_admitted or self._admit(reply):
+            self.server.service.handle(reply, body)
+
+    def _hold(self) -> None:
+        """Have the server count what is held of an unfinished request, and of those that wait."""
+        chunks = self._chunks
+        self.server.hold(self, len(self._pending) + (len(self._body) if chunks is None else len(chunks.data)))
+
+    def _drop_input(self) -> None:
+        self._reading = self._chunks = None
+        self._pending = b""
+        self._body = bytearray()
+        if self.held_bytes:
+            self.server.hold(self, 0)
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Refuse what cannot be read as a request, once the ones before it have been answered, and read no more."""
-        self._is_deaf = True
+        """Refuse what is being read, and close the connection."""
         reply = self._reading
         if reply is None:
             reply = HttpReply(self, RequestHead("GET", b"/", []))
-            self._replies.append(reply)
-        reply.refuse(status, reason)
-        self._proceed(reply)
+        self._reply = reply
+        self._drop_input()
+        self.server.service.refuse(reply, status, reason)
 
-    def _learn_head(self, first: bytes, request: RequestHead) -> None:
-        """Remember the head of a request.
+    def _learn_head(self, data: bytes, at: int, request: RequestHead) -> None:
+        """Remember the head of a request, which begins at `at`.
 
         If all heads differ (by a request id, for example), only one in 16 is remembered, in case that changes.
         """
         self._unknown_heads += 1
         if (
             request.expects_continue
-            or not (request.keep_alive and request.content_length)
+            or not request.keep_alive
             or (self._unknown_heads > 16 and self._unknown_heads % 16)
         ):
             return
-        pattern = pattern_of(first)
-        if pattern is not None and request.content_length == b"%d" % pattern.length:
+        pattern = pattern_of(data[at:] if at else data)
+        if pattern is not None:
             self._pattern, self._known_head = pattern, request
 
     # Called by replies
@@ -598,49 +529,74 @@ class ServerConnection:
         """Go on with the next request, or close."""
         if self._transport is None:
             return
-        self._replies.popleft()
+        self._reply = None
         if not reply.keep_alive:
-            self._close(0.0 if reply.is_complete else _LINGER_S)
-        elif self._replies:
-            asyncio.get_running_loop().call_soon(self._next)
-        else:
-            self._transport.resume_reading()
-            self._idle_since_s = time.monotonic()
-
-    def _next(self) -> None:
-        if self._replies and self._transport is not None:
-            if len(self._replies) == 1:
-                self._transport.resume_reading()
-            self._replies[0].proceed()
-
-    def _close(self, after_s: float) -> None:
-        """Close; later if the client is still sending, since it might not read the answer otherwise."""
-        self._is_deaf = True
-        if after_s:
-            asyncio.get_running_loop().call_later(after_s, self._transport.close)
+            self._close(lingers=not reply.is_complete)
             return
-        if self.server.writes is not None:
-            self.server.writes.flush()
-        self._transport.close()
+        self._since_s = time.monotonic()
+        if self._pending:  # not while `_read` runs
+            self._read_later()
+
+    def _close(self, *, lingers: bool) -> None:
+        """Close; in a while if the client is still sending, since it might not read the answer otherwise."""
+        self._is_closing = True
+        self._since_s = time.monotonic()
+        self._drop_input()
+        if self._is_paused:
+            self._resume_reading()
+        if not lingers:
+            self.server.close(self._transport)
 
     # Called by the server
 
     def shutdown(self) -> None:
         """Close the connection once the current request has been answered."""
-        if self._replies:
-            self._replies[0].keep_alive = False
-        elif self._transport is not None:
-            self._transport.close()
+        if self._reply is not None:
+            self._reply.keep_alive = False
+        elif self._transport is not None and not self._is_closing:
+            self._close(lingers=False)
 
     def abort(self) -> None:
         """Close the connection at once."""
+        self._is_closing = True
+        self._drop_input()
         if self._transport is not None:
             self._transport.abort()
 
-    def check_idle(self, now_s: float) -> None:
-        """Close the connection if it has been idle for too long."""
-        if self._idle_since_s and now_s - self._idle_since_s > self.server.limits.idle_s:
-            self._close(0.0)
+    def shed(self) -> None:
+        """Give up what is held of requests."""
+        if self._reply is self._reading:  # no complete request is being answered
+            self._refuse(503, "The server holds too many unfinished requests. Send the request again.")
+        else:
+            self.abort()
+
+    def idle_since_s(self) -> float:
+        """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
+        return self._since_s if self._reply is None and self._transport is not None else math.inf
+
+    def check(self, now_s: float) -> None:
+        """Close the connection if its client has taken too long."""
+        limits, transport, taken_s = self.server.limits, self._transport, now_s - self._since_s
+        if transport is None:
+            return
+        if self._is_closing:
+            if taken_s > _LINGER_S + limits.stall_s:
+                transport.abort()
+            elif taken_s > _LINGER_S:
+                self.server.close(transport)
+        elif self._slow_since_s:
+            if now_s - self._slow_since_s > limits.stall_s:
+                self.abort()
+        elif self._reading is not None:
+            if taken_s > limits.body_s or now_s - self._read_s > limits.stall_s:
+                self._refuse(408, "The body of the request did not arrive in time.")
+        elif self._reply is not None:
+            return
+        elif self._pending:
+            if taken_s > limits.head_s:
+                self._refuse(408, "The head of the request did not arrive in time.")
+        elif taken_s > (limits.head_s if self._is_new else limits.idle_s):
+            self._close(lingers=False)
 
 
 class HttpServer:
@@ -673,16 +629,81 @@ class HttpServer:
         self._preamble = b""
         self._preamble_until_s = 0.0
         self._sweep: Any = None
+        self._held_bytes = 0
+        self._idlest: list[tuple[float, ServerConnection]] = []  # the last is idle for longest
+        self._idlest_again_s = 0.0
+        self._warn_again_s: dict[str, float] = {}
 
     def connect(self) -> ServerConnection:
         """Return the protocol of a new connection."""
         return ServerConnection(self)
 
-    def register(self, connection: ServerConnection) -> None:
-        """Keep a connection until it is lost, and close it if it is idle for too long."""
-        self.connections.add(connection)
+    def register(self, connection: ServerConnection) -> bool:
+        """Keep a connection until it is lost, and check its time; return whether there is room for it."""
+        connections, limit = self.connections, self.limits.connections
+        while len(connections) >= limit and self._close_idlest():
+            pass
+        has_room = len(connections) < limit
+        connections.add(connection)
         if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check_idle)
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check)
+        if not has_room:
+            self._warn(f"all {limit} connections are in use: new ones are refused")
+        return has_room
+
+    def is_overfull(self) -> bool:
+        """Return whether there are too many connections to tell another one that it is refused."""
+        return len(self.connections) > self.limits.connections + _OVERFLOW_CONNECTIONS
+
+    def _close_idlest(self) -> bool:
+        """Close the connection that has been idle for longest; return False if none is idle."""
+        now_s = time.monotonic()
+        while True:
+            while self._idlest:
+                since_s, connection = self._idlest.pop()
+                if connection.idle_since_s() == since_s:
+                    self.connections.discard(connection)
+                    connection.abort()
+                    return True
+            if now_s < self._idlest_again_s:
+                return False
+            self._idlest_again_s = now_s + _IDLE_AGAIN_S
+            idle: list[tuple[float, ServerConnection]] = []
+            for connection in self.connections:
+                since_s = connection.idle_since_s()
+                if since_s < now_s:
+                    idle.append((since_s, connection))
+            self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=_since_of)
+            self._idlest.reverse()
+
+    def hold(self, connection: ServerConnection, held_bytes: int) -> None:
+        """Count what a connection holds of unfinished requests, and refuse the largest above the limit."""
+        more_bytes = held_bytes - connection.held_bytes
+        self._held_bytes += more_bytes
+        connection.held_bytes = held_bytes
+        if more_bytes > 0 and self._held_bytes > self.limits.unfinished_bytes:
+            self._shed()
+
+    def _shed(self) -> None:
+        limit_bytes = self.limits.unfinished_bytes
+        self._warn(f"unfinished requests hold more than {limit_bytes} bytes: the largest are refused")
+        for connection in sorted(self.connections, key=_held_by, reverse=True):
+            if self._held_bytes <= _SHED_SHARE * limit_bytes:
+                break
+            connection.shed()
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, once a minute."""
+        now_s = time.monotonic()
+        if now_s >= self._warn_again_s.get(text, 0.0):
+            self._warn_again_s[text] = now_s + _LOG_EVERY_S
+            log.warning("%s", text)
+
+    def close(self, transport: Any) -> None:
+        """Close a transport after what is to be written to it."""
+        if self.writes is not None:
+            self.writes.flush()
+        transport.close()
 
     def preamble(self) -> bytes:
         """Return the header lines of every answer; made again once a second, for their date."""
@@ -692,19 +713,18 @@ class HttpServer:
             self._preamble_until_s = float(int(now_s)) + 1.0
         return self._preamble
 
-    def _check_idle(self) -> None:
-        """Close idle connections; one timer for all avoids two timer changes a request."""
+    def _check(self) -> None:
+        """Check the time of all connections; one timer for all avoids two timer changes a request."""
         now_s = time.monotonic()
         for connection in list(self.connections):
-            connection.check_idle(now_s)
+            connection.check(now_s)
         running = bool(self.connections)
-        self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check_idle) if running else None
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check) if running else None
 
 
-def _origin_form(target: bytes) -> bytes:
-    """Return the path and query of an absolute URL, the form that clients send to a proxy."""
-    try:
-        parsed: Any = httptools.parse_url(target)  # its parts may be None, other than its types say
-    except httptools.HttpParserInvalidURLError:
-        return b"/"
-    return (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+def _since_of(idle: tuple[float, ServerConnection]) -> float:
+    return idle[0]
+
+
+def _held_by(connection: ServerConnection) -> int:
+    return connection.held_bytes

@@ -26,6 +26,7 @@ from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
 from gateway.frontend.http import HttpFrontend
+from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
 
@@ -85,7 +86,7 @@ def _numbered(number: int, *, unlike: bool) -> bytes:
 async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool = False) -> tuple[float, float]:
     """Return the microseconds per request, on the event loop and in all threads."""
     settings = load_pool(pool)
-    gateway = assemble(settings, plan(settings, Path()).backends, "admin")
+    gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
     for backend in gateway.pool:
         backend.state = State.UP
     service = HttpFrontend(gateway.relay, _no_app, set())

@@ -41,7 +41,13 @@ def pool_schema() -> dict[str, Any]:
 
 def _models() -> Iterator[type[BaseModel]]:
     yield SpeculativeConfig
-    yield from Settings.__subclasses__()
+    yield from _descendants(Settings)
+
+
+def _descendants(settings: type[Settings]) -> Iterator[type[Settings]]:
+    for model in settings.__subclasses__():
+        yield model
+        yield from _descendants(model)
 
 
 def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:

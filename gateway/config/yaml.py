@@ -96,9 +96,7 @@ class _Reader:
         self._nodes = 0
 
     def read(self, node: yaml.Node, path: Path) -> Any:
-        self._nodes += 1
-        if self._nodes > _MAX_NODES:
-            raise yaml.MarkedYAMLError(problem="too large for a pool file", problem_mark=node.start_mark)
+        self._count(node)
         if id(node) in self._open:
             raise yaml.MarkedYAMLError(problem="an alias inside its own anchor", problem_mark=node.start_mark)
         if isinstance(node, yaml.ScalarNode):
@@ -116,6 +114,12 @@ class _Reader:
             return self._scalar(node, path)
         finally:
             self._open.discard(id(node))
+
+    def _count(self, node: yaml.Node) -> None:
+        """Count a visit of a node, of which aliases and merges can cause many more than the file has nodes."""
+        self._nodes += 1
+        if self._nodes > _MAX_NODES:
+            raise yaml.MarkedYAMLError(problem="too large for a pool file", problem_mark=node.start_mark)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -141,6 +145,7 @@ class _Reader:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, Any] = {}
         for source in sources:
+            self._count(source)
             if not isinstance(source, yaml.MappingNode):
                 self._report(source, path, "`<<` merges mappings only", "use an alias of a mapping")
                 continue
@@ -155,7 +160,7 @@ class _Reader:
             return None if text == "" and is_plain else text
         try:
             return self._constructor.construct_object(node)
-        except (ValueError, KeyError, IndexError):  # `0b_`, `!!bool perhaps`, `!!int ""`
+        except (ValueError, KeyError, IndexError, OverflowError):  # `0b_`, `!!bool perhaps`, `!!int ""`, `1:1:...:1.5`
             self._report(node, path, "looks like a number or boolean, but is neither", "put it in quotes")
         return None
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.http.errors import GatewayError, endpoint_of, too_large
+from gateway.http.errors import GatewayError, too_large
 from gateway.http.headers import Header
-from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
@@ -38,8 +38,7 @@ class AsgiReply:
 
     def head(self, status: int, lines: bytes) -> None:
         """Queue status and headers."""
-        headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n") if line]
-        self._put({"type": "http.response.start", "status": status, "headers": headers})
+        self._put({"type": "http.response.start", "status": status, "headers": headers_of(lines)})
 
     def data(self, chunk: bytes) -> None:
         """Queue bytes of the body."""
@@ -118,19 +117,20 @@ class AsgiFrontend:
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
         try:
-            request_headers = self._relay.request_headers(scope["method"], headers)
+            request_headers = self._relay.access.relayed(scope["method"], target_of(scope), headers)
             body = await self._read(headers, receive)
         except GatewayError as error:
             self._relay.metrics.count_refusal()
-            await refuse(error, headers, path, send)
+            request_id = dict(headers).get(b"x-request-id") or self._relay.new_request_id()
+            lines = self._relay.access.lines_of_refusal(target_of(scope), headers)
+            await refuse(error, request_id, path, send, lines)
             return
         if body is None:
             return  # the client disconnected while sending
-        target: bytes = scope.get("raw_path") or path.encode()
-        if scope["query_string"]:
-            target = target + b"?" + scope["query_string"]
         reply = AsgiReply()
-        exchange = Exchange(self._relay, Inbound(request_headers, path, target, body), reply)
+        exchange = Exchange(
+            self._relay, Inbound(request_headers, request_headers.path, request_headers.target, body), reply
+        )
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))
@@ -173,8 +173,19 @@ async def _watch(receive: Receive, exchange: Exchange, reply: AsgiReply) -> None
     reply.abort()
 
 
-async def refuse(error: GatewayError, headers: list[Header], path: str, send: Send) -> None:
+def target_of(scope: Scope) -> bytes:
+    """Return the path and query of a request as received."""
+    target: bytes = scope.get("raw_path") or scope["path"].encode()
+    return target + b"?" + scope["query_string"] if scope["query_string"] else target
+
+
+def headers_of(lines: bytes) -> list[Header]:
+    """Return header lines as ASGI has them."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")) if name]
+
+
+async def refuse(error: GatewayError, request_id: bytes, path: str, send: Send, answer_lines: bytes) -> None:
     """Answer with an error a request that has not reached the relay."""
-    sent, body = error.answer(endpoint_of(path), dict(headers).get(b"x-request-id", b""))
-    await send({"type": "http.response.start", "status": error.status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    reply = AsgiReply()
+    send_error(reply, error, path, request_id, answer_lines)
+    await reply.deliver(send)

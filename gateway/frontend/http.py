@@ -1,4 +1,7 @@
-"""The frontend on `backends.http.server`: requests go to the relay without ASGI, the gateway's own paths to its app."""
+"""The frontends on `backends.http.server`.
+
+Requests go to the relay without ASGI, and the gateway's own paths to its ASGI application; or all of them go to it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,27 @@ from collections.abc import Awaitable, Callable
 
 from backends.http.server import HttpReply
 from gateway.frontend.asgi import Message, Receive, Scope, Send
-from gateway.http.errors import GatewayError, endpoint_of
+from gateway.http.errors import GatewayError
 from gateway.http.headers import lines_of
-from gateway.http.paths import is_own
-from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
+from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
-_CODES = {413: "body_too_large", 414: "target_too_long", 431: "headers_too_large"}
+_CODES = {
+    408: "request_timeout",
+    413: "body_too_large",
+    414: "target_too_long",
+    431: "headers_too_large",
+    501: "not_implemented",
+    503: "overloaded",
+    505: "http_version_not_supported",
+}
+_RETRY_AFTER_S = 2.0
 
 
 class HttpFrontend:
@@ -31,20 +43,32 @@ class HttpFrontend:
         ASGI application for the gateway's own paths.
     tasks
         Set to keep the running tasks of `app` in.
+    access
+        Who may ask for what at this address; None for the clients' address.
+    through_app
+        Whether all other paths go through `app` too, as under another ASGI server.
     """
 
-    def __init__(self, relay: RelayContext, app: App, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        relay: RelayContext,
+        app: App,
+        tasks: set[asyncio.Task[None]],
+        access: Access | None = None,
+        *,
+        through_app: bool = False,
+    ) -> None:
         self._relay = relay
+        self._access = relay.access if access is None else access
         self._app = app
         self._tasks = tasks
+        self._through_app = through_app
 
     def admit(self, reply: HttpReply) -> None:
-        """Check the API key of a request to be relayed."""
+        """Check the API key and the path of a request."""
         request = reply.request
-        if is_own(request.path):
-            return
         try:
-            request.notes = self._relay.request_headers(request.method, request.headers)
+            request.notes = self._access.admit(request.method, request.target, request.headers)
         except GatewayError as error:
             self._answer(reply, error)
 
@@ -52,27 +76,28 @@ class HttpFrontend:
         """Relay a request, or have the application answer it."""
         request = reply.request
         headers: RequestHeaders | None = request.notes
-        if headers is None:
+        if headers is None or self._through_app:
             call = _AppCall(reply, body)
             task = asyncio.get_running_loop().create_task(call.run(self._app))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        exchange = Exchange(self._relay, Inbound(headers, request.path, request.target, body), reply)
+        exchange = Exchange(self._relay, Inbound(headers, headers.path, headers.target, body), reply)
         reply.source = exchange  # before `begin`, which may already answer
         exchange.begin()
 
     def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
         """Answer a request that the server does not accept."""
-        self._answer(reply, GatewayError(status, reason, code=_CODES.get(status, "invalid_request")))
+        retry_after_s = _RETRY_AFTER_S if status == 503 else None
+        code = _CODES.get(status, "invalid_request")
+        self._answer(reply, GatewayError(status, reason, code=code, retry_after_s=retry_after_s))
 
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
         self._relay.metrics.count_refusal()
-        request_id = dict(reply.request.headers).get(b"x-request-id", b"")
-        headers, body = error.answer(endpoint_of(reply.request.path), request_id)
-        reply.head(error.status, lines_of(headers))
-        reply.data(body)
-        reply.end()
+        request = reply.request
+        request_id = dict(request.headers).get(b"x-request-id") or self._relay.new_request_id()
+        lines = self._access.lines_of_refusal(request.target, request.headers)
+        send_error(reply, error, request.path, request_id, lines)
 
 
 class _AppCall:
@@ -82,6 +107,8 @@ class _AppCall:
         self._reply = reply
         self._body: bytes | None = body
         self._gone = asyncio.Event()
+        self._may_send = asyncio.Event()
+        self._may_send.set()
         reply.source = self
 
     async def run(self, app: App) -> None:
@@ -121,6 +148,7 @@ class _AppCall:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
+        await self._may_send.wait()
         if self._reply.has_ended:
             return
         if message["type"] == "http.response.start":
@@ -134,9 +162,12 @@ class _AppCall:
     def client_gone(self) -> None:
         """Have the application see the disconnection."""
         self._gone.set()
+        self._may_send.set()
 
     def pause(self) -> None:
-        """Do nothing: the answers are small."""
+        """Have the application wait with its next message."""
+        self._may_send.clear()
 
     def resume(self) -> None:
-        """Do nothing, as in `pause`."""
+        """Have the application go on."""
+        self._may_send.set()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from backends.http.request_head import body_too_large
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER  # saves the lookup of the enum member
@@ -22,22 +23,49 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "request_too_large",
+    414: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     499: "client_closed_request",
     503: "overloaded_error",
 }
 
 
-def endpoint_of(path: str) -> Endpoint:
-    """Return the API that a path belongs to; `Endpoint.OTHER` for paths that are only passed through.
+def endpoint_of(path: str, method: str) -> Endpoint:
+    """Return the API of a request for inference; `Endpoint.OTHER` for all that is only passed through.
 
     Examples
     --------
-    >>> endpoint_of("/v1/chat/completions").name, endpoint_of("/tokenize").name
+    >>> endpoint_of("/v1/chat/completions", "POST").name, endpoint_of("/v1/chat/completions", "OPTIONS").name
     ('CHAT', 'OTHER')
     """
-    return _ENDPOINTS.get(path, _OTHER)
+    return _ENDPOINTS.get(path, _OTHER) if method == "POST" else _OTHER
+
+
+def format_of(path: str) -> Endpoint:
+    """Return the API whose formats a path uses, whatever is asked of it.
+
+    Examples
+    --------
+    >>> format_of("/v1/messages/count_tokens").name, format_of("/tokenize").name
+    ('MESSAGES', 'OTHER')
+    """
+    return Endpoint.MESSAGES if path.startswith("/v1/messages/") else _ENDPOINTS.get(path, _OTHER)
+
+
+def request_id_lines(path: str, request_id: bytes) -> bytes:
+    r"""Return the header lines with the id of a request; clients of Anthropic's API read another header.
+
+    Examples
+    --------
+    >>> request_id_lines("/v1/messages", b"r1")
+    b'x-request-id: r1\r\nrequest-id: r1\r\n'
+    """
+    if path.startswith("/v1/messages"):
+        return b"x-request-id: %b\r\nrequest-id: %b\r\n" % (request_id, request_id)
+    return b"x-request-id: %b\r\n" % request_id
 
 
 class GatewayError(Exception):
@@ -82,14 +110,6 @@ class GatewayError(Exception):
         """Return the body in the error format of an endpoint: OpenAI's, or Anthropic's for messages."""
         return orjson.dumps(self._document(endpoint))
 
-    def answer(self, endpoint: Endpoint, request_id: bytes = b"") -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Return headers and body of the answer; `request_id` is echoed unless empty."""
-        body = self.body(endpoint)
-        headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
-        if request_id:
-            headers.append((b"x-request-id", request_id))
-        return headers, body
-
     def event(self, endpoint: Endpoint) -> bytes:
         """Return the error as the final event of a stream that has begun, with the stream's end marker."""
         document = self._document(endpoint)
@@ -117,6 +137,5 @@ class GatewayError(Exception):
 
 
 def too_large(limit_bytes: int) -> GatewayError:
-    """Return the error for a body over the limit."""
-    message = f"The request body is larger than this gateway's limit of {limit_bytes} bytes."
-    return GatewayError(413, message, code="body_too_large")
+    """Return the error for a body over the limit, as the HTTP server words it."""
+    return GatewayError(413, body_too_large(limit_bytes).reason, code="body_too_large")

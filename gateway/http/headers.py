@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit, urlunsplit
 
 Header = tuple[bytes, bytes]
 
@@ -10,8 +11,10 @@ Header = tuple[bytes, bytes]
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
+        b"proxy-authentication-info",
         b"proxy-authorization",
         b"proxy-connection",
         b"te",
@@ -21,12 +24,14 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
-_NOT_TO_CLIENT = _HOP_BY_HOP | {b"date", b"x-request-id"}  # the HTTP server writes its own date
+_LOCATIONS = frozenset({b"location", b"content-location"})  # sent on as paths of the gateway: see `relative_location`
+# The HTTP server writes its own date, and the exchange its own request id.
+_NOT_TO_CLIENT = _HOP_BY_HOP | _LOCATIONS | {b"date", b"request-id", b"x-request-id"}
 _API_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _GATEWAY_PREFIX = b"x-gateway-"
 
 
-def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
+def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
     r"""Return the client's headers for a backend, in order, without those that concern only the gateway.
 
     Returns
@@ -41,9 +46,11 @@ def lines_for_backend(headers: Iterable[Header]) -> tuple[bytes, bytes]:
     """
     lines: list[bytes] = []
     key_lines: list[bytes] = []
+    named = _named_in_connection(headers)
+    not_to_backend = _NOT_TO_BACKEND | named if named else _NOT_TO_BACKEND
     for header in headers:
         name = header[0]
-        if name in _NOT_TO_BACKEND or name.startswith(_GATEWAY_PREFIX):
+        if name in not_to_backend or name.startswith(_GATEWAY_PREFIX):
             continue
         (key_lines if name in _API_KEY_HEADERS else lines).append(b"%b: %b\r\n" % header)
     return b"".join(lines), b"".join(key_lines)
@@ -92,11 +99,99 @@ def lines_of(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def lines_for_client(headers: Iterable[Header]) -> bytes:
-    """Return a backend's headers for the client, without those of the backend's connection."""
-    return lines_of(
-        header for header in headers if header[0] not in _NOT_TO_CLIENT and not header[0].startswith(_GATEWAY_PREFIX)
-    )
+def lines_for_client(headers: Sequence[Header], authority: bytes) -> bytes:
+    r"""Return a backend's headers for the client, without those of the backend's connection.
+
+    Parameters
+    ----------
+    authority
+        Host and port of the backend, which `location` and `content-location` lose; one that points elsewhere is left
+        out.
+
+    Examples
+    --------
+    >>> lines_for_client([(b"location", b"http://10.0.0.1:8000/v1/x"), (b"date", b"now")], b"10.0.0.1:8000")
+    b'location: /v1/x\r\n'
+    """
+    named = _named_in_connection(headers)
+    not_to_client = _NOT_TO_CLIENT | named if named else _NOT_TO_CLIENT
+    lines: list[bytes] = []
+    for header in headers:
+        name = header[0]
+        if name in not_to_client:
+            if name in _LOCATIONS and (location := relative_location(header[1], authority)) is not None:
+                lines.append(b"%b: %b\r\n" % (name, location))
+        elif not name.startswith(_GATEWAY_PREFIX):
+            lines.append(b"%b: %b\r\n" % header)
+    return b"".join(lines)
+
+
+def relative_location(location: bytes, authority: bytes) -> bytes | None:
+    """Return a location without the address of the backend that gave it; None if it points elsewhere.
+
+    Clients may not reach a backend, nor need they know where it is.
+
+    Parameters
+    ----------
+    authority
+        Host and port of the backend.
+
+    Examples
+    --------
+    >>> relative_location(b"http://10.0.0.1:8000/docs/?a=1#b", b"10.0.0.1:8000"), relative_location(b"x?y", b"h:1")
+    (b'/docs/?a=1#b', b'x?y')
+    >>> relative_location(b"https://example.org/", b"10.0.0.1:8000") is None
+    True
+    """
+    if b"\\" in location:  # which browsers read as a slash
+        return None
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return None
+    if not (parts.scheme or parts.netloc):
+        return None if location.startswith(b"//") else location
+    if parts.scheme not in {b"", b"http", b"https"} or _host_and_port(parts.netloc) != _host_and_port(authority):
+        return None
+    path = parts.path or b"/"
+    if path.startswith(b"//"):
+        path = b"/." + path  # else its first segment would be read as a host: RFC 3986, section 4.2
+    return urlunsplit((b"", b"", path, parts.query, parts.fragment))
+
+
+def _host_and_port(authority: bytes) -> bytes:
+    return authority.lower().removesuffix(b":80").removesuffix(b":443")
+
+
+def media_type(content_type: bytes) -> bytes:
+    """Return the media type of a `content-type`, in lower case and without parameters.
+
+    Examples
+    --------
+    >>> media_type(b"Application/JSON; charset=utf-8")
+    b'application/json'
+    """
+    return content_type.partition(b";")[0].strip().lower()
+
+
+def is_json(kind: bytes) -> bool:
+    """Return whether a media type is JSON: `application/json`, or one such as `application/problem+json`.
+
+    Examples
+    --------
+    >>> is_json(b"application/json"), is_json(b"application/problem+json"), is_json(b"application/jsonl")
+    (True, True, False)
+    """
+    return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+
+
+def _named_in_connection(headers: Sequence[Header]) -> set[bytes]:
+    """Return the further headers that belong to the connection: those that `connection` names."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update([option.strip(b" \t") for option in value.lower().split(b",")])
+    return named
 
 
 def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:

@@ -1,16 +1,136 @@
-"""The paths that the gateway answers itself; all others are relayed."""
+"""The paths of requests: how they are compared, which ones the gateway answers itself, and which ones it relays."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
 _OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin"})
+_PLAIN = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,=:@-]+)+")
+_MODEL = "/v1/models/"
+
+DEFAULT_PATHS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/*",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/generative_scoring",
+    "/version",
+)
+"""The documented interface of vLLM, without what it offers for development and for operating an engine."""
+
+_DEFAULTS = {path.encode(): path for path in DEFAULT_PATHS if not path.endswith("*")}
+
+
+def canonical_path(target: bytes) -> str:
+    """Return the path of a request target in the one form that is judged and relayed.
+
+    It is percent-decoded, and a slash at its end is left out. A path that could be read in more than one way has no
+    such form: one with empty or dot segments, an encoded slash, percent signs after decoding, or characters that a path
+    would have to encode. An encoded slash is accepted only within the name of a model: the gateway answers that itself.
+
+    Parameters
+    ----------
+    target
+        Path and query as received.
+
+    Returns
+    -------
+    str
+        The path, without the query; empty if it has no canonical form.
+
+    Examples
+    --------
+    >>> canonical_path(b"/v1/chat/%63ompletions/?x=1"), canonical_path(b"/v1/../admin"), canonical_path(b"/v1%2Fmodels")
+    ('/v1/chat/completions', '', '')
+    """
+    raw = target.partition(b"?")[0]
+    if (known := _DEFAULTS.get(raw)) is not None:
+        return known
+    path = (unquote_to_bytes(raw) if b"%" in raw else raw).decode("latin-1")
+    if path == "/":
+        return path
+    path = path.removesuffix("/")
+    if not _PLAIN.fullmatch(path) or "/./" in (dotted := f"{path}/") or "/../" in dotted:
+        return ""
+    return "" if b"%2f" in raw.lower() and not path.startswith(_MODEL) else path
+
+
+def relayed_target(path: str, target: bytes) -> bytes:
+    """Return the target for a backend: the canonical path, which needs no encoding, and the query as received."""
+    _, mark, query = target.partition(b"?")
+    return path.encode("ascii") + mark + query
 
 
 def is_own(path: str) -> bool:
-    """Return whether the gateway answers a path itself.
+    """Return whether the gateway answers a canonical path itself.
 
     Examples
     --------
     >>> is_own("/v1/models/llama"), is_own("/v1/completions")
     (True, False)
     """
-    return path in _OWN or path.startswith(("/admin/", "/v1/models/"))
+    return path in _OWN or path.startswith(("/admin/", _MODEL))
+
+
+def is_admin(path: str) -> bool:
+    """Return whether a canonical path belongs to `/admin`."""
+    return path == "/admin" or path.startswith("/admin/")
+
+
+def own_root(path: str) -> str:
+    """Return the path under which a canonical path of the gateway's own lies.
+
+    Examples
+    --------
+    >>> own_root("/admin/pool"), own_root("/v1/models/llama"), own_root("/metrics")
+    ('/admin', '/v1/models', '/metrics')
+    """
+    return "/admin" if is_admin(path) else "/v1/models" if path.startswith(_MODEL) else path
+
+
+def is_for_clients(path: str) -> bool:
+    """Return whether clients, browsers included, use a canonical path: those that are relayed, and the models."""
+    return not is_own(path) or path == "/v1/models" or path.startswith(_MODEL)
+
+
+class RelayedPaths:
+    """The paths that are relayed.
+
+    Parameters
+    ----------
+    patterns
+        Paths; a `*` at the end of one stands for any rest.
+
+    Examples
+    --------
+    >>> paths = RelayedPaths(["/v1/responses", "/v1/responses/*"])
+    >>> "/v1/responses/resp_1/cancel" in paths, "/v1/responses" in paths, "/sleep" in paths
+    (True, True, False)
+    """
+
+    def __init__(self, patterns: Iterable[str] = DEFAULT_PATHS) -> None:
+        patterns = list(patterns)
+        self._exact = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
+        self._beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+
+    def __contains__(self, path: str) -> bool:
+        """Return whether a canonical path is relayed."""
+        return path in self._exact or path.startswith(self._beginnings)

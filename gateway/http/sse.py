@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 import orjson
 
@@ -13,6 +14,11 @@ _HOLD_LIMIT_BYTES = 1 << 20
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # What marks the events that carry output, for endpoints where not every event does.
 _MARKERS = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
+# The types of the events that end a stream; those of the other endpoints end with `[DONE]`.
+_LAST_TYPES: Final = {
+    Endpoint.MESSAGES: frozenset({"message_stop"}),
+    Endpoint.RESPONSES: frozenset({"response.completed", "response.incomplete", "response.failed"}),
+}
 
 
 class EventStream:
@@ -89,6 +95,16 @@ class EventStream:
             if isinstance(document, dict):
                 yield document
 
+    def is_complete(self, endpoint: Endpoint) -> bool:
+        """Return whether the event that ends a stream of the endpoint has been passed on.
+
+        Read when the stream breaks off, not for each chunk.
+        """
+        if (last_types := _LAST_TYPES.get(endpoint)) is not None:
+            return any(str(document.get("type")) in last_types for document in self.last_documents())
+        lines = b"".join(self._recent).split(b"\n")
+        return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in lines)
+
     def steps(self, endpoint: Endpoint, *, with_usage: bool) -> int:
         """Return an estimate of the engine steps that emitted tokens: one per content chunk.
 
@@ -120,21 +136,21 @@ def is_event_stream(data: bytes) -> bool:
     return data.lstrip().startswith(_FIELDS)
 
 
-def is_engine_error(data: bytes) -> bool:
-    r"""Return whether a stream begins with a 5xx error of the engine, which had already answered with status 200.
+def engine_error(data: bytes) -> int:
+    r"""Return the code of the 5xx error with which a stream begins, although its status was 200; 0 if there is none.
 
     Examples
     --------
-    >>> is_engine_error(b'data: {"error": {"code": 503}}\n\n')
-    True
+    >>> engine_error(b'data: {"error": {"code": 503}}\n\n')
+    503
     """
     if b'"error"' not in data:
-        return False
+        return 0
     line = next((line for line in data.split(b"\n") if line.startswith(b"data:")), b"")
     try:
         document = orjson.loads(line[5:])
     except orjson.JSONDecodeError:
-        return False
+        return 0
     error = document.get("error") if isinstance(document, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return isinstance(code, int) and code >= 500
+    return code if isinstance(code, int) and code >= 500 else 0

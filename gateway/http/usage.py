@@ -22,6 +22,8 @@ class Usage:
         Steps with a draft.
     ttft_s, queue_s, generation_s
         Seconds to the first token, in the engine's queue, and of generation.
+    audio_s
+        Seconds of audio that were transcribed or translated.
 
     Examples
     --------
@@ -38,6 +40,7 @@ class Usage:
     ttft_s: float | None
     queue_s: float | None
     generation_s: float | None
+    audio_s: float | None
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -50,6 +53,7 @@ class Usage:
         ttft_s: float | None = None,
         queue_s: float | None = None,
         generation_s: float | None = None,
+        audio_s: float | None = None,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -60,6 +64,7 @@ class Usage:
         self.ttft_s = ttft_s
         self.queue_s = queue_s
         self.generation_s = generation_s
+        self.audio_s = audio_s
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -98,9 +103,13 @@ def read_usage(document: object) -> Usage | None:
     metrics = _within(document, "metrics")
     speculative = _within(metrics, "speculative_decoding")
     details = _within(usage, "prompt_tokens_details") or _within(usage, "input_tokens_details")
+    prompt_tokens = _count(usage, "prompt_tokens", "input_tokens")
+    output_tokens = _count(usage, "completion_tokens", "output_tokens")
+    if prompt_tokens is None and (total_tokens := _count(usage, "total_tokens")) is not None:
+        prompt_tokens = max(0, total_tokens - (output_tokens or 0))
     return Usage(
-        prompt_tokens=_count(usage, "prompt_tokens", "input_tokens"),
-        output_tokens=_count(usage, "completion_tokens", "output_tokens"),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
         cached_tokens=_count(details, "cached_tokens"),
         drafted_tokens=_count(speculative, "num_draft_tokens"),
         accepted_tokens=_count(speculative, "num_accepted_draft_tokens"),
@@ -109,6 +118,44 @@ def read_usage(document: object) -> Usage | None:
         queue_s=_seconds(metrics, "queue_time_ms"),
         generation_s=_seconds(metrics, "generation_time_ms"),
     )
+
+
+def read_other_usage(document: object) -> Usage | None:
+    """Return the usage in an answer of an endpoint that is only passed through; None if there is none.
+
+    Besides `usage` it reads what `count_tokens` answers (`input_tokens`), the units that Cohere's API bills, and the
+    seconds of audio: `usage.seconds`, or `duration` of a verbose answer.
+
+    Examples
+    --------
+    >>> read_other_usage({"input_tokens": 9}).prompt_tokens, read_other_usage({"usage": {"seconds": 3}}).audio_s
+    (9, 3.0)
+    """
+    if not isinstance(document, dict):
+        return None
+    usage = read_usage(document)
+    if usage is not None and usage.prompt_tokens is not None:
+        return usage
+    billed = _within(_within(document, "meta"), "billed_units")
+    prompt_tokens = _count(document, "input_tokens")
+    if prompt_tokens is None:
+        prompt_tokens = _count(billed, "input_tokens")
+    audio_s = _positive(_within(document, "usage").get("seconds"))
+    if audio_s is None:
+        audio_s = _positive(document.get("duration"))
+    if prompt_tokens is None and audio_s is None:
+        return usage
+    output_tokens = None if usage is None else usage.output_tokens
+    return Usage(prompt_tokens, output_tokens, audio_s=audio_s)
+
+
+def _positive(value: object) -> float | None:
+    """Return a positive number up to a million, also from text; else None."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else 0.0
+    except ValueError:
+        return None
+    return number if 0.0 < number < 1e6 else None
 
 
 def _within(document: dict[str, Any], name: str) -> dict[str, Any]:

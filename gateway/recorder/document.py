@@ -23,6 +23,7 @@ from policies.policy import Outcome
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _MAX_INTERVALS = 8192
+_LARGEST_TOKEN_ID = 2**32 - 1
 _MAX_SHORT_CHARS = 4096
 """Size of prompt and answer that are hashed on the event loop: a few microseconds if all units were seen before, half a
 millisecond if none."""
@@ -199,7 +200,7 @@ class RecordBuilder:
         if answer is None:
             answer = read_answer(endpoint, b"".join(notes.answer or ()), stream=True)
         prompt = ended.routed.prompt or read_prompt(body)
-        prompt_ids, output_ids = answer.prompt_token_ids or prompt.ids, answer.token_ids
+        prompt_ids, output_ids = _token_ids(answer.prompt_token_ids or prompt.ids), _token_ids(answer.token_ids)
         if self._text == "full":
             fields = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
             fields |= _prompt(endpoint, body)
@@ -343,6 +344,11 @@ def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         messages = inputs
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if not isinstance(messages, list):
-        return {}
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return {}  # the engine refuses it
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
+
+
+def _token_ids(ids: list[int]) -> list[int]:
+    """Return token ids; none if anything else is among them, which neither client nor engine has to prevent."""
+    return ids if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _LARGEST_TOKEN_ID) else []

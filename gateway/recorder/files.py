@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from pathlib import Path
 import zstandard
 
 from gateway.config.settings import RecorderSettings
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "requests-"
 _LEVEL = 1
@@ -24,7 +28,8 @@ class TraceFiles:
 
     A file is named after its start time and the process that writes it. It is locked (`flock`) while it is written, so
     that no other process with the same folder removes it. Each `write` appends an independent frame, so the file stays
-    readable however the process ends.
+    readable however the process ends. A file that another program removes or renames meanwhile is left, and a new one
+    is begun.
 
     Parameters
     ----------
@@ -38,6 +43,7 @@ class TraceFiles:
         self._is_compressed = settings.compression == "zstd"
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._descriptor: int | None = None
+        self._path = settings.path
         self._size_bytes = 0
         self._begun_at = 0.0
         self._number = 0
@@ -53,9 +59,12 @@ class TraceFiles:
         Raises
         ------
         OSError
-            If the lines cannot be written. The next call begins a new file.
+            If the lines cannot be written, or their file is removed meanwhile. The next call begins a new file.
         """
         frame = self._compressor.compress(lines) if self._is_compressed else lines
+        if self._descriptor is not None and not self._is_in_place(self._descriptor):
+            logger.warning("recorder: %s was removed or renamed while it was written; a new file is begun", self._path)
+            self.close()
         if self._descriptor is None:
             self._open()
         assert self._descriptor is not None
@@ -68,6 +77,9 @@ class TraceFiles:
                 os.ftruncate(self._descriptor, self._size_bytes)
             self.close()
             raise
+        if os.fstat(self._descriptor).st_nlink == 0:
+            self.close()
+            raise OSError(errno.ENOENT, "the file was removed while it was written")
         self._size_bytes += len(frame)
         if self._size_bytes >= self._settings.rotate_mib * 2**20:
             self.close()
@@ -84,6 +96,12 @@ class TraceFiles:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(descriptor))
+        except OSError as error:
+            return error.errno not in {errno.ENOENT, errno.ENOTDIR}
+
     def _open(self) -> None:
         folder = self._settings.path
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,10 +110,11 @@ class TraceFiles:
         self._number += 1
         name = f"{PREFIX}{started_at}Z-{os.getpid()}-{self._number}.jsonl" + (".zst" if self._is_compressed else "")
         # Readable by its owner only: it may contain users' texts.
-        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        path = folder / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._descriptor, self._size_bytes = descriptor, 0
+        self._descriptor, self._path, self._size_bytes = descriptor, path, 0
         self._remove_old()
 
     def _remove_old(self) -> None:

@@ -20,6 +20,7 @@ from gateway.recorder.hashes import TextHasher
 from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange
 from gateway.routing.router import RoutedRequest
+from gateway.telemetry.log_format import place_of
 from gateway.telemetry.metrics import Metrics
 from policies.features.request import TEXT_FEATURES
 
@@ -103,7 +104,7 @@ class Recorder:
             record = self._builder.begin(notes, ended, self._wall_offset_s)
         except Exception as error:  # noqa: BLE001 -- a defect in recording must not fail the request
             self._failed_on_loop += 1
-            self._log_error(f"a request could not be recorded: {error!r}")
+            self._log_error(f"a request could not be recorded: {place_of(error)}")
             return
         if isinstance(record, bytes):
             self._entered_bytes += len(record)
@@ -214,7 +215,7 @@ class Recorder:
 
     def _fail(self, records: int, error: Exception) -> None:
         self._failed_in_thread += records
-        self._log_error(f"a request could not be recorded: {error!r}")
+        self._log_error(f"a request could not be recorded: {place_of(error)}")
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._oldest_s >= self._settings.flush_s

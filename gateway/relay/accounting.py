@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
-from gateway.http.usage import Usage
+from gateway.http.sse import EventStream
+from gateway.http.usage import Usage, read_usage
+from gateway.relay.answers import MeteredAnswer, PassThrough
+from gateway.relay.charge import tokens_of
 from gateway.relay.observers import EndedExchange
 from gateway.routing.model import Model, Upstream
 from gateway.telemetry.metrics import Metrics
+from policies.features.request import Endpoint
 from policies.policy import Decision, Outcome
 
+_EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 
 
@@ -28,6 +33,8 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
     piece is only counted: the outcome would need the features of the request, which are computed on first use.
     """
     count(ended, metrics)
+    if ended.usage is None and ended.stream is not None and ended.label != "ok":
+        ended.usage = _latest_usage(ended.stream)
     decision, upstream, model, usage = ended.decision, ended.upstream, ended.routed.model, ended.usage
     if decision is None or upstream is None or ended.label not in _ANSWERED:
         return
@@ -46,8 +53,45 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
                 model.observe(outcome)
             except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
                 model.fallback.note(model.policy.name, "observe", error)
-    if ended.tokens:
-        metrics.keys.labels(ended.client.name).inc(ended.tokens)
+
+
+def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: PassThrough | None) -> None:
+    """Charge an exchange of an endpoint that is only passed through, and count its tokens.
+
+    Sets `ended.tokens` and `ended.outcome`. Only a `POST` with a body makes an engine work: asking again for a stored
+    response, for example, reports its usage again.
+    """
+    decision, upstream = ended.decision, ended.upstream
+    if decision is None or upstream is None or ended.label not in _ANSWERED or not body or method != "POST":
+        return
+    events = 0
+    if isinstance(answer, MeteredAnswer):
+        if answer.usage is None:  # it was cut short
+            answer.read_usage()
+            ended.usage = answer.usage
+        events = answer.events_passed
+    prompt_tokens, output_tokens = tokens_of(path, body, ended.usage, events)
+    ended.tokens = prompt_tokens + output_tokens
+    upstream.metrics.prompt_tokens.inc(prompt_tokens)
+    upstream.metrics.output_tokens.inc(output_tokens)
+    ended.outcome = Outcome(
+        ended.routed.features,
+        decision,
+        upstream.backend.method,
+        ended.status,
+        ttft_s=None,
+        tpot_s=None,
+        e2e_s=ended.times.ended_s - ended.times.arrived_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_per_step=None,
+    )
+
+
+def _latest_usage(stream: EventStream) -> Usage | None:
+    """Return the usage in the last events of a stream that ended early; None if it tells no output tokens."""
+    usage = next(filter(None, map(read_usage, stream.last_documents())), None)
+    return usage if usage is not None and usage.output_tokens else None
 
 
 def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
@@ -80,6 +124,8 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         if stream is not None:
             steps = stream.steps(endpoint, with_usage=False)
             output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
+        elif endpoint is not _EMBEDDINGS:
+            output_tokens = round(ended.unread_bytes / routed.model.bytes_per_token)
     elif stream is not None and single:
         routed.model.learn_token_size(stream.text_bytes(), output_tokens)
     tokens_per_step = usage.tokens_per_step

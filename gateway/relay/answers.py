@@ -6,17 +6,23 @@ Until then the request can be retried on another backend. The classes know neith
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 import orjson
 
 from backends.http.client import HeaderList
-from gateway.http.sse import EventStream, is_engine_error, is_event_stream
-from gateway.http.usage import Usage, read_usage
+from gateway.http.headers import is_json, media_type
+from gateway.http.sse import EventStream, engine_error, is_event_stream
+from gateway.http.usage import Usage, read_other_usage, read_usage
 from policies.features.request import Endpoint
 
 MAX_HELD_BYTES: Final = 1 << 20
 """Size up to which an answer in one piece is held; a longer one is passed on before its end is known."""
+
+
+_TAIL_BYTES: Final = 1 << 16
+_DECODER: Final = json.JSONDecoder()
 
 
 class InvalidAnswerError(Exception):
@@ -42,14 +48,17 @@ class PassThrough:
         Usage as the engine reported it; None before the end and without a report.
     events
         The events of a stream; None for other answers.
-    begins_with_error
-        Whether a stream begins with an error of the engine.
+    error_status
+        The code of the 5xx error with which a stream begins; 0 without one.
+    unread_bytes
+        Bytes passed on without having been read for their usage.
     """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.events: EventStream | None = None
-        self.begins_with_error = False
+        self.error_status = 0
+        self.unread_bytes = 0
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data.
@@ -64,6 +73,86 @@ class PassThrough:
     def end(self) -> bytes:
         """Return the rest of the answer, at its end; raises as `feed` does."""
         return b""
+
+
+class MeteredAnswer(PassThrough):
+    r"""An answer that is passed on as it comes; of its end so much is kept that its usage can be read.
+
+    Parameters
+    ----------
+    kind
+        `json`, `stream` (server-sent events), or `opaque` if its usage cannot be read.
+
+    Attributes
+    ----------
+    events_passed
+        Number of events of a stream.
+
+    Examples
+    --------
+    >>> answer = MeteredAnswer("json")
+    >>> answer.feed(b'{"results": [], '), answer.feed(b'"usage": {"total_tokens": 7}}'), answer.end()
+    (b'{"results": [], ', b'"usage": {"total_tokens": 7}}', b'')
+    >>> answer.usage.prompt_tokens
+    7
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.events_passed = 0
+        self._kind = kind
+        self._tail = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the data, and keep its end."""
+        self.unread_bytes += len(data)
+        if self._kind != "opaque":
+            self._tail = _tail_of(self._tail, data)
+        if self._kind == "stream":
+            self.events_passed += data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        return data
+
+    def end(self) -> bytes:
+        """Read the usage."""
+        self.read_usage()
+        return b""
+
+    def read_usage(self) -> None:
+        """Read the usage in what has been passed on."""
+        if self._kind == "stream":
+            self.usage = _usage_of_events(self._tail)
+        elif self._kind == "json":
+            self.usage = _usage_of_json(self._tail, is_whole=self.unread_bytes <= _TAIL_BYTES)
+        if self.usage is not None:
+            self.unread_bytes = 0
+
+
+def _tail_of(tail: bytes, data: bytes) -> bytes:
+    return data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (tail + data)[-_TAIL_BYTES:]
+
+
+def _usage_of_events(tail: bytes) -> Usage | None:
+    for line in reversed(tail.split(b"\n")):
+        if b'"usage"' in line and line.startswith(b"data:"):
+            try:
+                usage = read_other_usage(orjson.loads(line[5:].strip()))
+            except orjson.JSONDecodeError:
+                continue
+            if usage is not None:
+                return usage
+    return None
+
+
+def _usage_of_json(tail: bytes, *, is_whole: bool) -> Usage | None:
+    """Return the usage in a document, or near the end of one, not in its texts: their quotes are escaped."""
+    try:
+        if is_whole:
+            return read_other_usage(orjson.loads(tail))
+        _, found, rest = tail.rpartition(b'"usage"')
+        value, _ = _DECODER.raw_decode(rest.decode("utf-8", "replace").lstrip(" \r\n\t:"))
+        return read_usage({"usage": value}) if found else None
+    except (ValueError, RecursionError):
+        return None
 
 
 class WholeAnswer(PassThrough):
@@ -95,21 +184,25 @@ class WholeAnswer(PassThrough):
         self._is_checked = is_checked
         self._parts: list[bytes] = []
         self._size_bytes = 0
+        self._metered: MeteredAnswer | None = None  # of an answer that is too long to be held
 
     def feed(self, data: bytes) -> bytes:
         """Hold the data, or pass everything on if it is too long."""
         self._size_bytes += len(data)
-        if self._size_bytes - len(data) > MAX_HELD_BYTES:
-            return data
+        if self._metered is not None:
+            return self._metered.feed(data)
         self._parts.append(data)
         if self._size_bytes <= MAX_HELD_BYTES:
             return b""
         data, self._parts = b"".join(self._parts), []
-        return data
+        self._metered = MeteredAnswer("json" if self._is_checked else "opaque")
+        return self._metered.feed(data)
 
     def end(self) -> bytes:
         """Return the answer, once it has been checked."""
-        if self._size_bytes > MAX_HELD_BYTES:
+        if self._metered is not None:
+            self._metered.end()
+            self.usage, self.unread_bytes = self._metered.usage, self._metered.unread_bytes
             return b""
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if self._is_checked:
@@ -137,7 +230,7 @@ class StreamAnswer(PassThrough):
             if not is_event_stream(data):
                 raise InvalidAnswerError("garbage", "answered with something other than events")
             self._has_begun = True
-            self.begins_with_error = is_engine_error(data)
+            self.error_status = engine_error(data)
         return data
 
     def end(self) -> bytes:
@@ -149,24 +242,49 @@ class StreamAnswer(PassThrough):
         return rest
 
 
-def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThrough:
+def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: bytes) -> PassThrough:
     """Return how to handle the answer with a head.
+
+    Parameters
+    ----------
+    request
+        The body of the request, which may ask for something other than JSON or an event stream.
 
     Raises
     ------
     InvalidAnswerError
-        If an inference endpoint answers with something other than JSON or an event stream.
+        If an inference endpoint answers with something that was not asked for.
     """
-    if endpoint is Endpoint.OTHER:
-        return PassThrough()
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
     is_encoded = b"content-encoding" in by_name
-    if status == 200 and content_type.startswith(b"text/event-stream"):
-        return PassThrough() if is_encoded else StreamAnswer(endpoint)
-    if status == 200 and not content_type.startswith(b"application/json"):
-        received = content_type.decode("latin-1") or "no content type"
+    kind = media_type(content_type)
+    if endpoint is Endpoint.OTHER:
+        return MeteredAnswer("opaque" if is_encoded else _kind_of(kind))
+    if status == 200 and kind == b"text/event-stream":
+        return MeteredAnswer("opaque") if is_encoded else StreamAnswer(endpoint)
+    if status == 200 and not is_json(kind):
+        if kind == b"application/octet-stream" and endpoint is Endpoint.EMBEDDINGS and _asks_for_bytes(request):
+            return MeteredAnswer("opaque")
+        received = content_type[:100].decode("latin-1") or "no content type"
         raise InvalidAnswerError("garbage", f"answered with {received}, not JSON or an event stream")
     length = by_name.get(b"content-length", b"")
     is_long = length.isdigit() and int(length) > MAX_HELD_BYTES
-    return PassThrough() if is_encoded or is_long else WholeAnswer(is_checked=status == 200)
+    if is_encoded or is_long:
+        return MeteredAnswer("opaque" if is_encoded else _kind_of(kind))
+    return WholeAnswer(is_checked=status == 200)
+
+
+def _kind_of(media: bytes) -> str:
+    if media == b"text/event-stream":
+        return "stream"
+    return "json" if is_json(media) else "opaque"
+
+
+def _asks_for_bytes(request: bytes) -> bool:
+    """Return whether a request for embeddings asks for them as raw bytes, which is vLLM's extension of the API."""
+    try:
+        document = orjson.loads(request)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(document, dict) and document.get("encoding_format") in ("bytes", "bytes_only")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -17,11 +16,11 @@ from typing import Protocol
 from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
-from gateway.http.errors import GatewayError
-from gateway.http.headers import Header
+from gateway.http.errors import GatewayError, format_of, request_id_lines
+from gateway.http.headers import lines_of
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
-from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
+from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
@@ -46,15 +45,21 @@ class Reply(Protocol):
         """Close the connection, which shows the client that the answer is incomplete."""
 
 
+def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, lines: bytes = b"") -> None:
+    """Answer with an error in the format of a path's API; `lines` are further header lines."""
+    lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
+    reply.whole(error.status, lines, error.body(format_of(path)))
+
+
 class Inbound:
     """A request as a frontend received it.
 
     Parameters
     ----------
     path
-        Decoded path, without the query.
+        Canonical path, without the query.
     target
-        Path and query as received.
+        Canonical path and query.
 
     Attributes
     ----------
@@ -100,7 +105,7 @@ class Ongoing(Protocol):
         """Retry on another backend if the exchange waits for the first byte from this one."""
 
     def check_silence(self, now_s: float) -> None:
-        """Retry or fail if the backend has been silent for too long."""
+        """Fail if the backend has been silent for too long; retry if it is down."""
 
     def end_with_error(self, error: GatewayError) -> None:
         """End the exchange with an error."""
@@ -121,7 +126,7 @@ class RelayContext:
         self,
         router: Router,
         pool: Pool,
-        keyring: Keyring,
+        access: Access,
         limits: Limits,
         metrics: Metrics,
         timeouts: Timeouts,
@@ -129,7 +134,7 @@ class RelayContext:
     ) -> None:
         self.router = router
         self.pool = pool
-        self.keyring = keyring
+        self.access = access
         self.limits = limits
         self.metrics = metrics
         self.timeouts = timeouts
@@ -138,22 +143,6 @@ class RelayContext:
         self.followers: dict[str, list[Follower]] = {}
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
-
-    def request_headers(self, method: str, headers: list[Header]) -> RequestHeaders:
-        """Return the parsed headers of a request; raises as `identify` does."""
-        return RequestHeaders.read(method, headers, self.identify)
-
-    def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
-        """Return the client that sends a request; called before the body is read.
-
-        A browser's preflight request (OPTIONS) has no API key, and vLLM requires none for it.
-
-        Raises
-        ------
-        GatewayError
-            401 without a valid key.
-        """
-        return UNAUTHENTICATED if method == "OPTIONS" else self.keyring.identify(headers)
 
     def new_request_id(self) -> bytes:
         """Return 32 hex digits, unique across processes."""

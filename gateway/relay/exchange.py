@@ -12,11 +12,12 @@ from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
-from gateway.http.errors import GatewayError, endpoint_of
-from gateway.http.headers import lines_for_client, lines_of, upstream_head
-from gateway.relay.accounting import account, count
+from gateway.http.cors import without_cors
+from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
+from gateway.http.headers import lines_for_client, relative_location, upstream_head
+from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
-from gateway.relay.context import Inbound, RelayContext, Reply
+from gateway.relay.context import Inbound, RelayContext, Reply, send_error
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
@@ -26,10 +27,35 @@ from policies.policy import Decision
 log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
-_RETRYABLE: Final = frozenset({500, 502, 503, 504})
+_RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
+_OVERLOADED: Final = 503  # an engine that says so is busy, not at fault
+_ADVICE: Final = {
+    **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
+    "timeout": " It may be busy: have the answer streamed, or ask for less.",
+}
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
+
+
+class _Failure:
+    """The failure of a first attempt.
+
+    Parameters
+    ----------
+    kind
+        The label value in metrics.
+    message
+        What the backend did, if it is evidence against the backend once another one serves the request; else empty.
+    """
+
+    __slots__ = ("backend", "kind", "message")
+
+    def __init__(self, backend: Backend, kind: str, message: str) -> None:
+        self.backend = backend
+        self.kind = kind
+        self.message = message
 
 
 class Exchange:
@@ -52,6 +78,7 @@ class Exchange:
         "_status",
         "_times",
         "_upstream",
+        "_was_paused",
         "endpoint",
     )
 
@@ -60,19 +87,20 @@ class Exchange:
         self._inbound = inbound
         self._reply = reply
         self._request_id = inbound.request_headers.request_id or relay.new_request_id()
-        self.endpoint = endpoint_of(inbound.path)
+        self.endpoint = endpoint_of(inbound.path, inbound.request_headers.method)
         self._observers: list[Observer] = []
         self._routed: RoutedRequest | None = None
         self._decision: Decision | None = None
         self._upstream: Upstream | None = None
         self._call: Call | None = None
-        self._retried: tuple[Backend, str] | None = None  # the backend that failed first, and how
+        self._retried: _Failure | None = None
         self._times = Times(inbound.arrived_s)
         self._last_read_s = inbound.arrived_s
         self._status = 0
         self._headers: HeaderList = []
         self._answer: PassThrough | None = None
         self._head_sent = False
+        self._was_paused = False
 
     # Called by the frontend
 
@@ -107,7 +135,7 @@ class Exchange:
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
-        if self.endpoint is not _OTHER:
+        if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
                     self._observers.append(observer)
@@ -119,11 +147,15 @@ class Exchange:
         """Cancel the request, since its client has disconnected."""
         if self in self._relay.exchanges:
             self._cancel_call()
-            self._finish(499, "cancelled")
+            if (answer := self._complete_stream()) is not None:
+                self._succeed(answer)
+            else:
+                self._finish(499, "cancelled")
 
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""
         if self._call is not None:
+            self._was_paused = True
             self._call.pause()
 
     def resume(self) -> None:
@@ -155,7 +187,7 @@ class Exchange:
             inbound.target,
             authority=upstream.client.address.authority,
             lines=headers.lines,
-            key_lines=headers.key_lines if api_key is None and relay.keyring.is_open else key_lines,
+            key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
             request_id=self._request_id,
             body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
         )
@@ -164,7 +196,8 @@ class Exchange:
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        self._call = upstream.client.send(head, body, self, head_only=headers.method == "HEAD", whole=self)
+        method, once = headers.method, not self._may_repeat()
+        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
 
     def _release(self) -> None:
         """Release the backend at the end of the call."""
@@ -177,37 +210,73 @@ class Exchange:
             self._call.cancel()
         self._release()
 
-    def _retry(self, kind: str) -> bool:
+    def _may_repeat(self) -> bool:
+        """Return whether the request may run twice: inference only costs time, other requests may have an effect."""
+        return self.endpoint is not _OTHER or self._inbound.request_headers.method in _SAFE
+
+    def _retry(self, kind: str, message: str = "") -> bool:
         """Send the request to another backend; return whether it was sent.
 
         It is not sent if part of the answer was passed on, if it was retried before, if it names its backend, or if it
         may already have had an effect.
+
+        Parameters
+        ----------
+        message
+            The evidence against the backend, see `_Failure`.
         """
         upstream, headers = self._upstream, self._inbound.request_headers
         assert upstream is not None
         if self._head_sent or self._retried is not None or headers.routing_headers.backend:
             return False
-        if self.endpoint is _OTHER and headers.method not in {"GET", "HEAD"} and kind != "connect":
+        if kind != "connect" and not self._may_repeat():
             return False
         try:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
-        self._retried = (upstream.backend, kind)
+        self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
         self._send(candidates)
         return True
 
-    def _retry_or_fail(self, kind: str, message: str) -> None:
+    def _retry_status(self, status: int) -> bool:
+        """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
+        assert self._upstream is not None
+        self._relay.pool.report_failure(self._upstream.backend)
+        is_evidence = status != _OVERLOADED
+        return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
+
+    def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
+        """Send the request to another backend if possible; else end with an error.
+
+        Parameters
+        ----------
+        is_strike
+            Whether the failure is evidence against the backend even if no other one can try. The failure of a second
+            attempt is none: it is more likely that the request is at fault.
+        """
         assert self._upstream is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
             self._fail(kind, message)
             return
-        backend = self._upstream.backend
-        if not self._retry(kind):
+        if self._end_if_complete():
+            return
+        pool, backend, first = self._relay.pool, self._upstream.backend, self._retried
+        if kind == "connect":
+            if not self._retry(kind):
+                self._fail(kind, message)
+            pool.report_unreachable(backend, message)
+            return
+        if not self._retry(kind, message):
             self._fail(kind, message)
-        self._relay.pool.report_failure(backend, kind, message)
+            if is_strike and self.endpoint is not _OTHER and (first is None or not first.message):
+                pool.report_strike(backend, self._request_hash(), message)
+        pool.report_failure(backend)
+
+    def _request_hash(self) -> int:
+        return hash((self._inbound.target, self._inbound.body))
 
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if this exchange waits for the first byte from `backend`."""
@@ -217,16 +286,29 @@ class Exchange:
             self._fail("down", backend.state_reason)
 
     def check_silence(self, now_s: float) -> None:
-        """Retry or fail if the backend has been silent for too long."""
+        """Fail if the backend has been silent for too long.
+
+        It may be slow, so another one gets the request only if this one is down: else overload would double the load.
+        """
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
         timeouts = self._relay.timeouts
         limit_s = timeouts.idle_s if self._times.first_s else timeouts.first_byte_s
-        if self._upstream.backend.state is State.DOWN:
+        backend = self._upstream.backend
+        is_down = backend.state is State.DOWN
+        if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        if now_s - self._last_read_s > limit_s:
-            self._retry_or_fail("timeout", f"sent nothing for {limit_s:g} s")
+        if now_s - self._last_read_s <= limit_s:
+            return
+        if self._end_if_complete() or (is_down and self._retry("down")):
+            return
+        message = f"sent nothing for {limit_s:g} s"
+        self._fail("timeout", message)
+        if self.endpoint is _OTHER:
+            self._relay.pool.report_failure(backend)
+        else:
+            self._relay.pool.report_timeout(backend, self._request_hash(), message)
 
     # Called by the upstream client
 
@@ -260,9 +342,13 @@ class Exchange:
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         self._last_read_s = time.perf_counter()
-        self._status, self._headers = status, headers
+        self._status = status
+        self._headers = headers if self._relay.access.cors is None else without_cors(headers)
+        if 300 <= status < 400 and not self._redirects_here(headers):
+            self._fail("redirect", "redirects to another server, which the gateway does not follow")
+            return
         try:
-            self._answer = answer_for(self.endpoint, status, headers)
+            self._answer = answer_for(self.endpoint, status, headers, self._inbound.body)
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
 
@@ -281,7 +367,7 @@ class Exchange:
         if not data:
             return
         if not self._head_sent:
-            if answer.begins_with_error and self._retry("status"):
+            if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
                 return
             self._send_head()
             self._times.first_s = now_s
@@ -298,7 +384,7 @@ class Exchange:
         """Pass on the end of the answer, and finish the exchange."""
         answer = self._answer
         assert answer is not None
-        if self._status in _RETRYABLE and self._retry("status"):
+        if self._status in _RETRYABLE and self._retry_status(self._status):
             return
         try:
             rest = answer.end()
@@ -317,7 +403,9 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
-        self._retry_or_fail(error.kind, str(error))
+        # A server may cut an answer that nobody reads: then the client was too slow.
+        is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
+        self._retry_or_fail(error.kind, str(error), is_strike=is_strike)
 
     # Ending the exchange
 
@@ -328,19 +416,19 @@ class Exchange:
             message += ": this answer is not complete"
         status = _STATUSES.get(kind, 502)
         retry_after_s = 2.0 if status == 503 else None
-        self.end_with_error(
-            GatewayError(
-                status, f"{message}. Send the request again.", code=f"backend_{kind}", retry_after_s=retry_after_s
-            )
-        )
+        message = f"{message}.{_ADVICE.get(kind, '') if self._may_repeat() else ''}"
+        self.end_with_error(GatewayError(status, message, code=f"backend_{kind}", retry_after_s=retry_after_s))
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
-        self._cancel_call()
         if not self._head_sent:
+            self._cancel_call()
             self._answer_with(error)
             self._finish(error.status, "unanswered")
             return
+        if self._end_if_complete():
+            return
+        self._cancel_call()
         if self._answer is not None and self._answer.events is not None:
             self._reply.data(error.event(self.endpoint))
             self._reply.end()
@@ -349,34 +437,64 @@ class Exchange:
         self._finish(error.status, "interrupted")
 
     def _answer_with(self, error: GatewayError) -> None:
-        headers, body = error.answer(self.endpoint, self._request_id)
-        self._reply.head(error.status, lines_of(headers) + self._choice_lines())
-        self._reply.data(b"" if self._inbound.request_headers.method == "HEAD" else body)
-        self._reply.end()
+        send_error(self._reply, error, self._inbound.path, self._request_id, self._choice_lines())
 
     def _send_head(self) -> None:
         self._head_sent = True
-        self._reply.head(self._status, self._lines(lines_for_client(self._headers)))
+        self._reply.head(self._status, self._lines(lines_for_client(self._headers, self._authority())))
+
+    def _authority(self) -> bytes:
+        assert self._upstream is not None
+        return self._upstream.client.address.authority
+
+    def _redirects_here(self, headers: HeaderList) -> bool:
+        locations = [value for name, value in headers if name == b"location"]
+        return all(relative_location(location, self._authority()) is not None for location in locations)
 
     def _lines(self, lines: bytes) -> bytes:
-        return b"%bx-request-id: %b\r\n%b" % (lines, self._request_id, self._choice_lines())
+        return lines + request_id_lines(self._inbound.path, self._request_id) + self._choice_lines()
 
     def _choice_lines(self) -> bytes:
-        decision, upstream = self._decision, self._upstream
-        return b"" if decision is None or upstream is None else upstream.lines_of_choice(decision, self._retried_from())
+        decision, upstream, lines = self._decision, self._upstream, self._inbound.request_headers.answer_lines
+        if decision is None or upstream is None:
+            return lines
+        return lines + upstream.lines_of_choice(decision, self._retried_from())
 
     def _retried_from(self) -> str:
-        return "" if self._retried is None else self._retried[0].name
+        return "" if self._retried is None else self._retried.backend.name
+
+    def _complete_stream(self) -> PassThrough | None:
+        """Return the answer, with its usage, if it is a stream whose last event was passed on."""
+        answer = self._answer
+        if not self._head_sent or answer is None or answer.events is None:
+            return None
+        if not answer.events.is_complete(self.endpoint):
+            return None
+        answer.end()
+        return answer
+
+    def _end_if_complete(self) -> bool:
+        """End the exchange if its stream has passed on its last event; return whether it has.
+
+        What happens after that event (no end of the HTTP message, a cut, silence) is lost on no client.
+        """
+        answer = self._complete_stream()
+        if answer is None:
+            return False
+        self._cancel_call()
+        self._reply.end()
+        self._succeed(answer)
+        return True
 
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None
         self._release()
-        status, pool = self._status, self._relay.pool
-        if status < 500:
+        status, pool, first = self._status, self._relay.pool, self._retried
+        if status < 300 and self.endpoint is not _OTHER and not answer.error_status:
             pool.report_success(self._upstream.backend)
-            if self._retried is not None and self._retried[1] == "status":
-                # Another backend could serve the request, so the first one was at fault.
-                pool.report_failure(self._retried[0], "status", "answered 5xx to a request that another backend served")
+            if first is not None and first.message:
+                # Another backend served the request, so the first one was at fault.
+                pool.report_strike(first.backend, self._request_hash(), first.message)
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
         self._answer = answer
         self._finish(status, label)
@@ -400,11 +518,16 @@ class Exchange:
             self._times,
             None if answer is None else answer.usage,
             None if answer is None else answer.events,
+            unread_bytes=0 if answer is None else answer.unread_bytes,
         )
         if self.endpoint is _OTHER:
+            inbound = self._inbound
             count(ended, relay.metrics)
+            charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
         else:
             account(ended, relay.metrics, is_observed=bool(self._observers))
+        if ended.tokens:
+            relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
         relay.limits.leave(ended.client, ended.tokens)
         for observer in self._observers:
             observer.on_end(ended)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.http.errors import GatewayError
-from gateway.routing.keys import Client
+from gateway.routing.keys import UNAUTHENTICATED, Client
 
 
 @dataclass(slots=True)
@@ -54,6 +54,8 @@ class _Account:
 class Limits:
     """Enforces the limits of each key. Tokens are charged when an answer ends, so they limit the next minute.
 
+    Requests without a key have a limit of their own, and take no places of `max_in_flight`.
+
     Workers report the use of their keys to each other twice a second; a key can exceed its limit by what it sends in
     between.
 
@@ -88,7 +90,8 @@ class Limits:
         GatewayError
             429 with Retry-After if the key has reached one of its limits, 503 if the gateway is full.
         """
-        if self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
+        has_key = client is not UNAUTHENTICATED
+        if has_key and self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
             raise GatewayError(
                 503,
                 f"The gateway is at its limit of {self._in_flight} requests in flight: try again shortly.",
@@ -117,7 +120,7 @@ class Limits:
                     retry_after_s=wait_s,
                 )
         account.in_flight += 1
-        self._in_flight += 1
+        self._in_flight += has_key
         self._charge(account, requests=1, tokens=0)
         account.new_requests += 1
 
@@ -125,7 +128,7 @@ class Limits:
         """Release a request that has ended, and charge its prompt and output tokens."""
         account = self._account(client)
         account.in_flight -= 1
-        self._in_flight -= 1
+        self._in_flight -= client is not UNAUTHENTICATED
         self._charge(account, requests=0, tokens=tokens)
         account.new_tokens += tokens
 

@@ -63,6 +63,8 @@ class EndedExchange:
         None if the request was not answered.
     tokens
         Prompt and output tokens that the key is charged.
+    unread_bytes
+        Bytes of an answer in one piece that was passed on without its usage having been read.
     """
 
     request_id: bytes
@@ -78,6 +80,7 @@ class EndedExchange:
     stream: EventStream | None
     outcome: Outcome | None
     tokens: int
+    unread_bytes: int
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -94,6 +97,7 @@ class EndedExchange:
         stream: EventStream | None = None,
         outcome: Outcome | None = None,
         tokens: int = 0,
+        unread_bytes: int = 0,
     ) -> None:
         self.request_id = request_id
         self.client = client
@@ -108,6 +112,7 @@ class EndedExchange:
         self.stream = stream
         self.outcome = outcome
         self.tokens = tokens
+        self.unread_bytes = unread_bytes
 
 
 class Observer:

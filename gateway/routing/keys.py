@@ -1,4 +1,4 @@
-"""API keys, compared in constant time, and the clients they identify."""
+"""API keys, compared in constant time, and the clients they identify. Only their SHA-256 is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.http.errors import GatewayError
 
@@ -22,6 +23,8 @@ class Client:
         Models that the client may use; None for all.
     may_override
         Whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`.
+    admin
+        What the client may do at `/admin`: `none`, `read` or `write`.
     requests_per_minute, tokens_per_minute, max_in_flight
         Limits; None for no limit.
     slo_ttft_s, slo_tpot_s
@@ -41,13 +44,18 @@ class Client:
     max_in_flight: int | None = None
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
+    admin: str = "none"
+
+    def may_use(self, model: str) -> bool:
+        """Return whether the client may use a model."""
+        return self.models is None or model in self.models
 
 
 ANONYMOUS = Client("anonymous", may_override=True)
 """The client of all requests to an open gateway."""
 
-UNAUTHENTICATED = Client("unauthenticated")
-"""The client of requests that need no key, such as preflight requests."""
+UNAUTHENTICATED: Final = Client("unauthenticated", models=frozenset(), max_in_flight=16)
+"""The client of requests that need no key, such as preflight requests. They take no places from those with a key."""
 
 
 def digest(key: str | bytes) -> bytes:
@@ -68,6 +76,8 @@ class Keyring:
     ----------
     clients
         Pairs of key digest and client; without any, the gateway is open.
+    admin
+        Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
 
     Examples
     --------
@@ -79,8 +89,9 @@ class Keyring:
     gateway.http.errors.GatewayError: This gateway does not know the API key.
     """
 
-    def __init__(self, clients: Sequence[tuple[bytes, Client]]) -> None:
+    def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:
         self._clients = tuple(clients)
+        self._admin = admin
 
     @property
     def is_open(self) -> bool:
@@ -116,13 +127,51 @@ class Keyring:
                 "This gateway needs an API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="missing_api_key",
             )
+        client = self._find(presented)
+        if client is None:
+            raise GatewayError(401, "This gateway does not know the API key.", code="invalid_api_key")
+        return client
+
+    def check_admin(self, headers: Mapping[bytes, bytes], *, writes: bool) -> None:
+        """Check that a request may use `/admin`.
+
+        Parameters
+        ----------
+        headers
+            As for `identify`.
+        writes
+            Whether the request changes something.
+
+        Raises
+        ------
+        GatewayError
+            401 if the key is missing or unknown, 403 if it lacks the scope.
+        """
+        presented = presented_key(headers)
+        if presented and self._admin is not None and hmac.compare_digest(self._admin, digest(presented)):
+            return
+        client = self._find(presented) if presented else None
+        if client is None:
+            raise GatewayError(
+                401,
+                "/admin needs an admin key, as 'Authorization: Bearer KEY': admin.key of the pool file, the key "
+                "printed at start, or one of keys with the scope admin.",
+                code="invalid_admin_key",
+            )
+        if client.admin != "write" and (writes or client.admin != "read"):
+            raise GatewayError(
+                403,
+                f"Key {client.name!r} may not {'change' if writes else 'read'} this: it needs "
+                f"admin: {'write' if writes else 'read'}.",
+                code="admin_not_allowed",
+            )
+
+    def _find(self, presented: bytes) -> Client | None:
         presented_digest = digest(presented)
         match: Client | None = None
         for key_digest, client in self._clients:
             if hmac.compare_digest(key_digest, presented_digest):
                 match = client
-        if match is None:
-            raise GatewayError(401, "This gateway does not know the API key.", code="invalid_api_key")
         return match
 
 

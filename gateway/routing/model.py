@@ -8,7 +8,8 @@ from typing import Protocol
 
 from backends.backend import Backend
 from backends.http.client import Address, AnswerHead, Call, Receiver, WholeReceiver
-from gateway.http.headers import gateway_lines, lines_for_client
+from gateway.http.cors import without_cors
+from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
@@ -31,6 +32,7 @@ class Sender(Protocol):
         *,
         head_only: bool = False,
         whole: WholeReceiver | None = None,
+        once: bool = False,
     ) -> Call:
         """Send a request, and pass its answer to `receiver`."""
 
@@ -41,16 +43,31 @@ class Sender(Protocol):
 class Upstream:
     """A backend with its HTTP client and its metrics, as the relay uses it.
 
+    Parameters
+    ----------
+    drops_cors
+        Whether the gateway does CORS, so that the engine's headers of it are dropped.
+
     Attributes
     ----------
     answers_json
         Whether the head last passed to `lines_of_answer` announces uncompressed JSON.
     """
 
-    __slots__ = ("_answer", "_answer_lines", "_choice_lines", "answers_json", "backend", "client", "metrics")
+    __slots__ = (
+        "_answer",
+        "_answer_lines",
+        "_choice_lines",
+        "answers_json",
+        "backend",
+        "client",
+        "drops_cors",
+        "metrics",
+    )
 
-    def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics) -> None:
+    def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
         self.backend = backend
+        self.drops_cors = drops_cors
         self.client = client
         self.metrics = metrics
         self.answers_json = False
@@ -63,9 +80,12 @@ class Upstream:
         if head is not self._answer:
             by_name = dict(head.headers)
             self._answer = head
-            self._answer_lines = lines_for_client([header for header in head.headers if header[0] != b"content-length"])
-            content_type = by_name.get(b"content-type", b"")
-            self.answers_json = content_type.startswith(b"application/json") and b"content-encoding" not in by_name
+            headers = without_cors(head.headers) if self.drops_cors else head.headers
+            self._answer_lines = lines_for_client(
+                [header for header in headers if header[0] != b"content-length"], self.client.address.authority
+            )
+            kind = media_type(by_name.get(b"content-type", b""))
+            self.answers_json = is_json(kind) and b"content-encoding" not in by_name
         return self._answer_lines
 
     def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:

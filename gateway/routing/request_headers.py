@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.http.headers import Header, lines_for_backend
 from gateway.routing.keys import Client
 from gateway.routing.router import RoutingHeaders
 
-Identify = Callable[[str, Mapping[bytes, bytes]], Client]
-
 
 # Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
 @dataclass(slots=True)
 class RequestHeaders:
-    """The parsed headers of a request; reused while the requests of a connection have equal headers.
+    """The parsed head of a request; reused while the requests of a connection have equal heads.
 
     Parameters
     ----------
+    path, target
+        The canonical path, and with the query as it is sent on: what was judged is what the backend gets.
     request_id
         The client's request id; empty if it sent none.
     lines, key_lines
         Header lines for the backend, and separately those with the client's API key.
+    answer_lines
+        Header lines that every answer gets: those of CORS.
     """
 
     method: str
@@ -31,18 +33,23 @@ class RequestHeaders:
     request_id: bytes
     lines: bytes
     key_lines: bytes
+    path: str
+    target: bytes
+    answer_lines: bytes
 
     @classmethod
-    def read(cls, method: str, headers: list[Header], identify: Identify) -> RequestHeaders:
-        """Return the parsed headers of a request.
-
-        Raises
-        ------
-        GatewayError
-            401 without a valid key; raised by `identify`.
-        """
-        by_name = dict(headers)
-        client = identify(method, by_name)
+    def read(
+        cls,
+        method: str,
+        client: Client,
+        path: str,
+        target: bytes,
+        headers: list[Header],
+        by_name: Mapping[bytes, bytes],
+        answer_lines: bytes,
+    ) -> RequestHeaders:
+        """Return the parsed head of a request whose client and path have been checked."""
         lines, key_lines = lines_for_backend(headers)
         request_id = by_name.get(b"x-request-id", b"")
-        return cls(method, client, RoutingHeaders.read(by_name), request_id, lines, key_lines)
+        routing_headers = RoutingHeaders.read(by_name)
+        return cls(method, client, routing_headers, request_id, lines, key_lines, path, target, answer_lines)

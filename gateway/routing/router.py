@@ -14,7 +14,7 @@ from backends.backend import Backend, State
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.errors import GatewayError, endpoint_of
-from gateway.routing.keys import Client
+from gateway.routing.keys import UNAUTHENTICATED, Client
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
 from policies.features.prompt import Prompt, read_prompt
@@ -24,6 +24,9 @@ from policies.policy import Choose, Decision
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
+_SHOWN_CHARS: Final = 100
+"""Of what a client sent as a model's name, in the error about it."""
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +224,11 @@ class Router:
         Raises
         ------
         GatewayError
-            400 if the body is not valid or names no model and there are several, 403 if the client may not use the
-            model, 404 if the model does not exist.
+            400 if the body is not valid or names no model and there are several, 404 if the model does not exist or
+            the client may not use it.
         """
-        endpoint = endpoint_of(path)
-        document = _parse(body, required=endpoint is not _OTHER and method == "POST")
+        endpoint = endpoint_of(path, method)
+        document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
         policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
         if (
@@ -278,7 +281,7 @@ class Router:
         if tried:
             ready = [backend for backend in ready if backend.name not in tried]
         if not ready:
-            raise self._none_left(routed, members, tried)
+            raise self._none_left(routed, client, members, tried)
         return ready
 
     def choose(
@@ -310,38 +313,40 @@ class Router:
         return decision
 
     def _find(self, name: object, client: Client, path: str) -> Model:
+        if client is UNAUTHENTICATED:
+            return next(iter(self._models.values()))  # any model's engines answer OPTIONS alike
         if name is None and self._only is not None:
             model: Model | None = self._only
         elif name is None:
             raise GatewayError(
                 400,
                 f'{path} needs a model: send it as "model" in a JSON body or in the header x-gateway-model; '
-                f"there are: {self._names()}.",
+                f"{self._names(client)}.",
                 code="model_required",
                 param="model",
             )
         else:
             model = self._models.get(name) if isinstance(name, str) else None
-        if model is None:
+        if model is None or not client.may_use(model.name):  # one answer for both: it does not tell what exists
+            named = f"The model `{name[:_SHOWN_CHARS]}`" if isinstance(name, str) else "This model"
             raise GatewayError(
                 404,
-                f"The model `{name}` does not exist here; there are: {self._names()}.",
+                f"{named} does not exist here{'' if client.models is None else ' for this key'}; "
+                f"{self._names(client)}.",
                 code="model_not_found",
-                param="model",
-            )
-        if client.models is not None and model.name not in client.models:
-            raise GatewayError(
-                403,
-                f"Key {client.name!r} may not use {model.name}; it may use: {', '.join(sorted(client.models))}.",
-                code="model_not_allowed",
                 param="model",
             )
         return model
 
-    def _names(self) -> str:
-        return ", ".join(sorted(self._models))
+    def _names(self, client: Client) -> str:
+        names = [name for name, model in self._models.items() if client.may_use(model.name)]
+        return f"there are: {', '.join(sorted(names))}" if names else "this key may use none"
 
-    def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
+    def _none_left(
+        self, routed: RoutedRequest, client: Client, members: Collection[Backend], tried: Collection[str]
+    ) -> GatewayError:
+        if client is UNAUTHENTICATED:
+            return GatewayError(503, "No backend is up. Try again shortly.", code="no_backend", retry_after_s=2.0)
         reasons = "; ".join(
             f"{backend.name} failed this request"
             if backend.name in tried

@@ -1,21 +1,21 @@
-"""The `/admin` endpoints, behind their own key."""
+"""The `/admin` endpoints. Their keys are checked before they are called: `gateway.routing.access`."""
 
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import logging
 import time
 from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
 from gateway.http.errors import GatewayError
-from gateway.routing.keys import ANONYMOUS, digest, presented_key
+from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutingHeaders
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
@@ -33,20 +33,29 @@ class BackendReference(BaseModel):
     backend: str
 
 
-def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter:
-    """Return the router of `/admin`."""
+_NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
-    async def authorised(request: Request) -> None:
-        presented = presented_key(dict(request.scope["headers"]))
-        if not presented or not hmac.compare_digest(digest(presented), gateway.admin_digest):
-            raise GatewayError(
-                401,
-                "/admin needs the admin key, as 'Authorization: Bearer KEY': admin.key of the pool file, "
-                "or the key printed at start.",
-                code="invalid_admin_key",
-            )
 
-    router = APIRouter(prefix="/admin", dependencies=[Depends(authorised)], tags=["admin"])
+def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI) -> APIRouter:
+    """Return the router of `/admin`.
+
+    Parameters
+    ----------
+    app
+        The application, which `/admin/docs` describes.
+    """
+    router = APIRouter(prefix="/admin", tags=["admin"])
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> dict[str, Any]:
+        """Return the OpenAPI document of the gateway's own endpoints."""
+        return app.openapi()
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """Return a page about them. It holds the document, since a browser would ask for that without the key."""
+        title, parameters = f"{app.title}: administration", {"spec": app.openapi()}
+        return get_swagger_ui_html(openapi_url="", title=title, swagger_ui_parameters=parameters)
 
     @router.get("/pool")
     async def pool() -> dict[str, Any]:
@@ -70,8 +79,8 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages) -> APIRouter
 
     @router.get("/config")
     async def config() -> dict[str, Any]:
-        """Return the active settings, without keys."""
-        return gateway.settings.model_dump(mode="json")
+        """Return the active settings, without keys and their digests."""
+        return gateway.settings.model_dump(mode="json", exclude=_NOT_SHOWN)
 
     @router.post("/drain")
     async def drain(reference: BackendReference) -> dict[str, Any]:

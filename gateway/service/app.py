@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway import __version__
-from gateway.frontend.asgi import AsgiFrontend, Receive, Scope, Send
+from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
 from gateway.http.errors import GatewayError
-from gateway.http.paths import is_own
+from gateway.http.paths import canonical_path, is_admin
+from gateway.routing.access import Access
+from gateway.routing.keys import Client
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
@@ -37,21 +39,76 @@ class Application:
     """The ASGI application of a gateway process.
 
     Relayed requests bypass FastAPI, whose routing costs several times as much as the relay.
+
+    Attributes
+    ----------
+    own
+        Answers the gateway's own paths, at the address of the clients.
+    admin
+        Answers at the admin address; None if there is none.
     """
 
     def __init__(self, gateway: Gateway, worker_messages: WorkerMessages) -> None:
-        self._own = create_app(gateway, worker_messages)
-        self._relay = AsgiFrontend(gateway.relay, max_body_bytes(gateway))
+        app = create_app(gateway, worker_messages)
+        relay, admin = gateway.relay, gateway.admin_access
+        self.own = OwnPaths(app, relay.access, relay.new_request_id)
+        self.admin = None if admin is None else OwnPaths(app, admin, relay.new_request_id)
+        self._access = relay.access
+        self._relay = AsgiFrontend(relay, max_body_bytes(gateway))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request or the lifespan protocol."""
-        if scope["type"] == "http" and not is_own(scope["path"]):
-            await self._relay(scope, receive, send)
-        elif scope["type"] == "websocket":
+        if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1003, "reason": "the gateway relays HTTP only"})
+        elif scope["type"] != "http" or self._access.answers_itself(
+            scope["method"], target_of(scope), dict(scope["headers"])
+        ):
+            await self.own(scope, receive, send)
         else:
-            await self._own(scope, receive, send)
+            await self._relay(scope, receive, send)
+
+
+class OwnPaths:
+    """An ASGI application that answers what is not relayed, at one of the gateway's addresses.
+
+    Parameters
+    ----------
+    app
+        The FastAPI application.
+    """
+
+    def __init__(self, app: FastAPI, access: Access, new_request_id: Callable[[], bytes]) -> None:
+        self._app = app
+        self._access = access
+        self._new_request_id = new_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request or the lifespan protocol."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        access, headers = self._access, dict(scope["headers"])
+        method, path = scope["method"], canonical_path(target_of(scope))
+        lines = b"" if is_admin(path) else access.lines_for(headers)
+        try:
+            if access.cors is not None and access.is_preflight(method, path, headers):
+                answered = access.cors.preflight(headers)
+                await send({"type": "http.response.start", "status": 204, "headers": answered})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            access.check_own(method, path, headers)
+        except GatewayError as error:
+            await refuse(error, headers.get(b"x-request-id") or self._new_request_id(), path, send, lines)
+            return
+
+        async def send_with_lines(message: Message) -> None:
+            if lines and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *headers_of(lines)]
+            await send(message)
+
+        scope["path"] = path
+        await self._app(scope, receive, send_with_lines)
 
 
 def max_body_bytes(gateway: Gateway) -> int:
@@ -99,11 +156,12 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         title="Speculation gateway",
         version=__version__,
         lifespan=lifespan,
-        docs_url="/admin/docs",
+        docs_url=None,
         redoc_url=None,
-        openapi_url="/admin/openapi.json",
+        openapi_url=None,  # `/admin/openapi.json` needs a key
+        redirect_slashes=False,
     )
-    app.include_router(admin_router(gateway, worker_messages))
+    app.include_router(admin_router(gateway, worker_messages, app))
 
     @app.exception_handler(GatewayError)
     async def answer_error(request: Request, error: GatewayError) -> Response:
@@ -116,11 +174,15 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         return Response()
 
     @app.get("/readyz")
-    async def readyz() -> Response:
-        """Answer 200 if every model has a backend that is up, else 503."""
+    async def readyz(request: Request) -> Response:
+        """Answer 200 if every model has a backend that is up, else 503; with a key, name those that are."""
         up = {name: [backend.name for backend in gateway.pool.up(name)] for name in gateway.models}
         ready = all(up.values())
-        return JSONResponse({"ready": ready, "up": up}, 200 if ready else 503)
+        shown: dict[str, Any] = {"ready": ready}
+        with contextlib.suppress(GatewayError):  # without a key it tells no names
+            client = _client(gateway, request)
+            shown["up"] = {name: names for name, names in up.items() if client.may_use(name)}
+        return JSONResponse(shown, 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -143,19 +205,18 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         card = next((card for card in cards if card["id"] == name), None)
         if card is None:
             names = ", ".join(card["id"] for card in cards)
-            raise GatewayError(
-                404, f"The model `{name}` does not exist here; there are: {names}.", code="model_not_found"
-            )
+            there_are = f"there are: {names}" if names else "this key may use none"
+            raise GatewayError(404, f"The model `{name}` does not exist here; {there_are}.", code="model_not_found")
         return card
 
     return app
 
 
 def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
-    client = gateway.relay.identify(request.method, dict(request.scope["headers"]))
+    client = _client(gateway, request)
     cards = []
     for name, settings in gateway.settings.models.items():
-        if client.models is not None and name not in client.models:
+        if not client.may_use(name):
             continue
         engine_card = gateway.pool.model_card(name) or {}
         simulated = all(backend.simulated for backend in gateway.pool.of(name))
@@ -164,6 +225,10 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
             card |= engine_card | {"id": alias}
             cards.append(card | {"simulated": True} if simulated else card)
     return cards
+
+
+def _client(gateway: Gateway, request: Request) -> Client:
+    return gateway.relay.access.identify(request.method, dict(request.scope["headers"]))
 
 
 async def _start(gateway: Gateway) -> None:

@@ -11,11 +11,14 @@ from backends.http.client import Address, UpstreamClient
 from backends.http.write_batch import WriteBatch
 from backends.pool import HealthRules, Pool
 from gateway.config.settings import KeySettings, PoolSettings
+from gateway.http.cors import Cors
+from gateway.http.paths import RelayedPaths
 from gateway.recorder import Recorder
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
-from gateway.routing.keys import Client, Keyring, digest
+from gateway.routing.access import Access
+from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
 from gateway.service.default_temperature import assumed_temperature
@@ -38,8 +41,8 @@ class Gateway:
     ----------
     models
         Models by name, in the order of the pool file.
-    admin_digest
-        SHA-256 of the admin key.
+    admin_access
+        Who may ask for what at the admin address; None if it is the address of the clients.
     state
         State that outlives the process and is shared with others.
     policy_versions
@@ -55,20 +58,22 @@ class Gateway:
     pool: Pool
     relay: RelayContext
     metrics: Metrics
-    admin_digest: bytes
+    admin_access: Access | None
     state: State
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
     shadow: dict[str, ShadowDrafting]
 
 
-def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str) -> Gateway:
+def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Gateway:
     """Return the parts of a gateway process, without opening or starting anything.
 
     Parameters
     ----------
     backends
         All replicas of the pool, including those that the gateway has yet to start.
+    admin_digest
+        SHA-256 of the admin key.
     """
     metrics, writes = Metrics(), WriteBatch()
     tls = ssl.create_default_context() if any(backend.url.startswith("https:") for backend in backends) else None
@@ -79,7 +84,12 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     for name, model_settings in settings.models.items():
         policy = build(model_settings.policy.name, model_settings.policy.settings)
         upstreams = {
-            backend.name: Upstream(backend, _client(backend, settings, tls, writes), metrics.bind(backend))
+            backend.name: Upstream(
+                backend,
+                _client(backend, settings, tls, writes),
+                metrics.bind(backend),
+                drops_cors=settings.cors is not None,
+            )
             for backend in backends
             if backend.model == name
         }
@@ -90,10 +100,11 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     health, timeouts = settings.health, settings.timeouts
     rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
     pool = Pool(backends, rules)
+    access, admin_access = _access(settings, admin_digest)
     relay = RelayContext(
         Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes),
         pool,
-        Keyring([_client_of(key) for key in settings.keys]),
+        access,
         Limits(settings.server.max_in_flight),
         metrics,
         Timeouts(timeouts.first_byte_s, timeouts.idle_s),
@@ -109,7 +120,20 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_key: str
     policy_versions = policy_versions_of(models, state.documents)
     for versions in policy_versions.values():
         versions.follow()
-    return Gateway(settings, models, pool, relay, metrics, digest(admin_key), state, policy_versions, recorder, shadow)
+    return Gateway(settings, models, pool, relay, metrics, admin_access, state, policy_versions, recorder, shadow)
+
+
+def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
+    """Return the access at the address of the clients, and at the admin address if there is one."""
+    keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
+    paths = RelayedPaths(settings.paths)
+    cors = None if settings.cors is None else Cors(**settings.cors.model_dump())
+    if settings.admin.listen is None:
+        return Access(keyring, paths, cors), None
+    metrics = {"/metrics"}
+    closed = {"/admin"} | (metrics if settings.admin.metrics else set())
+    closed_at_admin = {"/v1/models"} | (set() if settings.admin.metrics else metrics)
+    return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin)
 
 
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
@@ -134,9 +158,8 @@ def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None
     return UpstreamClient(address, connect_timeout_s=connect_s, tls=tls if address.tls else None, writes=writes)
 
 
-def _client_of(key: KeySettings) -> tuple[bytes, Client]:
-    key_digest = digest(key.key.get_secret_value()) if key.key is not None else bytes.fromhex(key.sha256 or "")
-    return key_digest, Client(
+def _client_of(key: KeySettings) -> Client:
+    return Client(
         key.name,
         frozenset(key.models) if key.models is not None else None,
         key.may_override,
@@ -145,4 +168,5 @@ def _client_of(key: KeySettings) -> tuple[bytes, Client]:
         key.max_in_flight,
         None if key.slo is None or key.slo.ttft_ms is None else 1e-3 * key.slo.ttft_ms,
         None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
+        key.admin,
     )

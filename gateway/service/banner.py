@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from backends.speculation import Method, num_speculative_tokens
@@ -44,17 +45,19 @@ def location(backend: BackendSettings) -> str:
     return backend.url or ""
 
 
-def start_lines(settings: PoolSettings, url: str, generated_admin_key: str | None = None) -> list[str]:
+def start_lines(settings: PoolSettings, urls: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
     """Return the lines printed once the gateway listens.
 
     Parameters
     ----------
-    url
-        Address of the gateway, `http://host:port`.
+    urls
+        Addresses, as `http://host:port`: that of the gateway, and that of `/admin` if it has one of its own.
     generated_admin_key
         The admin key, if it was generated at start; printed because it is stored nowhere.
     """
+    url, *admin_urls = urls
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
+    lines += [f"/admin is at {admin_url} only." for admin_url in admin_urls]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"

@@ -71,6 +71,7 @@ def _backend(model: str, name: str, settings: BackendSettings, launch_url: str) 
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         weight=settings.weight,
         simulated=settings.simulate is not None,
+        launched=settings.url is None,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,16 @@ from rich.console import Console
 
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
+from gateway.config.settings.keys import address_of
 from gateway.recorder import with_salt
+from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.banner import pool_table, start_lines
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, listen, raise_open_file_limit
 from gateway.service.worker_messages import WorkerMessages
 from gateway.service.workers import Workers
+from gateway.telemetry.log_format import configure_logging
 
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
@@ -39,22 +45,26 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     int
         Exit status: 0 after a signal, 1 if the gateway could not start.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logging("%(asctime)s %(levelname)s %(name)s", logging.INFO)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
+    if settings.server.workers > 1:
+        resource_tracker.ensure_running()  # a process that inherits this
     raise_open_file_limit()
-    server = settings.server
-    try:
-        opened = listen(server.host, server.port, shared=server.workers > 1)
-    except OSError as error:
-        print(f"{config_path}: cannot listen on {server.host} port {server.port}: {error.strerror}", file=sys.stderr)
-        print("Choose another with --host and --port, or stop the program that listens there.", file=sys.stderr)
-        return 1
-    run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
-    with opened:
-        host, port = opened.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        serving = _Serving(with_salt(settings), plan(settings, run_dir), url, run_dir)
-        status = uvloop.run(serving.run(opened))
+    server, admin = settings.server, settings.admin
+    sockets: list[socket.socket] = []
+    wanted = [(server.host, server.port, "--host and --port")]
+    wanted += [] if admin.listen is None else [(*address_of(admin.listen), "admin.listen")]
+    with contextlib.ExitStack() as stack:
+        for host, port, options in wanted:
+            try:
+                sockets.append(stack.enter_context(listen(host, port, shared=server.workers > 1)))
+            except OSError as error:
+                print(f"{config_path}: cannot listen on {host} port {port}: {error.strerror}", file=sys.stderr)
+                print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
+                return 1
+        run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
+        serving = _Serving(with_salt(settings), plan(settings, run_dir), sockets, run_dir)
+        status = uvloop.run(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
     else:
@@ -62,31 +72,40 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
     return status
 
 
+def _url(opened: socket.socket) -> str:
+    host, port = opened.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class _Serving:
     """One run of the gateway, in its main process."""
 
-    def __init__(self, settings: PoolSettings, replicas: Replicas, url: str, run_dir: Path) -> None:
+    def __init__(self, settings: PoolSettings, replicas: Replicas, sockets: list[socket.socket], run_dir: Path) -> None:
         self._settings = settings
         self._replicas = replicas
-        self._url = url
+        self._sockets = sockets
         self._run_dir = run_dir
-        self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.key is None else None
-        self._admin_key = self._generated_admin_key or settings.admin.key.get_secret_value()  # type: ignore[union-attr]
+        self._started = asyncio.Event()
+        self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.digest is None else None
+        self._admin_digest = settings.admin.digest or digest(self._generated_admin_key or "")
         self._launcher = Launcher(replicas.launches, self._on_launch)
         self._worker_messages = WorkerMessages()
         self._workers: Workers | None = None
         self.keep_logs = False
 
-    async def run(self, opened: Any) -> int:
+    async def run(self) -> int:
         """Start the replicas, serve, and stop the replicas."""
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
         console.print(pool_table(self._settings))
         announce = asyncio.create_task(self._announce(console))
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, logger.warning, "SIGHUP is ignored: a changed pool file takes effect at the next start"
+        )
         try:
             await self._launcher.start()
             if self._settings.server.workers > 1:
-                return await self._serve_with_workers(opened)
-            return await self._serve_alone(opened)
+                return await self._serve_with_workers()
+            return await self._serve_alone()
         except LaunchError as error:
             print(error, file=sys.stderr)
             return 1
@@ -94,32 +113,40 @@ class _Serving:
             announce.cancel()
             await self._launcher.stop()
 
-    async def _serve_alone(self, opened: Any) -> int:
-        gateway = assemble(self._settings, self._replicas.backends, self._admin_key)
-        server = Server(gateway, self._worker_messages, has_process=True)
+    async def _serve_alone(self) -> int:
+        gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
+        server = Server(gateway, self._worker_messages, has_process=True, on_started=self._started.set)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)
-        await server.serve(sockets=[opened])
+        await server.serve_at(*self._sockets)
         return 0 if server.started else 1
 
-    async def _serve_with_workers(self, opened: Any) -> int:
-        address = opened.getsockname()[:2]
-        self._workers = Workers(self._settings, self._replicas.backends, self._admin_key, address, self._run_dir)
+    async def _serve_with_workers(self) -> int:
+        addresses = [opened.getsockname()[:2] for opened in self._sockets]
+        self._workers = Workers(
+            self._settings,
+            self._replicas.backends,
+            self._admin_digest,
+            addresses,
+            self._run_dir,
+            on_started=self._started.set,
+        )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._workers.stop)
         return await self._workers.run()
 
     async def _announce(self, console: Console) -> None:
-        """Print the address once the gateway can answer: immediately, or when the simulator has started."""
+        """Print the address once all workers accept connections, and the simulator has started."""
         if any(spec.name == SIMULATOR for spec in self._replicas.launches):
             loop = asyncio.get_running_loop()
             end_s = loop.time() + _SIMULATOR_READY_S
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        for line in start_lines(self._settings, self._url, self._generated_admin_key):
-            console.print(line, soft_wrap=True, markup=False)
+        await self._started.wait()
+        lines = start_lines(self._settings, [_url(opened) for opened in self._sockets], self._generated_admin_key)
+        console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:
         return any(each.name == SIMULATOR and each.state == "ready" for each in self._launcher.status())

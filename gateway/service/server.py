@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
+import logging
 import math
+import os
 import resource
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import uvicorn
 
+from backends.http.request_head import HeadLimits
 from backends.http.server import HttpServer, ServerConnection, ServerLimits
+from gateway.config.settings.server import ServerSettings
 from gateway.frontend.http import HttpFrontend
-from gateway.service.app import Application, max_body_bytes
+from gateway.service.app import Application
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
 _KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that the client closes first
+_OTHER_FILES = 64  # what a process opens besides connections of clients and to backends
+_FILES_CHECK_S = 1.0
+_LOG_EVERY_S = 60.0
 
 
 class Server(uvicorn.Server):
     """The HTTP server of one gateway process, on sockets that are already open.
+
+    uvicorn runs the application's lifespan and listens; requests are read by `backends.http.server`.
 
     uvicorn raises the signal that stopped it again. This server stops only through `drain`, so that the process can
     stop its replicas and exit with status 0.
@@ -33,37 +46,51 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     fast
-        Whether `gateway.frontend.http` serves, which relays requests without ASGI; else uvicorn's protocol does.
+        Whether requests are relayed without ASGI; else the application relays them, as under another ASGI server.
     has_process
         Whether the process serves nothing else, so that its garbage collector can be tuned.
+    on_started
+        Called once connections are accepted.
     """
 
     def __init__(
-        self, gateway: Gateway, worker_messages: WorkerMessages, *, fast: bool = True, has_process: bool = False
+        self,
+        gateway: Gateway,
+        worker_messages: WorkerMessages,
+        *,
+        fast: bool = True,
+        has_process: bool = False,
+        on_started: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
+        self._on_started = on_started
+        self._admin_socket: socket.socket | None = None
+        self._admin_server: asyncio.Server | None = None
+        self._admin_connections: set[ServerConnection] = set()  # not uvicorn's: they do not hold up draining
         self._has_process = has_process
+        self._watch: asyncio.Task[None] | None = None
         self._drain_s = gateway.settings.server.drain_s
         app = Application(gateway, worker_messages)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast("type[asyncio.Protocol]", self._connect) if fast else "httptools",
+                http=cast("type[asyncio.Protocol]", self._connect),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
                 access_log=False,
+                log_config=None,  # the format of the gateway
                 log_level="warning",
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
             )
         )
+        self._app = app
         self._http = HttpServer(
-            HttpFrontend(gateway.relay, app, self.server_state.tasks),
-            ServerLimits(body_bytes=max_body_bytes(gateway), idle_s=_KEEP_ALIVE_S),
+            HttpFrontend(gateway.relay, app, self.server_state.tasks, through_app=not fast),
+            server_limits(gateway.settings.server),
             writes=gateway.relay.writes,
             connections=self.server_state.connections,
         )
@@ -75,8 +102,41 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
         await super().startup(sockets)
+        self._watch = asyncio.get_running_loop().create_task(_watch_open_files())
+        if self._admin_socket is not None and self.started:
+            self._admin_server = await self._serve_admin(self._admin_socket)
         if self._has_process:
             tune_garbage_collector()
+        if self._on_started is not None and self.started:
+            self._on_started()
+
+    async def serve_at(self, clients: socket.socket, admin: socket.socket | None = None) -> None:
+        """Serve until `drain`: clients at one address, and `/admin` at another if there is one."""
+        self._admin_socket = admin
+        try:
+            await self.serve(sockets=[clients])
+        finally:
+            if self._admin_server is not None:
+                self._admin_server.close()
+            for connection in list(self._admin_connections):
+                connection.abort()
+
+    async def _serve_admin(self, opened: socket.socket) -> asyncio.Server:
+        assert self._app.admin is not None
+        frontend = HttpFrontend(
+            self._gateway.relay, self._app.admin, self.server_state.tasks, self._gateway.admin_access
+        )
+        limits = server_limits(self._gateway.settings.server)
+        server = HttpServer(frontend, limits, connections=self._admin_connections)
+        # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
+        connect = cast("Callable[[], asyncio.Protocol]", server.connect)
+        return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,6 +151,49 @@ class Server(uvicorn.Server):
             return
         self.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
+
+
+def server_limits(settings: ServerSettings) -> ServerLimits:
+    """Return what the HTTP server accepts.
+
+    Connections of clients are also bounded by half of the files that the process may open: the other half is for
+    those to backends.
+    """
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(settings.max_connections, max(1, (open_files - _OTHER_FILES) // 2))
+    if connections < settings.max_connections:
+        log.info(
+            "at most %d connections, not max_connections (%d): the process may open %d files",
+            connections,
+            settings.max_connections,
+            open_files,
+        )
+    return ServerLimits(
+        head=HeadLimits(
+            target_bytes=int(settings.max_target_kib * 2**10),
+            headers_bytes=int(settings.max_headers_kib * 2**10),
+            headers=settings.max_headers,
+        ),
+        body_bytes=int(settings.max_body_mib * 2**20),
+        idle_s=_KEEP_ALIVE_S,
+        head_s=settings.head_s,
+        body_s=settings.body_s,
+        connections=connections,
+        unfinished_bytes=int(settings.max_unfinished_mib * 2**20),
+    )
+
+
+async def _watch_open_files() -> None:
+    """Log when no more files can be opened; new connections are then closed by the event loop, which tells nobody."""
+    again_s = 0.0
+    while True:
+        await asyncio.sleep(_FILES_CHECK_S)
+        try:
+            os.close(os.dup(0))
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE} and time.monotonic() >= again_s:
+                again_s = time.monotonic() + _LOG_EVERY_S
+                log.warning("no more files can be opened (%s): new connections are closed", error.strerror)
 
 
 def raise_open_file_limit() -> None:

@@ -54,7 +54,14 @@ class ResponseStored:
     backend: str
 
 
-WorkerMessage = Drained | KeysUsed | Launched | WorkerDied | ResponseStored
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker accepts connections; read by the parent process only."""
+
+    worker: int
+
+
+WorkerMessage = Drained | KeysUsed | Launched | WorkerDied | WorkerStarted | ResponseStored
 
 
 @dataclass(slots=True)
@@ -112,7 +119,7 @@ class WorkerMessages:
                         gateway.pool.set_drained(backend, drained=drained)
             case KeysUsed(worker, used):
                 for key, use in used.items():
-                    if (client := gateway.relay.keyring.named(key)) is not None:
+                    if (client := gateway.relay.access.keyring.named(key)) is not None:
                         gateway.relay.limits.used_elsewhere(worker, client, use)
             case ResponseStored(response_id, backend):
                 gateway.relay.router.locations.remember(response_id, backend)

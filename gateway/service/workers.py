@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,7 +21,8 @@ import uvloop
 
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
-from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages
+from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages, WorkerStarted
+from gateway.telemetry.log_format import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class Assignment:
     number: int
     settings: PoolSettings
     backends: Sequence[Backend]
-    admin_key: str
-    address: tuple[str, int]
+    admin_digest: bytes
+    addresses: Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True)
@@ -52,24 +53,31 @@ class Workers:
 
     Parameters
     ----------
-    address
-        Host and port that all workers listen on (SO_REUSEPORT).
+    admin_digest
+        SHA-256 of the admin key.
+    addresses
+        Hosts and ports that all workers listen on (SO_REUSEPORT): that of the clients, and the admin address.
     run_dir
         Folder for the shared values of their metrics.
+    on_started
+        Called once all of them accept connections.
     """
 
     def __init__(
         self,
         settings: PoolSettings,
         backends: Sequence[Backend],
-        admin_key: str,
-        address: tuple[str, int],
+        admin_digest: bytes,
+        addresses: Sequence[tuple[str, int]],
         run_dir: Path,
+        on_started: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._backends = backends
-        self._admin_key = admin_key
-        self._address = address
+        self._admin_digest = admin_digest
+        self._addresses = addresses
+        self._on_started = on_started
+        self._yet_to_start = set(range(settings.server.workers))
         self._workers: dict[int, _Worker] = {}
         self._drained: dict[tuple[str, str], Drained] = {}
         self._launched = Launched({})
@@ -113,7 +121,7 @@ class Workers:
     def _start(self, number: int) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        assignment = Assignment(number, self._settings, self._backends, self._admin_key, self._address)
+        assignment = Assignment(number, self._settings, self._backends, self._admin_digest, self._addresses)
         process = context.Process(target=work, args=(assignment, theirs), name=f"gateway worker {number}")
         process.start()
         theirs.close()
@@ -162,6 +170,11 @@ class Workers:
         except (EOFError, OSError):  # the worker has ended; `_wait` handles that
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
             return
+        if isinstance(message, WorkerStarted):
+            if self._yet_to_start == {message.worker}:
+                self._on_started()
+            self._yet_to_start.discard(message.worker)
+            return
         if isinstance(message, Drained):
             self._drained[message.model, message.backend] = message
         for other_number, other in self._workers.items():
@@ -180,14 +193,9 @@ class Workers:
 
 def work(assignment: Assignment, pipe: Connection) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]: %(message)s",
-        level=logging.INFO
-        if assignment.number == 0
-        else logging.ERROR,  # all workers would log the same about the pool
-        stream=sys.stderr,
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent logs it
+    level = logging.INFO if assignment.number == 0 else logging.ERROR  # all would log the same about the pool
+    configure_logging(f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]", level)
     sys.exit(uvloop.run(_work(assignment, pipe)))
 
 
@@ -199,10 +207,12 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     if settings.server.max_in_flight is not None:
         share = math.ceil(settings.server.max_in_flight / settings.server.workers)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
-    gateway = assemble(settings, assignment.backends, assignment.admin_key)
+    gateway = assemble(settings, assignment.backends, assignment.admin_digest)
     worker_messages = WorkerMessages(assignment.number, pipe.send)
     gateway.relay.router.locations.on_new = worker_messages.share_response
-    server = Server(gateway, worker_messages, has_process=True)
+    server = Server(
+        gateway, worker_messages, has_process=True, on_started=lambda: pipe.send(WorkerStarted(assignment.number))
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
@@ -217,6 +227,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
         worker_messages.receive(message, gateway)
 
     loop.add_reader(pipe.fileno(), receive)
-    with listen(*assignment.address, shared=True, checked=True) as opened:
-        await server.serve(sockets=[opened])
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(*address, shared=True, checked=True)) for address in assignment.addresses]
+        await server.serve_at(*sockets)
     return 0 if server.started else 1

@@ -18,6 +18,7 @@ import orjson
 
 from backends.speculation import Method
 from gateway.http.transcript import read_answer
+from gateway.telemetry.log_format import place_of
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint
 from policies.features.words import piece_ids
@@ -37,7 +38,7 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
             tokens_per_step = replayed_text(text, body, answer, arms)
             result: dict[str, Any] = {"tokens_per_step": tokens_per_step, "cpu_s": time.process_time() - began_s}
         except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-            result = {"error": repr(error), "cpu_s": time.process_time() - began_s}
+            result = {"error": place_of(error), "cpu_s": time.process_time() - began_s}
         sink.write(orjson.dumps(result) + b"\n")
         sink.flush()
 

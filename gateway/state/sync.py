@@ -26,6 +26,8 @@ _MAX_CPU_SHARE = 0.05
 """Largest share of a core for exchanging statistics; large statistics are exchanged less often."""
 _START_TIMEOUT_S = 1.0
 _STOP_TIMEOUT_S = 3.0
+_LOG_INTERVAL_S = 10.0
+"""Least seconds between two messages about failures that follow each other and differ."""
 
 
 class State:
@@ -62,6 +64,8 @@ class State:
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._logged_failure = ("", "")  # kind and message
+        self._logged_s = 0.0
         self._next_exchange_s = 0.0
 
     @property
@@ -135,8 +139,10 @@ class State:
         return changed, time.thread_time() - began_s
 
     def _note_failure(self, error: StateError) -> None:
-        if not self._failures:
-            logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
+        failure, now_s = (error.kind, str(error)), time.monotonic()
+        if not self._failures or (failure != self._logged_failure and now_s - self._logged_s >= _LOG_INTERVAL_S):
+            logger.warning("%s: %s; statistics are kept in memory until the store is back", *failure)
+            self._logged_failure, self._logged_s = failure, now_s
         self._failures += 1
         if self._metrics is not None:
             self._metrics.connected.set(0)

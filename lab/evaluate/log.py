@@ -312,6 +312,8 @@ def _why_left_out(record: TraceRecord) -> str:
         return FAILED
     if record.retried_from:
         return RETRIED
+    if record.endpoint == Endpoint.OTHER:
+        return "are not inference"
     if record.e2e_s is None or record.e2e_s <= 0:
         return "have no end time"
     return ""

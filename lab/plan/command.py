@@ -37,6 +37,7 @@ from lab.replay.pace import paced
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
 from lab.trace import BrokenLines, TraceRecord, read_trace
+from policies.features.request import Endpoint
 
 _NOTHING_FITS = 1
 _PART = 500
@@ -155,7 +156,7 @@ def _parts(
     left_out = longest = 0
     for record in records:
         length = record.prompt_tokens + max(1, record.output_tokens or 1)
-        if length > max_model_len:
+        if record.endpoint == Endpoint.OTHER or length > max_model_len:
             left_out += 1
             continue
         longest = max(longest, length)

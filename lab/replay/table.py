@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lab.replay.request import ReplayRequest, replay_request
 from lab.trace import Text, TraceRecord
-from policies.features.request import RequestFeatures
+from policies.features.request import Endpoint, RequestFeatures
 
 Floats = npt.NDArray[np.float64]
 
@@ -128,6 +128,8 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
         with path.open("wb") as file:
             end = 0
             for record in records:
+                if record.endpoint == Endpoint.OTHER:  # takes an engine, but not as inference does
+                    continue
                 request = replay_request(record, 0.0, default_temperature)
                 features = request.features
                 long = _packed_long_fields(request)

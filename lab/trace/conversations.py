@@ -10,7 +10,7 @@ import orjson
 
 from lab.trace.decode import CountTokens
 from lab.trace.duck import database, rows
-from lab.trace.lines import BrokenLine, Report, TraceError, compression_of, numbered_lines, open_unpacked
+from lab.trace.lines import BrokenLine, Report, TraceError, begins_a_list, compression_of, numbered_lines
 from lab.trace.record import TraceRecord
 
 _ROLES = {
@@ -40,9 +40,7 @@ def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iter
 
 def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
     """Yield the JSON of each conversation with its position in the list or its line number, from 1."""
-    with open_unpacked(path) as file:
-        is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-    if not is_list:
+    if not begins_a_list(path):
         yield from numbered_lines(path, _refuse_damage)
         return
     import duckdb

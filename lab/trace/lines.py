@@ -6,7 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -19,6 +19,7 @@ MAX_LINE_BYTES = 256 * 2**20
 """Length from which a line is not a record: binary files may have no newlines at all."""
 
 _CHUNK_BYTES = 1 << 14  # uncompressed; at most this much before the damaged position of a file is lost
+_PACKED_BYTES = 256  # of zstd, unpacked at a time: 4 bytes can hold 128 KiB
 
 
 class TraceError(UsageError):
@@ -141,6 +142,13 @@ def read_errors() -> tuple[type[Exception], ...]:
     return OSError, EOFError, zlib.error, zstandard.ZstdError
 
 
+def begins_a_list(path: Path) -> bool:
+    """Return whether a file begins with a JSON list; False for one that is damaged at its beginning."""
+    with suppress(*read_errors()), open_unpacked(path) as file:
+        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    return False
+
+
 class _Frames(io.RawIOBase):
     """Decompresses a sequence of zstd frames.
 
@@ -161,14 +169,14 @@ class _Frames(io.RawIOBase):
         import zstandard
 
         while not self._unpacked:
-            self._packed = self._packed or self._file.read(_CHUNK_BYTES)
-            if not self._packed:
+            packed = self._packed or self._file.read(_PACKED_BYTES)
+            if not packed:
                 if self._frame is not None:
                     raise EOFError("it was cut off within a zstd frame")
                 return 0
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._unpacked = memoryview(self._frame.decompress(self._packed))
+            self._unpacked = memoryview(self._frame.decompress(packed))
             self._packed = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from lab.trace.lines import (
     BrokenLines,
     Report,
     TraceError,
+    begins_a_list,
     numbered_lines,
-    open_unpacked,
-    read_errors,
     refuse,
 )
 from lab.trace.order import in_arrival_order, lateness
@@ -125,9 +123,8 @@ def detect_format(path: Path) -> str:
     TraceError
         If the format is unknown, or the file cannot be read.
     """
-    with suppress(*read_errors()), open_unpacked(path) as file:
-        if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-            return "sharegpt"
+    if begins_a_list(path):
+        return "sharegpt"
     lines = list(islice(numbered_lines(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
     if not lines:
         return "gateway"  # empty, or truncated within the first line because the recorder was killed

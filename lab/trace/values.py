@@ -10,6 +10,7 @@ from backends.speculation import Method
 
 METHODS = {method.value: method.value for method in Method}
 
+_LARGEST_COUNT = 2**64 - 1
 _FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more than datetime reads
 
 
@@ -55,12 +56,14 @@ def read_share(value: object) -> float:
 
 
 def read_count(value: object) -> int:
-    """Return a whole number, 0 or more."""
-    if type(value) is int and value >= 0:
+    """Return a whole number from 0 to 2^64 - 1, the largest that can be written again."""
+    if type(value) is int and 0 <= value <= _LARGEST_COUNT:
         return value
     number = read_number(value)
     if number < 0 or number != int(number):
         raise ValueError(f"expected a whole number, 0 or more, not {number:g}")
+    if number > _LARGEST_COUNT:
+        raise ValueError(f"expected at most 2^64 - 1, not {number:g}")
     return int(number)
 
 

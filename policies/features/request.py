@@ -247,7 +247,7 @@ def describe(
         stream=body.get("stream") is True,
         n=min(_LARGEST, max(1, _count(body.get("n")) or 1) * prompt.batch),
         temperature=default_temperature if temperature is None else max(0.0, temperature),
-        top_p=1.0 if top_p is None else top_p,
+        top_p=1.0 if top_p is None else max(0.0, top_p),
         overlap=_overlap(prompt, tail) if "overlap" in text_features else 0.0,
         code_share=code_share(tail) if "code_share" in text_features else 0.0,
         prompt_tokens=prompt.tokens,

@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from backends.backend import Backend, State
+from backends.engine_metrics import EngineMetrics
 from backends.pool import HealthRules, Pool
+from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
 from tests.support.upstream import Upstream
 from tests.support.waiting import eventually, stays
@@ -21,12 +23,14 @@ RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5
 
 @contextlib.asynccontextmanager
 async def running_pool(
-    prepare: Callable[[Upstream], None] = lambda _: None,
+    prepare: Callable[[Upstream], None] = lambda _: None, others: int = 0, rules: HealthRules = RULES
 ) -> AsyncIterator[tuple[Pool, Backend, Upstream]]:
+    """Run a pool with a replica `a`, and others of the same server; return `a` and the server."""
     async with Upstream("a", "m") as upstream:
         prepare(upstream)
-        backend = Backend("a", "m", Method.BASELINE, upstream.url)
-        pool = Pool([backend], RULES)
+        names = ["a", *(f"other{number}" for number in range(others))]
+        backend, *rest = [Backend(name, "m", Method.BASELINE, upstream.url) for name in names]
+        pool = Pool([backend, *rest], rules)
         await pool.start()
         try:
             yield pool, backend, upstream
@@ -39,6 +43,55 @@ async def test_after_the_first_probes_the_state_is_known() -> None:
         assert backend.state is State.STARTING
         await pool.wait_until_probed(5.0)
         assert backend.state is State.UP
+
+
+@pytest.mark.parametrize("launched", [False, True])
+async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_gateway_starts_it(
+    launched: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused(Probe):
+        probes = 0
+        problem = "refuses connections (1)"
+
+        async def run(self, *, admit: bool) -> ProbeResult:
+            Refused.probes += 1
+            return ProbeResult(Refused.problem, refused=True)
+
+    def lines() -> list[str]:
+        return [line.message for line in caplog.records if line.levelname == "WARNING"]
+
+    backend = Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1", launched=launched)
+    pool = Pool([backend], RULES, Refused)
+    await pool.start()
+    try:
+        await eventually(lambda: Refused.probes >= 3)
+        expected = [] if launched else ["m/a cannot be reached yet: refuses connections (1)"]
+        assert lines() == expected
+        Refused.problem = "refuses connections (2)"
+        seen = Refused.probes
+        await eventually(lambda: Refused.probes >= seen + 3)
+        assert lines() == expected + ([] if launched else ["m/a cannot be reached yet: refuses connections (2)"])
+        assert backend.state is State.STARTING
+    finally:
+        await pool.stop()
+
+
+async def test_a_replica_that_refuses_from_the_start_is_logged_when_it_comes_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Upstream("a", "m") as upstream:
+        await upstream.die()
+        backend = Backend("a", "m", Method.BASELINE, upstream.url)
+        pool = Pool([backend], RULES)
+        with caplog.at_level("INFO", "backends.pool"):
+            await pool.start()
+            try:
+                await eventually(lambda: "m/a cannot be reached yet: refuses connections" in caplog.text)
+                await upstream.come_back()
+                await eventually(lambda: backend.state is State.UP)
+            finally:
+                await pool.stop()
+    assert [line.levelname for line in caplog.records if line.name == "backends.pool"] == ["WARNING", "INFO"]
 
 
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
@@ -134,43 +187,111 @@ async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
 async def test_a_refused_connection_takes_effect_before_any_probe() -> None:
     async with running_pool() as (pool, backend, _):
         await eventually(lambda: backend.state is State.UP)
-        pool.report_failure(backend, "connect", "refused")
+        pool.report_unreachable(backend, "refused")
         assert backend.state is State.DOWN
         await eventually(lambda: backend.state is State.UP)  # the next probe succeeds
 
 
+def strike(pool: Pool, backend: Backend, *requests: int) -> None:
+    for request in requests:
+        pool.report_strike(backend, request, "broke its answer")
+
+
+def unprobed(*names: str) -> tuple[Pool, list[Backend]]:
+    """Return a pool that is not probed, with backends that are up."""
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in names]
+    return Pool(backends, RULES), backends
+
+
+def test_strikes_of_three_different_requests_in_a_row_eject() -> None:
+    pool, (backend, _) = unprobed("a", "b")
+    strike(pool, backend, 1, 2)
+    pool.report_success(backend)
+    strike(pool, backend, 1, 2, 2, 1, 1)
+    assert backend.state is State.UP
+    strike(pool, backend, 3)
+    assert backend.state is State.EJECTED
+
+
+def test_late_strikes_do_not_count_against_a_replica_that_has_returned() -> None:
+    pool, (backend, _) = unprobed("a", "b")
+    strike(pool, backend, 1, 2, 3)
+    strike(pool, backend, 4, 5, 6)  # of requests that were in flight
+    pool._judge(backend, pool._records["m", "a"], ProbeResult("/health answered 503"))
+    strike(pool, backend, 7)
+    pool._judge(backend, pool._records["m", "a"], ProbeResult())
+    assert backend.state is State.UP
+    strike(pool, backend, 8, 9)
+    assert backend.state is State.UP
+
+
+def test_the_last_replica_that_is_up_is_not_ejected() -> None:
+    pool, backends = unprobed("a", "b", "c")
+    for backend in backends:
+        strike(pool, backend, 1, 2, 3, 4, 5, 6)
+    assert [backend.state for backend in backends] == [State.EJECTED, State.EJECTED, State.UP]
+
+
+def test_time_outs_count_if_no_metrics_show_the_engine_at_work() -> None:
+    for engine, state in (
+        (None, State.EJECTED),
+        (EngineMetrics(), State.EJECTED),
+        (EngineMetrics(waiting=1), State.UP),
+    ):
+        pool, (backend, _) = unprobed("a", "b")
+        pool._records["m", "a"].engine = engine
+        for request in range(3):
+            pool.report_timeout(backend, request, "sent nothing")
+        assert backend.state is state
+
+
 @pytest.mark.slow
-async def test_invalid_answers_eject_for_longer_each_time() -> None:
-    async with running_pool() as (pool, backend, _):
+async def test_a_replica_that_is_ejected_again_stays_out_longer_in_spite_of_successes() -> None:
+    async with running_pool(others=1) as (pool, backend, _):
         loop = asyncio.get_running_loop()
         ejected_s = []
         for _ in range(3):
             await eventually(lambda: backend.state is State.UP)
-            pool.report_failure(backend, "garbage", "nonsense")
+            pool.report_success(backend)
+            strike(pool, backend, 1, 2, 3)
             assert backend.state is State.EJECTED
             before_s = loop.time()
             await eventually(lambda: backend.state is State.UP)
             ejected_s.append(loop.time() - before_s)
-        assert 0.2 <= ejected_s[0] < ejected_s[1] < ejected_s[2]
+        assert ejected_s[0] >= 0.2
         assert ejected_s[1] >= 0.4
-        pool.report_success(backend)
-        pool.report_failure(backend, "garbage", "nonsense")
-        before_s = loop.time()
-        await eventually(lambda: backend.state is State.UP)
-        assert loop.time() - before_s < 0.39  # a complete answer in between resets the ejections
+        assert ejected_s[2] >= 0.5
 
 
-async def test_three_consecutive_broken_answers_eject() -> None:
-    async with running_pool() as (pool, backend, _):
+@pytest.mark.slow
+async def test_a_replica_that_behaved_for_long_enough_is_ejected_for_as_short_as_the_first_time() -> None:
+    async with running_pool(others=1) as (pool, backend, _):
         await eventually(lambda: backend.state is State.UP)
         for _ in range(2):
-            pool.report_failure(backend, "broken", "cut")
-        pool.report_success(backend)
-        for _ in range(2):
-            pool.report_failure(backend, "broken", "cut")
-        assert backend.state is State.UP
-        pool.report_failure(backend, "broken", "cut")
-        assert backend.state is State.EJECTED
+            strike(pool, backend, 1, 2, 3)
+            assert "ejected for 0.2 s" in backend.state_reason
+            await eventually(lambda: backend.state is State.UP)
+            await stays(lambda: backend.state is State.UP, 0.6)  # longer than the longest ejection
+
+
+@pytest.mark.slow
+async def test_an_ejected_replica_returns_at_once_if_no_other_is_left() -> None:
+    async with running_pool(others=1, rules=replace(RULES, eject_s=60.0, eject_max_s=60.0)) as (pool, backend, _):
+        other = next(other for other in pool if other is not backend)
+        await eventually(lambda: backend.state is other.state is State.UP)
+        strike(pool, backend, 1, 2, 3)
+        await stays(lambda: backend.state is State.EJECTED, 0.3)
+        pool.set_drained(other, drained=True)
+        await eventually(lambda: backend.state is State.UP)
+
+
+async def test_a_failure_wakes_the_probe() -> None:
+    async with running_pool(rules=replace(RULES, interval_s=60.0)) as (pool, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
+        upstream.health_status = 503
+        await stays(lambda: backend.state is State.UP, 0.2)
+        pool.report_failure(backend)
+        await eventually(lambda: pool._records["m", "a"].failed_probes > 0)
 
 
 @pytest.mark.slow
@@ -199,7 +320,7 @@ async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
         await eventually(lambda: backend.state is State.UP)
         pool.set_drained(backend, drained=True)
         await stays(lambda: backend.state is State.DRAINING, 0.2)
-        pool.report_failure(backend, "connect", "refused")
+        pool.report_unreachable(backend, "refused")
         assert backend.state is State.DRAINING
         await upstream.die()
         await stays(lambda: backend.state is State.DRAINING, 0.2)

@@ -15,6 +15,7 @@ import pytest
 from backends.backend import Backend, State
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
+from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.server import Server, listen
 from gateway.service.worker_messages import WorkerMessages
@@ -90,7 +91,7 @@ async def start_gateway(
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
         backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
-        gateway = assemble(pool, backends, ADMIN_KEY)
+        gateway = assemble(pool, backends, digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", 0, shared=False))
         server = Server(gateway, WorkerMessages(), fast=fast)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -28,11 +28,14 @@ class Command:
     ----------
     url
         Address that it printed.
+    admin_url
+        Address of `/admin` that it printed; empty if that has none of its own.
     """
 
     process: subprocess.Popen[str]
     log: Path
     url: str = ""
+    admin_url: str = ""
     admin: dict[str, str] = field(default_factory=lambda: {"authorization": f"Bearer {ADMIN_KEY}"})
 
     def printed(self) -> str:
@@ -90,7 +93,7 @@ def alive(pids: set[int]) -> set[int]:
 
 @contextlib.contextmanager
 def gateway_command(
-    config: Path, tmp_path: Path, *arguments: str, ready_s: float = 20.0, env: dict[str, str] | None = None
+    config: Path, tmp_path: Path, *arguments: str, env: dict[str, str] | None = None
 ) -> Iterator[Command]:
     """Run `gateway --config CONFIG` on a free port, and check at the end that no process is left."""
     log = tmp_path / "gateway.log"
@@ -106,10 +109,11 @@ def gateway_command(
         )
     command = Command(process, log)
     try:
-        until(lambda: process.poll() is not None or "Listening at" in command.printed(), ready_s, "the URL")
+        until(lambda: process.poll() is not None or "Listening at" in command.printed(), what="the URL")
         if match := re.search(r"Listening at (\S+)", command.printed()):
             command.url = match[1]
-            until(lambda: process.poll() is not None or command.get("/health").status_code == 200, what="health")
+        if match := re.search(r"/admin is at (\S+)", command.printed()):
+            command.admin_url = match[1]
         yield command
     finally:
         processes = family(process.pid)

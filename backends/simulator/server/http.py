@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from backends.http.server import HttpReply, HttpServer, ServerLimits
 
-_LIMITS = ServerLimits(idle_s=5.0)  # as in vLLM's server
+_LIMITS = ServerLimits(idle_s=5.0, stall_s=math.inf, connections=1_000_000)  # as in vLLM's server
 
 Headers = list[tuple[str, str]]
 Handler = Callable[["Exchange"], None]
@@ -21,6 +22,8 @@ class Request:
 
     Parameters
     ----------
+    path
+        Decoded, without the query.
     headers
         By lower-case name; of repeated headers the last counts.
     received_s
@@ -29,6 +32,7 @@ class Request:
 
     method: str
     path: str
+    query: str
     headers: dict[str, str]
     body: bytes
     received_s: float
@@ -49,7 +53,8 @@ class Exchange:
         head, now_s = reply.request, asyncio.get_running_loop().time()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         self._reply = reply
-        self.request = Request(head.method, head.path, headers, body, now_s)
+        query = head.target.partition(b"?")[2].decode("latin-1")
+        self.request = Request(head.method, head.path, query, headers, body, now_s)
         self.answer_headers: Headers = []
         self.gone = False
         self.status = 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import orjson
@@ -18,8 +18,9 @@ from backends.simulator.engine.replica import Replica as EngineReplica
 from backends.simulator.server.chat import ChatStream, chat_body
 from backends.simulator.server.completions import CompletionStream, completion_body
 from backends.simulator.server.composing import Served, compose_chat, compose_completion
+from backends.simulator.server.dispatch import CrossOrigin, Route, Routes
 from backends.simulator.server.driver import Driver
-from backends.simulator.server.http import Exchange, Listener
+from backends.simulator.server.http import Exchange, Listener, Request
 from backends.simulator.server.messages import (
     CountRequest,
     MessagesStream,
@@ -40,7 +41,13 @@ from backends.simulator.server.protocol import (
     read_json,
     validate,
 )
-from backends.simulator.server.responses import ResponsesStream, read_responses, responses_body
+from backends.simulator.server.responses import (
+    ResponsesStream,
+    compose_responses,
+    not_stored,
+    read_responses,
+    responses_body,
+)
 from backends.simulator.server.service import Api, TextService, reader
 from backends.simulator.server.settings import ReplicaSettings
 from backends.simulator.text.model import TargetModel
@@ -51,8 +58,12 @@ B = TypeVar("B", bound=Body)
 
 CHAT = Api("chatcmpl-", reader(ChatBody), compose_chat, chat_body, ChatStream)
 COMPLETIONS = Api("cmpl-", reader(CompletionBody), compose_completion, completion_body, CompletionStream)
-RESPONSES = Api("resp_", read_responses, compose_chat, responses_body, ResponsesStream)
+RESPONSES = Api("resp_", read_responses, compose_responses, responses_body, ResponsesStream)
 MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, MessagesStream, messages_error)
+
+
+_NEEDS_KEY: Final = ("/v1", "/v2", "/inference", "/cohere")
+"""Beginnings of the paths that need the API key, as in vLLM."""
 
 
 class Replica:
@@ -96,22 +107,28 @@ class Replica:
             settings.max_num_queued_reqs,
         )
         self._listener = Listener(self._handle)
-        handle = self._service.handle
-        self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
-            "/health": ("GET", _healthy),
-            "/ping": ("GET, POST", _healthy),
-            "/version": ("GET", partial(_json, {"version": VERSION})),
-            "/load": ("GET", lambda exchange: _json({"server_load": self._service.in_flight}, exchange)),
-            "/metrics": ("GET", self._page),
-            "/v1/models": ("GET", self._models),
-            "/tokenize": ("POST", self._tokenize),
-            "/detokenize": ("POST", self._detokenize),
-            "/v1/chat/completions": ("POST", partial(handle, CHAT)),
-            "/v1/completions": ("POST", partial(handle, COMPLETIONS)),
-            "/v1/responses": ("POST", partial(handle, RESPONSES)),
-            "/v1/messages": ("POST", partial(handle, MESSAGES)),
-            "/v1/messages/count_tokens": ("POST", self._count_tokens),
-        }
+        self._cross_origin = CrossOrigin(settings.allowed_origins)
+        handle, get, post = self._service.handle, ("GET",), ("POST",)
+        self._routes = Routes(
+            (
+                Route("/health", get, _healthy),
+                Route("/ping", ("GET", "POST"), _healthy),
+                Route("/version", get, partial(_json, {"version": VERSION})),
+                Route("/load", get, lambda exchange: _json({"server_load": self._service.in_flight}, exchange)),
+                Route("/metrics", get, self._page),
+                Route("/v1/models", get, self._models),
+                Route("/tokenize", post, self._tokenize),
+                Route("/detokenize", post, self._detokenize),
+                Route("/v1/chat/completions", post, partial(handle, CHAT)),
+                Route("/v1/completions", post, partial(handle, COMPLETIONS)),
+                Route("/v1/responses", post, partial(handle, RESPONSES)),
+                Route("/v1/responses/{response_id}", get, _response_not_found),
+                Route("/v1/responses/{response_id}/cancel", post, _response_not_found),
+                Route("/v1/messages", post, partial(handle, MESSAGES)),
+                Route("/v1/messages/count_tokens", post, self._count_tokens),
+                Route("/invocations", post, self._invocations),
+            )
+        )
 
     async def start(self) -> None:
         """Listen; sets `port`.
@@ -131,34 +148,34 @@ class Replica:
     def _handle(self, exchange: Exchange) -> None:
         request = exchange.request
         request_id = request.headers.get("x-request-id") or uuid4().hex
-        exchange.answer_headers += [("vary", "Origin"), ("x-request-id", request_id), ("x-simulated", "true")]
-        methods, handler = self._routes.get(request.path, ("", None))
-        if handler is None:
-            _json({"detail": "Not Found"}, exchange, 404)
-        elif request.method not in methods:
-            exchange.answer_headers.append(("allow", methods))
-            _json({"detail": "Method Not Allowed"}, exchange, 405)
-        elif not self._authorized(request.path, request.headers):
+        exchange.answer_headers += [("x-request-id", request_id), ("x-simulated", "true")]
+        if not self._authorized(request):
             _json({"error": "Unauthorized"}, exchange, 401)
-        else:
-            exchange.on_finished = self._count
+            return
+        if self._cross_origin.is_preflight(exchange):
+            self._cross_origin.answer_preflight(exchange)
+            return
+        exchange.answer_headers += self._cross_origin.headers(request.headers.get("origin"))
+        route = self._routes.find(exchange)
+        if route is not None:
+            exchange.on_finished = partial(self._count, route)
             try:
-                handler(exchange)
+                route.handler(exchange)
             except RequestError as error:
                 _json(error.body(), exchange, error.code)
 
-    def _authorized(self, path: str, headers: dict[str, str]) -> bool:
-        """Return whether the API key is right; like vLLM, only paths under `/v1` need one."""
+    def _authorized(self, request: Request) -> bool:
+        """Return whether a request needs no API key or has the right one."""
         key = self.settings.api_key
-        if key is None or not path.startswith("/v1"):
+        if key is None or request.method == "OPTIONS" or not request.path.startswith(_NEEDS_KEY):
             return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), key.encode())
 
-    def _count(self, exchange: Exchange) -> None:
+    def _count(self, route: Route, exchange: Exchange) -> None:
         request = exchange.request
         duration_s = self._loop.time() - request.received_s
-        self._tallies.count_http(request.path, request.method, exchange.status, duration_s)
+        self._tallies.count_http(route.path, request.method, exchange.status, duration_s)
 
     def _page(self, exchange: Exchange) -> None:
         writing = self._loop.run_in_executor(None, page, self._metrics.families())
@@ -209,11 +226,32 @@ class Replica:
         count = len(self._served.model.tokenizer.chat_prompt(conversation(body), functions(body) or ()))
         _json({"input_tokens": count, "context_management": {"original_input_tokens": count}}, exchange)
 
+    def _invocations(self, exchange: Exchange) -> None:
+        """Answer a request of SageMaker, which is a chat completion if it can be one, else a completion."""
+        value = read_json(exchange.request.headers.get("content-type", ""), exchange.request.body)
+        asked = value if isinstance(value, dict) else {}
+        with contextlib.suppress(RequestError):
+            CHAT.read(value)
+            self._service.handle(CHAT, exchange)
+            return
+        with contextlib.suppress(RequestError):
+            COMPLETIONS.read(value)
+            if asked.get("prompt") is not None:
+                self._service.handle(COMPLETIONS, exchange)
+                return
+        raise RequestError(
+            "Cannot find suitable handler for request. Expected one of: ['ChatCompletionRequest', 'CompletionRequest']"
+        )
+
     def _read(self, exchange: Exchange, shape: type[B]) -> B:
         request = exchange.request
         body = validate(shape, read_json(request.headers.get("content-type", ""), request.body))
         self._served.name_for(body.model)
         return body
+
+
+def _response_not_found(exchange: Exchange) -> None:
+    raise not_stored(exchange.request.path.split("/")[3])
 
 
 def _healthy(exchange: Exchange) -> None:

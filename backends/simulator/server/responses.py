@@ -1,4 +1,7 @@
-"""`POST /v1/responses`: chat completions in the format of the Responses API. Nothing is stored."""
+"""`POST /v1/responses`: chat completions in the format of the Responses API.
+
+Nothing is stored, as in a vLLM without `VLLM_ENABLE_RESPONSES_API_STORE=1`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from backends.simulator.server.chat import ChatChoices
+from backends.simulator.server.composing import Served, compose_chat
 from backends.simulator.server.http import Exchange
 from backends.simulator.server.playback import Play, Usage
-from backends.simulator.server.protocol import Body, ChatBody, validate
+from backends.simulator.server.protocol import Body, ChatBody, RequestError, validate
 from backends.simulator.server.rendering import Head, event
 
 
@@ -33,6 +37,8 @@ class ResponsesRequest(Body):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = True
     metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    background: bool | None = False
     request_id: str | None = None
 
 
@@ -73,6 +79,34 @@ def read_responses(value: Any) -> ResponsesBody:
         tool_choice=choice,
         response_format=_response_format(asked.text),
     )
+
+
+def compose_responses(served: Served, body: ResponsesBody) -> ChatChoices:
+    """Compose a response.
+
+    Raises
+    ------
+    RequestError
+        If vLLM would refuse the request: also if it needs an earlier response, or is to run in the background.
+    """
+    asked = body.asked
+    if asked.background:
+        raise RequestError(
+            "This vLLM engine does not support `store=True` and therefore does not support the background mode. To "
+            "enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching "
+            "the vLLM server.",
+            "background",
+            kind="invalid_request_error",
+        )
+    if asked.previous_response_id is not None:
+        raise not_stored(asked.previous_response_id)
+    return compose_chat(served, body)
+
+
+def not_stored(response_id: str) -> RequestError:
+    """Return the error for a response that is not stored."""
+    message = f"Response with id '{response_id}' not found."
+    return RequestError(message, "response_id", kind="invalid_request_error", code=404)
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
@@ -216,7 +250,7 @@ class ResponsesStream:
             events += self._event("response.content_part.done", {**ids, "part": _part(answer.text)})
         events += self._event("response.output_item.done", {"output_index": 0, "item": item})
         response = _response(self._head, self._choices, item, plays)
-        events += self._event(f"response.{response['status']}", {"response": response})
+        events += self._event("response.completed", {"response": response})  # also if its status is incomplete
         self._exchange.end(events)
 
     def _opening(self) -> bytes:

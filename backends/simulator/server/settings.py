@@ -24,6 +24,8 @@ class ReplicaSettings(BaseModel):
         Model names that clients may use; the model's own name if empty.
     port
         Port to listen on; 0 for one chosen by the system.
+    allowed_origins
+        Origins of web pages that may read the answers, `*` for all; vLLM's `--allowed-origins`.
     seed
         Seed of the draws of acceptance under methods with a draft model.
     time_scale
@@ -50,6 +52,7 @@ class ReplicaSettings(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)
     seed: int = 0
     api_key: str | None = Field(default=None, repr=False)
+    allowed_origins: tuple[str, ...] = ("*",)
     max_model_len: int = Field(default=8192, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_queued_reqs: int | None = Field(default=None, ge=0)

@@ -1,17 +1,73 @@
-"""The sections `keys` and `admin`."""
+"""The sections `keys` and `admin`. A plain key is replaced by its SHA-256 as soon as it has been checked."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     StringConstraints,
+    model_validator,
 )
 
 from backends.validation import Issue
 from gateway.config.settings.base import Count, Milliseconds, Name, Secret, Settings, none_if_empty
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
+RESERVED_NAMES = frozenset({"admin", "anonymous", "unauthenticated"})
+"""Names that the gateway gives to clients without a key of the list."""
+
+
+class _KeyOrDigest(Settings):
+    """Base of settings with a key: the key itself, or its SHA-256."""
+
+    key: Secret = None
+    sha256: Digest | None = None
+
+    @model_validator(mode="after")
+    def _keep_only_the_digest(self) -> Self:
+        if self.key is not None:
+            # The settings are frozen; this is a part of making them.
+            object.__setattr__(self, "sha256", hashlib.sha256(self.key.get_secret_value().encode()).hexdigest())
+            object.__setattr__(self, "key", None)
+        return self
+
+    @property
+    def digest(self) -> bytes | None:
+        """SHA-256 of the key; None without a key."""
+        return None if self.sha256 is None else bytes.fromhex(self.sha256)
+
+
+def _checked_address(text: str) -> str:
+    address_of(text)
+    return text
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of `host:port`.
+
+    Raises
+    ------
+    ValueError
+        If the text has another form.
+
+    Examples
+    --------
+    >>> address_of("127.0.0.1:9090"), address_of("[::1]:0")
+    (('127.0.0.1', 9090), ('::1', 0))
+    """
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = str(ip_address(host[1:-1]))
+    elif ":" in host:
+        host = ""
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError("expected host:port, such as 127.0.0.1:9090 or [::1]:9090")
+    return host, int(port)
 
 
 class SloSettings(Settings):
@@ -35,7 +91,7 @@ class SloSettings(Settings):
             yield Issue((), "has neither ttft_ms nor tpot_ms", "set one of them, or remove slo")
 
 
-class KeySettings(Settings):
+class KeySettings(_KeyOrDigest):
     """An API key of a client, with its permissions and limits.
 
     Parameters
@@ -43,13 +99,15 @@ class KeySettings(Settings):
     name
         Name of the key in logs and metrics.
     key
-        The key itself; alternatively give its `sha256`.
+        The key itself; alternatively give its `sha256`. Only its SHA-256 is kept.
     sha256
         SHA-256 of the key, in hexadecimal.
     models
         Models that the key may use, by name; aliases are included. Null allows all.
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
+    admin
+        What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`.
     requests_per_minute
         Limit on requests per minute; null sets none.
     tokens_per_minute
@@ -62,15 +120,16 @@ class KeySettings(Settings):
     Examples
     --------
     >>> key = KeySettings(name="batch", key="sk-1", requests_per_minute=60)
-    >>> key.key
-    SecretStr('**********')
+    >>> key.key, key.sha256[:8]
+    (None, '0f2c10bf')
     """
 
     name: Name
     key: Secret = None
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)] | None = None
+    sha256: Digest | None = None
     models: Annotated[list[Name], Field(min_length=1)] | None = None
     may_override: bool = False
+    admin: Literal["none", "read", "write"] = "none"
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_in_flight: Count | None = None
@@ -86,15 +145,36 @@ class KeySettings(Settings):
             yield Issue(("key",), "the key is empty", "set its variable, or remove the entry")
         elif not present:
             yield Issue((), "has neither key nor sha256", "set one of the two")
+        if (name := data.get("name")) is not None and str(name) in RESERVED_NAMES:
+            yield Issue(("name",), "the gateway uses this name itself", "choose another")
 
 
-class AdminSettings(Settings):
+class AdminSettings(_KeyOrDigest):
     """Access to `/admin`.
 
     Parameters
     ----------
     key
-        The admin key. Null makes the gateway generate one at start and print it.
+        The admin key, which may do everything at `/admin`; alternatively give its `sha256`. Only its SHA-256 is kept.
+        With neither, the gateway generates a key at start and prints it.
+    sha256
+        SHA-256 of the admin key, in hexadecimal.
+    listen
+        Address, `host:port`, at which alone `/admin` is answered; port 0 picks a free one. Null answers it at the
+        address of the gateway.
+    metrics
+        Whether `/metrics` too is answered only there.
     """
 
     key: Secret = None
+    sha256: Digest | None = None
+    listen: Annotated[str, AfterValidator(_checked_address)] | None = None
+    metrics: bool = False
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue for two keys, and for `metrics` without an address."""
+        if all(none_if_empty(data.get(field)) is not None for field in ("key", "sha256")):
+            yield Issue(("sha256",), "set together with key", "keep one of the two", at_key=True)
+        if data.get("metrics") is True and data.get("listen") is None:
+            yield Issue(("metrics",), "needs admin.listen", "set it to an address of its own, such as 127.0.0.1:9090")

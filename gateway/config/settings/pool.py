@@ -15,11 +15,13 @@ from pydantic import (
 from backends.validation import Issue
 from gateway.config.checks import pool_issues
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.clients import CorsSettings, PathPattern
 from gateway.config.settings.keys import AdminSettings, KeySettings
 from gateway.config.settings.model import ModelSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import State, StateSettings
+from gateway.http.paths import DEFAULT_PATHS
 
 
 def _named(keys: Any) -> Any:
@@ -41,6 +43,11 @@ class PoolSettings(Settings):
     keys
         API keys of clients. A plain string is a key for all models, named `key-N` by its position in the list. Without
         keys the gateway accepts every request.
+    paths
+        Paths that are relayed; a `*` at the end of one stands for any rest. Others are answered with 404. The default
+        is the documented interface of vLLM.
+    cors
+        Web pages that may use the gateway from a browser; null leaves CORS to the engines.
     recorder
         Recording of requests; null records nothing.
     state
@@ -55,6 +62,8 @@ class PoolSettings(Settings):
     models: Annotated[dict[Name, ModelSettings], Field(min_length=1)]
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     admin: AdminSettings = AdminSettings()
+    paths: list[PathPattern] = list(DEFAULT_PATHS)
+    cors: CorsSettings | None = None
     recorder: RecorderSettings | None = None
     state: State = StateSettings()
 

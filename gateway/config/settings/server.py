@@ -28,6 +28,22 @@ class ServerSettings(Settings):
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
         Largest request body, in MiB; a larger one is answered with 413.
+    max_target_kib
+        Longest request target (path and query), in KiB; a longer one is answered with 414.
+    max_headers_kib
+        Most KiB of all headers of a request together; more are answered with 431.
+    max_headers
+        Most headers of a request; more are answered with 431.
+    head_s
+        Seconds from the first byte of a request to the end of its head; then 408. A new connection has as long for that
+        byte.
+    body_s
+        Seconds for the body of a request, from the end of its head; then 408.
+    max_connections
+        Most connections of clients, for each worker.
+    max_unfinished_mib
+        Most MiB of requests that are not complete yet, over all connections of a worker. Above it, the request that
+        holds the most is answered with 503.
     max_in_flight
         Most requests in flight at once, over all models and workers; further ones are answered with 503. Null sets no
         limit.
@@ -43,7 +59,21 @@ class ServerSettings(Settings):
     workers: Count = 1
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_target_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
+    max_headers_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_headers: Count = 100
+    head_s: Seconds = 30.0
+    body_s: Seconds = 300.0
+    max_connections: Count = 10_000
+    max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_in_flight: Count | None = None
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue if the largest body alone is more than may be unfinished."""
+        body_mib, unfinished_mib = data.get("max_body_mib", 64.0), data.get("max_unfinished_mib", 256.0)
+        if isinstance(body_mib, int | float) and isinstance(unfinished_mib, int | float) and body_mib > unfinished_mib:
+            yield Issue(("max_unfinished_mib",), f"less than max_body_mib, {body_mib}")
 
 
 class TimeoutSettings(Settings):
@@ -65,7 +95,7 @@ class TimeoutSettings(Settings):
 
 
 class HealthSettings(Settings):
-    """Health checks, and ejection of backends that answer with errors.
+    """Health checks, and ejection of backends that fail what others serve.
 
     Parameters
     ----------
@@ -74,9 +104,10 @@ class HealthSettings(Settings):
     timeout_s
         Seconds after which a check counts as failed.
     eject_s
-        Seconds that a failing backend is ejected for the first time; each further ejection lasts twice as long.
+        Seconds that a backend is ejected that failed three different requests in a row through its own fault.
     eject_max_s
-        Longest ejection, in seconds.
+        Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
+        long.
     """
 
     interval_s: Seconds = 2.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.http.client import Address, AnswerHead, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.http.client import Address, AnswerHead, Call, HeaderList, UpstreamClient, UpstreamError, request_head
 from backends.http.head_pattern import pattern_of
 from tests.support.waiting import eventually, stays
 
@@ -68,9 +68,9 @@ async def serving(handler: Handler, path: Path | None = None) -> AsyncIterator[U
         await asyncio.sleep(0)
 
 
-async def ask(client: UpstreamClient, *, head_only: bool = False) -> Recorder:
+async def ask(client: UpstreamClient, *, head_only: bool = False, once: bool = False) -> Recorder:
     recorder = Recorder()
-    client.send(REQUEST, b"", recorder, head_only=head_only)
+    client.send(REQUEST, b"", recorder, head_only=head_only, once=once)
     async with asyncio.timeout(5):
         await recorder.done.wait()
     return recorder
@@ -195,6 +195,58 @@ async def test_a_request_lost_in_the_keep_alive_race_is_sent_again() -> None:
         for _ in range(20):
             received = await ask(client)
             assert (received.status, received.error) == (200, None)
+
+
+async def test_a_request_that_must_not_be_sent_twice_gets_a_new_connection() -> None:
+    requests = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        for answer in (OK, b""):  # takes a second request of the same connection, and closes
+            await reader.readuntil(b"\r\n\r\n")
+            requests += 1
+            writer.write(answer)
+        writer.close()
+
+    async with serving(handler) as client:
+        assert (await ask(client)).status == 200
+        assert (await ask(client, once=True)).status == 200
+        assert requests == 2
+        assert len(client._idle) == 1, "a connection for one request is not kept"
+
+
+@pytest.mark.parametrize("head_only", [False, True])
+@pytest.mark.parametrize("first", ["on_head", "on_data"])
+async def test_a_receiver_may_cancel_while_its_answer_is_parsed(
+    first: str, head_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Cancelling(Recorder):
+        call: Call | None = None
+
+        def cancel_at(self, event: str) -> None:
+            if event == first or head_only:
+                assert self.call is not None
+                self.call.cancel()
+                self.done.set()
+
+        def on_head(self, status: int, headers: HeaderList) -> None:
+            super().on_head(status, headers)
+            self.cancel_at("on_head")
+
+        def on_data(self, data: bytes) -> None:
+            super().on_data(data)
+            self.cancel_at("on_data")
+
+    async with serving(answering(OK, OK)) as client:
+        for _ in range(2):
+            recorder = Cancelling()
+            recorder.call = client.send(REQUEST, b"", recorder, head_only=head_only)
+            async with asyncio.timeout(5):
+                await recorder.done.wait()
+            assert recorder.error is None
+            assert recorder.body == (b"" if first == "on_head" or head_only else b"ok")
+        assert (await ask(client)).status == 200
+    assert caplog.records == []
 
 
 async def test_data_on_an_idle_connection_closes_it() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 import pytest_asyncio
 
+from backends.http import server as server_module
+from backends.http.request_head import HeadLimits
 from backends.http.server import HttpReply, HttpServer, ServerLimits
-from tests.support.waiting import TIMEOUT_S
+from tests.support.waiting import TIMEOUT_S, eventually, stays
 
-LIMITS = ServerLimits(line_bytes=100, head_bytes=1000, fields=10, body_bytes=1000)
+LIMITS = ServerLimits(HeadLimits(target_bytes=100, headers_bytes=1000, headers=10), body_bytes=1000)
 
 
 class Echo:
@@ -59,10 +62,9 @@ class Served:
             writer.transport.abort()
 
 
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Served]:
-    service = Echo()
-    http = HttpServer(service, LIMITS)
+@contextlib.asynccontextmanager
+async def serving(service: Echo, limits: ServerLimits) -> AsyncIterator[Served]:
+    http = HttpServer(service, limits)
     server = await asyncio.get_running_loop().create_server(
         lambda: cast("asyncio.Protocol", http.connect()), "127.0.0.1", 0
     )
@@ -71,6 +73,12 @@ async def served() -> AsyncIterator[Served]:
     for connection in list(http.connections):
         connection.abort()
     await server.wait_closed()
+
+
+@pytest_asyncio.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving(Echo(), LIMITS) as started:
+        yield started
 
 
 def status(answer: bytes) -> int:
@@ -171,8 +179,11 @@ async def test_bodies_above_the_limit_get_413_before_they_are_read(served: Serve
 
 
 async def test_framing_without_a_body_is_bounded(served: Served) -> None:
-    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1;"
-    assert await status_of_a_flood(served, head, b"e" * 65_536) == 413
+    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert await status_of_a_flood(served, head + b"1;", b"e" * 65_536) == 400
+    assert await status_of_a_flood(served, head, b"1;%b\r\nx\r\n" % (b"e" * 200)) == 400
+    assert await status_of_a_flood(served, head + b"0\r\n", b"x: 1\r\n" * 1000) == 431
+    assert await status_of_a_flood(served, head, b"%040x\r\nx\r\n" % 1) == 400
 
 
 async def test_an_upgrade_is_ignored_and_the_body_is_read(served: Served) -> None:
@@ -232,6 +243,174 @@ async def test_many_pipelined_requests_are_answered_in_order(served: Served) -> 
     assert await answers_of(served, requests, count=300) == [b"POST /%d x" % number for number in range(300)]
 
 
+async def test_requests_with_a_known_head_share_what_was_parsed(served: Served) -> None:
+    requests = [b"POST /same HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (n, b"x" * n) for n in range(9)]
+    expected = [b"POST /same " + b"x" * n for n in range(9)]
+    assert await answers_of(served, *requests, count=9) == expected
+    assert await answers_of(served, b"".join(requests), count=9) == expected
+    heads = [reply.request for reply in served.service.handled]
+    assert all(head is heads[0] for head in heads[:9])
+    assert all(head is heads[9] for head in heads[9:])
+
+
 async def test_known_heads_in_one_read_do_not_nest(served: Served) -> None:
     one = b"POST /same HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\n\r\nx"
     assert await answers_of(served, one, one, one * 5000, count=5002) == [b"POST /same x"] * 5002
+
+
+class Streaming(Echo):
+    """Answers with a stream that the test writes, and notes what becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = False
+        self.gone = False
+
+    def handle(self, reply: HttpReply, body: bytes) -> None:
+        self.handled.append(reply)
+        reply.source = self
+        reply.head(200, b"")
+
+    def client_gone(self) -> None:
+        self.gone = True
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+@pytest.fixture
+def _often_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SWEEP_S", 0.05)
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_a_client_that_stalls_its_body_is_refused() -> None:
+    async with serving(Echo(), ServerLimits(stall_s=0.3)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx")
+        async with asyncio.timeout(TIMEOUT_S):
+            assert status(await reader.readline()) == 408
+        writer.transport.abort()
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(stall_s=0.3)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+        await eventually(lambda: service.handled)
+        while not service.paused:
+            service.handled[0].data(b"x" * 100_000)
+            await asyncio.sleep(0)
+        await eventually(lambda: service.gone)
+        assert not served.http.connections
+        writer.transport.abort()
+        reader.feed_eof()
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_a_client_that_receives_slowly_stays() -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(stall_s=1.0)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+        await eventually(lambda: service.handled)
+        for _ in range(3):
+            while not service.paused:
+                service.handled[0].data(b"x" * 100_000)
+                await asyncio.sleep(0)
+            while service.paused:
+                await reader.read(1 << 16)
+        await stays(lambda: not service.gone, 0.2)
+        writer.transport.abort()
+
+
+async def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
+    async with serving(Echo(), ServerLimits(connections=50)) as served:
+        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(50)]
+        await eventually(lambda: len(served.http.connections) == 50)
+        for reader, writer in reversed(connections):
+            writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert status(await reader.readline()) == 200
+        more = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
+        for reader, writer in more:
+            writer.write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert status(await reader.readline()) == 200
+        await eventually(lambda: sum(reader.at_eof() or has_ended(reader) for reader, _ in connections) == 20)
+        assert [has_ended(reader) for reader, _ in connections] == [False] * 30 + [True] * 20
+        assert len(served.http.connections) == 50
+        for _, writer in [*connections, *more]:
+            writer.transport.abort()
+
+
+async def test_incomplete_heads_keep_nobody_out() -> None:
+    async with serving(Echo(), ServerLimits(connections=20)) as served:
+        slow = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
+        for _, writer in slow:
+            writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\nx-")
+        await eventually(lambda: all(connection.held_bytes for connection in served.http.connections))
+        for _ in range(5):
+            answer = await served.send(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert status(answer) == 200
+        assert len(served.http.connections) <= 20
+        for _, writer in slow:
+            writer.transport.abort()
+
+
+def has_ended(reader: asyncio.StreamReader) -> bool:
+    """Return whether the server has closed the connection, whatever was not read yet."""
+    return reader._eof or reader.exception() is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_far_too_many_connections_are_closed_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(connections=1)) as served:
+        connections = [await asyncio.open_connection("127.0.0.1", served.port)]
+        connections[0][1].write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+        await eventually(lambda: service.handled)
+        connections += [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(200)]
+        await eventually(lambda: all(has_ended(reader) for reader, _ in connections[1:]))
+        answered = [reader for reader, _ in connections[1:] if reader._buffer]  # type: ignore[attr-defined]
+        assert 0 < len(answered) <= 200
+        await eventually(lambda: len(served.http.connections) == 1)
+        assert not service.gone
+        for _, writer in connections:
+            writer.transport.abort()
+    assert len(caplog.records) == 1
+
+
+async def test_a_request_that_is_not_complete_does_not_count_when_it_has_ended() -> None:
+    async with serving(Echo(), ServerLimits(body_bytes=1000, unfinished_bytes=10_000)) as served:
+        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(9)]
+        for _, writer in connections:
+            writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n" + b"x" * 900)
+        await eventually(lambda: served.http._held_bytes == 8100)
+        connections[0][1].transport.abort()
+        connections[1][1].write(b"x" * 100)
+        connections[2][1].write(b"x" * 50)
+        await eventually(lambda: served.http._held_bytes == 6350)
+        for _, writer in connections:
+            writer.transport.abort()
+        await eventually(lambda: served.http._held_bytes == 0)
+        assert len(served.service.handled) == 1
+
+
+async def test_many_small_unfinished_requests_are_refused_from_the_largest_on() -> None:
+    limits = ServerLimits(unfinished_bytes=100_000)
+    async with serving(Echo(), limits) as served:
+        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(40)]
+        for number, (_, writer) in enumerate(connections):
+            writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 9999\r\n\r\n" + b"x" * (1000 + 100 * number))
+            await writer.drain()
+        await eventually(lambda: any(has_ended(reader) or reader._buffer for reader, _ in connections))  # type: ignore[attr-defined]
+        await eventually(lambda: served.http._held_bytes <= limits.unfinished_bytes)
+        refused = [number for number, (reader, _) in enumerate(connections) if reader._buffer]  # type: ignore[attr-defined]
+        assert refused
+        assert min(refused) > 20
+        for _, writer in connections:
+            writer.transport.abort()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -29,13 +28,10 @@ class Simulator:
     ----------
     urls
         URLs by replica name.
-    ready_s
-        Seconds from the start of the process until every replica listened.
     """
 
     process: subprocess.Popen[bytes]
     urls: dict[str, str]
-    ready_s: float
 
     def stop(self) -> int:
         self.process.terminate()
@@ -45,7 +41,6 @@ class Simulator:
 def start(*replicas: dict[str, Any]) -> Simulator:
     """Start a process with these replicas; settings left out have the defaults of the tests."""
     filled = [{"model": MODEL, "time_scale": 0.1, "max_model_len": 2048, **replica} for replica in replicas]
-    began_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "backends.simulator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -53,12 +48,11 @@ def start(*replicas: dict[str, Any]) -> Simulator:
     stdin.write(json.dumps({"replicas": filled}).encode())
     stdin.close()
     line = stdout.readline()
-    ready_s = time.monotonic() - began_s
     stdout.close()
     if not line:
         raise AssertionError(f"the simulator exited with {process.wait(10)}")
     urls = {entry["name"]: entry["url"] for entry in json.loads(line)["ready"]}
-    return Simulator(process, urls, ready_s)
+    return Simulator(process, urls)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,6 +70,8 @@ def simulator() -> Iterator[Simulator]:
         {"name": "eagle3", **EAGLE3},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
+        {"name": "own pages", "allowed_origins": ["https://page.example"]},
+        {"name": "other pages", "allowed_origins": ["https://other.example"]},
         {"name": "full", "time_scale": 5.0, "max_num_seqs": 1, "max_num_queued_reqs": 1},
     )
     yield running

@@ -14,6 +14,7 @@ from gateway.config.load import ConfigError, load_pool
 from gateway.config.settings import (
     AdminSettings,
     BackendSettings,
+    CorsSettings,
     HealthSettings,
     KeySettings,
     ModelSettings,
@@ -34,6 +35,7 @@ SECTIONS: list[tuple[str, type[Settings]]] = [
     ("timeouts.", TimeoutSettings),
     ("health.", HealthSettings),
     ("admin.", AdminSettings),
+    ("cors.", CorsSettings),
     ("state.", StateSettings),
     ("recorder.", RecorderSettings),
     ("", ModelSettings),

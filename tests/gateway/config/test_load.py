@@ -19,6 +19,7 @@ from backends.speculation import Method
 from gateway.config.load import ConfigError, load_pool
 from gateway.config.schema import schema_text
 from gateway.config.settings import PoolSettings
+from gateway.routing.keys import digest
 from tests.support.paths import CONFIG
 
 POOLS = sorted(CONFIG.glob("*.yaml"))
@@ -64,7 +65,7 @@ class TestValues:
         assert model.policy.name == "round_robin"
         assert (pool.server.host, pool.server.port, pool.server.workers) == ("127.0.0.1", 8080, 1)
         assert pool.keys == []
-        assert pool.admin.key is None
+        assert pool.admin.digest is None
 
     def test_every_section(self, tmp_path: Path) -> None:
         pool = load(
@@ -110,7 +111,7 @@ class TestValues:
         assert model.backends["sock"].api_key == SecretStr("from-outside")
         assert model.policy.settings.named_backends() == {("backend",): "head"}
         assert [key.name for key in pool.keys] == ["key-1", "second", "third"]
-        assert pool.keys[0].key == SecretStr("first")
+        assert pool.keys[0].digest == digest("first")
         assert pool.keys[2].sha256 == "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
     @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ class TestVariables:
         )
         assert pool.models["llama"].backends["lookup"].url == "http://lookup.example:9000"
         assert (pool.server.port, pool.server.host) == (9000, "0.0.0.0")
-        assert pool.admin.key == SecretStr("a${b}$c")
+        assert pool.admin.digest == digest("a${b}$c")
 
     def test_numbers_and_booleans(self, tmp_path: Path) -> None:
         text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}'}\n"
@@ -156,10 +157,10 @@ class TestVariables:
     def test_an_empty_variable_takes_its_default_or_is_null(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  port: ${PORT:-9000}\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n"
         pool = load(tmp_path, text, PORT="", KEY="")
-        assert (pool.server.port, pool.server.max_in_flight, pool.admin.key) == (9000, None, None)
+        assert (pool.server.port, pool.server.max_in_flight, pool.admin.digest) == (9000, None, None)
 
     def test_a_key_that_looks_like_a_number_is_text(self, tmp_path: Path) -> None:
-        assert load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="0123").admin.key == SecretStr("0123")
+        assert load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="0123").admin.digest == digest("0123")
 
     def test_unset_variables_and_malformed_references(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
@@ -171,7 +172,7 @@ class TestVariables:
 
     def test_values_are_never_parsed_as_yaml(self, tmp_path: Path) -> None:
         pool = load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="{a: [b]}\nserver: {port: 1} # ${HOME}")
-        assert pool.admin.key == SecretStr("{a: [b]}\nserver: {port: 1} # ${HOME}")
+        assert pool.admin.digest == digest("{a: [b]}\nserver: {port: 1} # ${HOME}")
         assert pool.server.port == 8080
 
 
@@ -293,6 +294,7 @@ class TestErrors:
             ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
             ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
             ("a: \x07b\n", "1:4: a character that YAML does not allow; write the file in UTF-8"),
+            ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )
     def test_files_that_are_not_a_pool(self, tmp_path: Path, text: str, expected: str) -> None:
@@ -317,7 +319,7 @@ class TestErrors:
         assert list(tmp_path.iterdir()) == [tmp_path / "pool.yaml"]
 
     def test_a_date_is_text(self, tmp_path: Path) -> None:
-        assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.key == SecretStr("2024-13-45")
+        assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.digest == digest("2024-13-45")
 
     def test_an_unquoted_variable_in_braces_gets_a_hint(self, tmp_path: Path) -> None:
         lines = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
@@ -346,6 +348,31 @@ class TestErrors:
             + "keys: [{name: a, key: k, models: [other]}]"
         )
         assert problems(tmp_path, text) == ["11:35: keys[0].models[0]: no such model; it is an alias: write 'llama'"]
+
+    @pytest.mark.parametrize(
+        ("section", "wrong"),
+        [
+            ("paths: [v1/x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ('paths: ["/v1/*/x"]', "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ("paths: [/v1/../x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
+            ('paths: ["/admin*"]', "paths[0]: the gateway answers this path itself"),
+            ("cors: {origins: []}", "cors.origins: "),
+            ("cors: {}", "cors.origins: "),
+            ('cors: {origins: ["https://a/x"]}', "cors.origins[0]: expected an origin without a path"),
+            ('cors: {origins: ["*", "https://a"]}', "cors.origins: has * beside others; keep one or the other"),
+            ('cors: {origins: ["*"], credentials: true}', "cors.credentials: unknown key"),
+            ('cors: {origins: ["*"], headers: [X-A]}', "cors.headers[0]: expected the name of a header in lower case"),
+            ("admin: {key: k, sha256: " + 64 * "a" + "}", "admin.sha256: set together with key; keep one of the two"),
+            ("admin: {metrics: true}", "admin.metrics: needs admin.listen"),
+            ("admin: {listen: 9090}", "admin.listen: "),
+            ("admin: {listen: '::1:9090'}", "admin.listen: expected host:port"),
+            ("keys: [{name: anonymous, key: k}]", "keys[0].name: the gateway uses this name itself; choose another"),
+            ("keys: [{name: a, key: k, admin: all}]", "keys[0].admin: "),
+        ],
+    )
+    def test_paths_origins_and_scopes(self, tmp_path: Path, section: str, wrong: str) -> None:
+        (line,) = problems(tmp_path, SMALL + section)
+        assert wrong in line
 
     def test_the_slo_of_a_key_is_positive_and_not_empty(self, tmp_path: Path) -> None:
         text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"

@@ -6,11 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-import httptools
 import pytest
 
 from backends.http import server
-from tests.gateway.conftest import MODEL, Start, start_gateway
+from tests.gateway.conftest import MODEL, Start
 from tests.gateway.frontend.test_frontends import Raw, post
 from tests.support.upstream import Wire, answer, delta, well
 
@@ -37,27 +36,6 @@ async def make_head_known(raw: Raw) -> None:
     for _ in range(3):
         raw.writer.write(post(chat("warm")))
         assert await echoed(raw) == "warm"
-
-
-async def test_known_heads_bypass_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-
-    class RecordingParser(httptools.HttpRequestParser):
-        def feed_data(self, data: bytes) -> None:
-            parsed.append(data)
-            super().feed_data(data)
-
-    monkeypatch.setattr(httptools, "HttpRequestParser", RecordingParser)
-    async with start_gateway({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = echo
-        raw = await Raw.to(running)
-        await make_head_known(raw)
-        before = len(parsed)
-        for number in range(12):
-            raw.writer.write(post(chat("x" * number)))
-            assert await echoed(raw) == "x" * number
-        assert len(parsed) == before
-        raw.close()
 
 
 async def test_requests_split_at_any_byte(gateway_of: Start) -> None:

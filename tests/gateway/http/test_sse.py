@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.sse import EventStream, is_engine_error, is_event_stream
+from gateway.http.sse import EventStream, engine_error, is_event_stream
 from policies.features.request import Endpoint
 from tests.support.upstream import delta
 
@@ -91,7 +91,35 @@ def test_event_streams_are_recognized_by_their_beginning() -> None:
 
 
 def test_engine_errors_at_the_beginning_of_a_stream() -> None:
-    assert is_engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n')
-    assert not is_engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
-    assert not is_engine_error(delta('an "error" in the text'))
-    assert not is_engine_error(b'data: {"error": \n\n')
+    assert engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n') == 503
+    assert not engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
+    assert not engine_error(delta('an "error" in the text'))
+    assert not engine_error(b'data: {"error": \n\n')
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "last", "is_complete"),
+    [
+        (Endpoint.CHAT, DONE, True),
+        (Endpoint.COMPLETIONS, b"data:[DONE]\r\n\r\n", True),
+        (Endpoint.CHAT, USAGE, False),
+        (Endpoint.CHAT, delta("data: [DONE]"), False),
+        (Endpoint.MESSAGES, b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
+        (Endpoint.MESSAGES, b'event: message_delta\ndata: {"type":"message_delta"}\n\n', False),
+        (Endpoint.MESSAGES, b'data: {"type":["message_stop"]}\n\n', False),
+        (Endpoint.RESPONSES, b'data: {"type":"response.completed","response":{}}\n\n', True),
+        (Endpoint.RESPONSES, b'data: {"type":"response.incomplete"}\n\n', True),
+        (Endpoint.RESPONSES, b'data: {"type":"response.failed"}\n\n', True),
+        (Endpoint.RESPONSES, b'data: {"type":"response.output_text.done"}\n\n', False),
+    ],
+)
+def test_a_stream_is_complete_with_the_last_event_of_its_api(
+    endpoint: Endpoint, last: bytes, is_complete: bool
+) -> None:
+    stream = EventStream(endpoint)
+    stream.feed(delta("one"))
+    assert not stream.is_complete(endpoint)
+    stream.feed(last[:-3])
+    assert not stream.is_complete(endpoint)
+    stream.feed(last[-3:])
+    assert stream.is_complete(endpoint) is is_complete

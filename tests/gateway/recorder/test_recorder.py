@@ -292,6 +292,53 @@ def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
     assert [record.prompt_tokens for record in records(tmp_path)] == [1, 3]
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed", "folder removed"])
+def test_a_file_that_is_no_longer_in_place_is_begun_anew(
+    how: str, tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "traces"
+    recorder = started(path=folder, flush_s=0.01, compression="none")
+    finished(recorder, 1).record(recorder)
+    until(lambda: recorder.written == 1)
+    (file,) = folder.iterdir()
+    if how == "renamed":
+        file.rename(folder / "requests-rotated.jsonl")
+    else:
+        file.unlink()
+        if how == "folder removed":
+            folder.rmdir()
+    for number in (2, 3):
+        finished(recorder, number).record(recorder)
+        until(lambda: recorder.written + recorder.failed >= number)  # noqa: B023 -- called before the next round
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (3, 0)
+    assert {record.id for record in records(folder)} == {"2", "3"} | ({"1"} if how == "renamed" else set())
+    assert [line.message for line in caplog.records if "recorder" in line.message] == [
+        f"recorder: {file} was removed or renamed while it was written; a new file is begun"
+    ]
+
+
+def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
+    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = started(path=tmp_path, flush_s=0.01, compression="none")
+    write = os.write
+
+    def removed(descriptor: int, data: memoryview) -> int:
+        for path in tmp_path.glob("requests-*"):
+            path.unlink()
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", removed)
+        finished(recorder, 1).record(recorder)
+        until(lambda: recorder.written + recorder.failed == 1)
+    finished(recorder, 2).record(recorder)
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (1, 1)
+    assert [record.id for record in records(tmp_path)] == ["2"]
+
+
 def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
     clock = [1000.0]
     files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, rotate_s=60), lambda: clock[0])
@@ -410,7 +457,8 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_o
         await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)
         (await running.client.get("/v1/models", headers=headers)).raise_for_status()
         await running.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
-    plain, streamed = records(tmp_path / "t")
+    plain, streamed, other = records(tmp_path / "t")
+    assert (other.endpoint, other.prompt_tokens) == ("other", 7)  # as the engine reports
     assert (plain.id, plain.model, plain.endpoint, plain.key, plain.workload) == (
         "my-id",
         MODEL,
@@ -434,7 +482,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_o
     for path in (tmp_path / "t").iterdir():
         with open_unpacked(path) as file:
             written += file.read()
-    assert written.count(b"\n") == 2
+    assert written.count(b"\n") == 3
     for secret in (b"sk-secret-key", b"def f()", b"again", b"from a", b"from b"):
         assert secret not in written
 

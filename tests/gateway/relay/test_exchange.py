@@ -15,7 +15,7 @@ import pytest
 
 from backends.backend import State
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Wire, delta, well
+from tests.support.upstream import Behaviour, Wire, delta, well
 from tests.support.waiting import stays
 
 
@@ -180,7 +180,6 @@ FAULTS = [
     stream_error_first,
     answer_500,
     answer_503,
-    hang,
 ]
 
 
@@ -273,10 +272,45 @@ async def test_requests_waiting_at_a_hung_backend_are_retried_elsewhere(gateway_
 
 
 @pytest.mark.slow
+async def test_a_slow_backend_is_given_up_but_not_taken_out_nor_is_its_work_done_twice(gateway_of: Start) -> None:
+    busy = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    async with gateway_of(policy={"name": "static", "backend": "a"}, timeouts={"first_byte_s": 0.2}) as running:
+        running.upstreams["a"].metrics = busy
+        await running.until(lambda: running.backend("a").load.running == 1)
+        running.upstreams["a"].behaviour = hang
+        for number in range(4):
+            response = await running.chat(f"slow {number}")
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "backend_timeout")
+        await running.until(lambda: running.upstreams["a"].aborted == 4)
+        assert running.backend("a").state is State.UP
+        assert running.upstreams["b"].seen == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [reset_connection, answer_garbage, answer_html, answer_broken_json, answer_500])
+async def test_an_odd_request_takes_no_backend_from_the_others(gateway_of: Start, fault: Behaviour) -> None:
+    async def odd(wire: Wire) -> None:
+        await (fault(wire) if b"odd" in wire.seen.body else well(wire))
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = odd
+        for _ in range(9):  # one client insists; only this replica cannot serve it
+            assert (await running.chat("odd")).headers["x-gateway-backend"] == "b"
+            assert running.backend("a").state is State.UP
+        running.upstreams["b"].behaviour = odd
+        for number in range(9):  # no replica can serve these
+            assert (await running.chat(f"odd {number}")).status_code in {500, 502}
+            assert running.backend("a").state is running.backend("b").state is State.UP
+        assert (await running.chat()).headers["x-gateway-backend"] == "a"
+
+
+@pytest.mark.slow
 async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = answer_garbage
-        assert (await running.chat()).headers["x-gateway-backend"] == "b"
+        for number in range(3):
+            assert running.backend("a").state is State.UP
+            assert (await running.chat(f"request {number}")).headers["x-gateway-backend"] == "b"
         assert running.backend("a").state is State.EJECTED
         running.upstreams["a"].behaviour = well
         await running.until_up("a")
@@ -308,6 +342,26 @@ async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start,
         assert "not complete" in error["message"]
         assert events[2:] == [b"data: [DONE]", b""]
         assert running.upstreams["b"].seen == []
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_stream_without_the_end_of_its_http_message_is_complete(gateway_of: Start, is_cut: bool) -> None:
+    async def unfinished(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one") + b"data: [DONE]\n\n")
+        if is_cut:
+            wire.reset()
+        else:
+            await wire.until_closed()
+
+    async with gateway_of(timeouts={"idle_s": 0.2}, policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = unfinished
+        for number in range(4):
+            response = await running.chat(f"request {number}", stream=True)
+            assert response.content == delta("one") + b"data: [DONE]\n\n"
+        assert running.backend("a").state is State.UP
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="ok"} 4.0' in page
 
 
 @pytest.mark.slow
@@ -393,20 +447,92 @@ async def test_head_requests_and_other_paths_are_relayed(gateway_of: Start) -> N
     async def version(wire: Wire) -> None:
         await wire.json({"path": wire.seen.target, "method": wire.seen.method})
 
-    async with gateway_of({"a": "baseline"}) as running:
+    async with gateway_of({"a": "baseline"}, paths=["/version", "/any/*"]) as running:
         running.upstreams["a"].behaviour = head
         response = await running.client.head("/version")
         assert (response.status_code, response.headers["x-is"], response.content) == (200, "head", b"")
         running.upstreams["a"].behaviour = version
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
-            response = await running.client.request(method, "/any/path%20of?vllm=1")
-            assert response.json() == {"path": "/any/path%20of?vllm=1", "method": method}
+            response = await running.client.request(method, "/any/path?of=%2Fvllm")
+            assert response.json() == {"path": "/any/path?of=%2Fvllm", "method": method}
+
+
+async def test_requests_that_may_have_an_effect_are_sent_once(gateway_of: Start) -> None:
+    used: set[asyncio.StreamWriter] = set()
+
+    async def close_what_is_reused(wire: Wire) -> None:
+        if wire.writer in used:  # the request was read whole, and may have had its effect
+            wire.reset()
+        used.add(wire.writer)
+        await wire.json({})
+
+    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+        running.upstreams["a"].behaviour = close_what_is_reused
+        for _ in range(3):
+            response = await running.client.post("/v1/load_lora_adapter", json={"model": MODEL})
+            assert response.status_code == 200
+        assert len(running.upstreams["a"].seen) == 3
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD"])
+async def test_other_methods_of_an_inference_path_are_passed_through(gateway_of: Start, method: str) -> None:
+    async def plain(wire: Wire) -> None:
+        body = b"" if method == "HEAD" else b"OK"
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\n" + body)
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = plain
+        for number in range(4):
+            response = await running.client.request(method, f"/v1/chat/completions?n={number}")
+            assert (response.status_code, response.headers["x-gateway-backend"]) == (200, "a")
+        assert running.backend("a").state is State.UP
+
+
+async def test_a_redirect_of_an_engine_does_not_show_its_address(gateway_of: Start) -> None:
+    async def redirect(wire: Wire) -> None:
+        host = wire.seen.header("host") if "inside" in wire.seen.target else "10.9.9.9:8000"
+        location = f"http://{host}/other?x=1"
+        await wire.send(f"HTTP/1.1 307 X\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode())
+
+    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+        running.upstreams["a"].behaviour = redirect
+        response = await running.client.get("/inside")
+        assert (response.status_code, response.headers["location"]) == (307, "/other?x=1")
+        response = await running.client.get("/outside")
+        assert response.status_code == 502
+        assert "10.9.9.9" not in response.text + str(response.headers)
+
+
+async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=[{"name": "team", "key": "sk-1"}]) as running:
+        response = await running.client.post("/v1/messages", json={"model": MODEL, "messages": []})
+        assert response.status_code == 401
+        assert response.json()["type"] == "error"
+        assert len(response.headers["request-id"]) == 32
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+        key = {"x-api-key": "sk-1"}
+        response = await running.client.post("/v1/messages", json={"model": MODEL, "messages": []}, headers=key)
+        assert response.status_code == 200
+        assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+async def test_an_invalid_answer_leaves_no_error_in_the_log(
+    gateway_of: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that its receiver cancels while its answer is parsed must not trip the parser's callbacks."""
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        for fault in (answer_html, answer_garbage, answer_broken_json, answer_500, stream_error_first):
+            for upstream in running.upstreams.values():
+                upstream.behaviour = fault
+            for stream in (False, True):
+                await running.chat(stream=stream)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_requests_that_may_have_had_an_effect_are_not_retried(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = reset_connection
-        response = await running.client.post("/v1/load_lora_adapter", json={"model": MODEL})
+        response = await running.client.post("/tokenize", json={"model": MODEL})
         assert response.status_code == 502
         assert running.upstreams["b"].seen == []
 

@@ -43,7 +43,7 @@ def test_the_table_of_the_pool() -> None:
 
 
 def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
-    lines = start_lines(pool(), URL, "generated-key")
+    lines = start_lines(pool(), [URL], "generated-key")
     assert lines[0] == f"Listening at {URL}  (OpenAI base_url: {URL}/v1)"
     assert sum(line.startswith("1 replica is simulated: ") for line in lines) == 1
     assert "Open: no keys are set, so anyone who can reach this address can use it." in lines
@@ -51,7 +51,7 @@ def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
 
 
 def test_configured_keys_are_not_printed() -> None:
-    lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), URL)
+    lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), [URL])
     assert not any("secret" in line or line.startswith("Open:") or "Admin" in line for line in lines)
     assert "Authorization: Bearer YOUR-KEY" in lines[-1]
 

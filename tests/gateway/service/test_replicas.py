@@ -25,7 +25,8 @@ def test_a_replica_with_a_url_starts_no_process(tmp_path: Path) -> None:
     )
     assert planned.launches == ()
     (backend,) = planned.backends
-    assert (backend.url, backend.api_key, backend.simulated) == ("http://h:1", "sk-own", False)
+    assert (backend.url, backend.api_key) == ("http://h:1", "sk-own")
+    assert (backend.simulated, backend.launched) == (False, False)
     assert "sk-own" not in repr(backend)
 
 
@@ -52,6 +53,7 @@ def test_the_command_line_and_environment_of_vllm(tmp_path: Path) -> None:
     assert launch.health_urls == (f"{planned.backends[0].url}/health",)
     assert launch.log_path.parent == tmp_path
     assert planned.backends[0].num_speculative_tokens == 3
+    assert planned.backends[0].launched
 
 
 def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
@@ -60,6 +62,7 @@ def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
     (launch,) = planned.launches
     assert launch.name == SIMULATOR
     assert len({backend.url for backend in planned.backends}) == 4
+    assert all(backend.launched for backend in planned.backends)
     assert len(launch.health_urls) == 4
     document = Path(launch.argv[-1])
     assert document.stat().st_mode & 0o077 == 0  # it may contain keys

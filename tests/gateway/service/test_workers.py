@@ -154,3 +154,72 @@ def command_line(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_address_is_printed_once_all_workers_accept_connections(pool: Path, tmp_path: Path, workers: int) -> None:
+    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
+        port = int(command.url.rpartition(":")[2])
+        assert listeners(port) == workers
+        for _ in range(8):
+            assert command.get("/health").status_code == 200  # without waiting
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_changes_nothing(pool: Path, tmp_path: Path, workers: int) -> None:
+    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
+        processes = family(command.process.pid)
+        for _ in range(2):
+            os.killpg(command.process.pid, signal.SIGHUP)  # as a terminal that is closed does
+            command.process.send_signal(signal.SIGHUP)
+            until(lambda: "SIGHUP is ignored" in command.printed())
+        until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
+        assert alive(processes) == processes
+        assert "exited" not in command.printed()
+        assert command.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "metrics"), [(1, False), (1, True), (2, True)])
+def test_admin_has_an_address_of_its_own(pool: Path, tmp_path: Path, workers: int, metrics: bool) -> None:
+    text = pool.read_text().replace("admin: {", f'admin: {{listen: "127.0.0.1:0", metrics: {str(metrics).lower()}, ')
+    pool.write_text(text)
+    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
+        assert command.admin_url not in {"", command.url}
+        public, admin = command.url, command.admin_url
+        for _ in range(4 * workers):  # each on a connection of its own, so that every worker answers
+            statuses = {}
+            for path in ("/admin/pool", "/metrics", "/health", "/readyz", "/v1/models", "/version"):
+                for place, url in (("public", public), ("admin", admin)):
+                    command.url = url
+                    headers = command.admin if path.startswith("/admin") else KEY
+                    statuses[path, place] = command.get(path, headers=headers).status_code
+            moved, kept = (404, 200) if metrics else (200, 404)
+            assert statuses == {
+                ("/admin/pool", "public"): 404,
+                ("/admin/pool", "admin"): 200,
+                ("/metrics", "public"): moved,
+                ("/metrics", "admin"): kept,
+                ("/health", "public"): 200,
+                ("/health", "admin"): 200,
+                ("/readyz", "public"): statuses["/readyz", "admin"],
+                ("/readyz", "admin"): statuses["/readyz", "public"],
+                ("/v1/models", "public"): 200,
+                ("/v1/models", "admin"): 404,
+                ("/version", "public"): 200,
+                ("/version", "admin"): 404,
+            }
+        command.url = public
+        assert command.get("/admin/pool").status_code == 404, "the key is not looked at"
+        command.url = admin
+        assert command.get("/admin/pool").status_code == 401
+        assert command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 404
+        assert command.end() == 0
+
+
+def listeners(port: int) -> int:
+    """Return the number of sockets that accept connections at a port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)

@@ -68,3 +68,9 @@ def test_arrival_times_can_be_replaced() -> None:
         assert isinstance(paced, RequestTable)
         assert [one.arrived_s for one in paced] == [3.0, 4.0, 5.0, 6.0, 7.0]
         assert paced[0].arrived_s == 3.0
+
+
+def test_requests_that_are_not_inference_are_left_out() -> None:
+    records = [TraceRecord(endpoint=endpoint, prompt_tokens=9) for endpoint in ("chat", "other", "embeddings")]
+    with request_table(records, 0.7) as table:
+        assert [request.features.endpoint for request in table] == ["chat", "embeddings"]

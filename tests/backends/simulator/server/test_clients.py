@@ -138,6 +138,33 @@ def test_responses(client: openai.OpenAI) -> None:
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
 
 
+def test_a_stream_of_responses_that_is_cut_short_ends_as_completed(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "Hello there", "temperature": 0, "max_output_tokens": 30}
+    events = list(client.responses.create(**asked, stream=True))
+    last: Any = events[-1]
+    assert last.type == "response.completed"
+    assert (last.response.status, last.response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == client.responses.create(**asked).output_text
+
+
+def test_responses_are_not_stored(client: openai.OpenAI) -> None:
+    stored = client.responses.create(model=MODEL, input="Hello there", max_output_tokens=3, store=True)
+    missing = f"Response with id '{stored.id}' not found"
+    for stream in (False, True):
+        with pytest.raises(openai.NotFoundError, match=missing) as caught:
+            client.responses.create(model=MODEL, input="And?", previous_response_id=stored.id, stream=stream)
+        assert (caught.value.type, caught.value.param) == ("invalid_request_error", "response_id")
+    with pytest.raises(openai.NotFoundError, match=missing):
+        client.responses.retrieve(stored.id)
+    with pytest.raises(openai.NotFoundError, match=missing):
+        client.responses.cancel(stored.id)
+    with pytest.raises(openai.BadRequestError, match="background mode"):
+        client.responses.create(model=MODEL, input="Hello there", background=True)
+
+
 def test_responses_call_tools(client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", **FUNCTION, "strict": False}]
     whole: Any = client.responses.create(model=MODEL, input=WEATHER, tools=tools)

@@ -185,6 +185,24 @@ def test_an_invalid_schema_is_refused(urls: dict[str, str], schema: Any) -> None
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [({"messages": HELLO, "max_tokens": 2}, "chat.completion"), ({"prompt": "x", "max_tokens": 2}, "text_completion")],
+)
+def test_an_invocation_is_what_its_body_says(urls: dict[str, str], body: dict[str, Any], kind: str) -> None:
+    answer = httpx.post(f"{urls['plain']}/invocations", json=body)
+    assert (answer.status_code, answer.json()["object"]) == (200, kind)
+
+
+@pytest.mark.parametrize("body", [{}, {"input": "x"}, [], 5])
+def test_an_invocation_that_fits_nothing_is_refused(urls: dict[str, str], body: Any) -> None:
+    answer = httpx.post(f"{urls['plain']}/invocations", json=body)
+    assert answer.json() == invalid(
+        "Cannot find suitable handler for request. Expected one of: ['ChatCompletionRequest', 'CompletionRequest']"
+    )
+    assert answer.status_code == 400
+
+
 def test_unknown_fields_are_ignored(urls: dict[str, str]) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "frobnicate": 1, "chat_template_kwargs": {"x": 1}}
     assert httpx.post(urls["plain"] + CHAT, json=body).status_code == 200

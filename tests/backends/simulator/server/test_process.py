@@ -52,10 +52,6 @@ def test_a_taken_port_is_reported() -> None:
     assert "cannot listen" in result.stderr.decode()
 
 
-def test_it_starts_in_time(simulator: Any) -> None:
-    assert simulator.ready_s < 5.0, "the target is 2.5 s; a busy machine gets twice that"
-
-
 @pytest.mark.slow
 def test_it_exits_cleanly_while_streaming() -> None:
     document = {"replicas": [{"name": "a", "model": "m", "time_scale": 5.0}]}

@@ -1,0 +1,301 @@
+"""The head of an HTTP/1.1 request, read strictly by RFC 9112.
+
+What the RFC lets a recipient repair is refused here: two parties that repair differently disagree on where a request
+ends, which lets one client write the beginning of another one's request.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb"++) ([!\"$-~]++) HTTP/(\d\.\d)\r\n")
+_REQUEST_LINE_BEGINS: Final = re.compile(_TOKEN + rb"{1,32}(?: [!\"$-~]*+(?: [HTTP/0-9.]{0,8}\r?)?)?")
+_FIELD_LINES: Final = re.compile(rb"(?:" + _TOKEN + rb"++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+")
+_UNFIT: Final = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]|\r(?!\Z)")
+"""What no line contains before its end."""
+_LONGEST_METHOD_BYTES = 32
+_HOST = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
+_HOST_VALUE: Final = re.compile(_HOST)
+_ABSOLUTE_FORM: Final = re.compile(rb"https?://(" + _HOST + rb")(/[^?]*)?(\?.*)?", re.IGNORECASE)
+_LENGTH: Final = re.compile(rb"[0-9]{1,19}")
+_CHUNKED_LINE: Final = re.compile(rb"\r\ntransfer-encoding: ?chunked\r\n", re.IGNORECASE)
+_METHODS: Final = frozenset({b"DELETE", b"GET", b"HEAD", b"OPTIONS", b"PATCH", b"POST", b"PUT"})
+_ONCE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
+"""Headers of which a second one would leave open which of them counts."""
+_KNOWN: Final = _ONCE | {b"connection", b"expect", b"transfer-encoding"}
+
+
+class RequestError(Exception):
+    """A request that the server does not accept.
+
+    Parameters
+    ----------
+    status
+        HTTP status of the answer.
+    reason
+        What is wrong, for the client; it repeats nothing of the request.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def body_too_large(limit_bytes: int) -> RequestError:
+    """Return the error for a body above the limit."""
+    return RequestError(413, f"The request body is larger than the limit of {limit_bytes} bytes.")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """What the head of a request is bounded by.
+
+    Parameters
+    ----------
+    target_bytes
+        Size of the request target.
+    headers_bytes, headers
+        Size of all headers together, and their number. They bound the trailers of a chunked body too.
+    """
+
+    target_bytes: int = 8 * 1024
+    headers_bytes: int = 64 * 1024
+    headers: int = 100
+
+
+class RequestHead:
+    """The head of a request.
+
+    Attributes
+    ----------
+    path
+        Decoded path, without the query.
+    target
+        Path and query as received.
+    headers
+        Headers in order, with lower-case names.
+    length
+        Size of the body in bytes, if the body is not chunked.
+    is_chunked
+        Whether the body comes in chunks.
+    expects_continue
+        Whether the client waits for `100 Continue`.
+    is_http_1_1
+        False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
+    keep_alive
+        Whether another request may follow.
+    notes
+        What the service keeps with the head; it finds it there again with each request that has the same head.
+    """
+
+    __slots__ = (
+        "expects_continue",
+        "headers",
+        "is_chunked",
+        "is_http_1_1",
+        "keep_alive",
+        "length",
+        "method",
+        "notes",
+        "path",
+        "target",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        length: int = 0,
+        is_chunked: bool = False,
+        expects_continue: bool = False,
+        is_http_1_1: bool = True,
+        keep_alive: bool = False,
+    ) -> None:
+        path = target.partition(b"?")[0].decode("latin-1")
+        self.path = unquote(path) if "%" in path else path
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.length = length
+        self.is_chunked = is_chunked
+        self.expects_continue = expects_continue
+        self.is_http_1_1 = is_http_1_1
+        self.keep_alive = keep_alive
+        self.notes: Any = None
+
+
+def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> RequestHead:
+    r"""Return the request head in `data[begins:end]`, which ends with an empty line.
+
+    Raises
+    ------
+    RequestError
+        400 for what is not a valid head, 414 and 431 for one above the limits, 501 and 505 for what this server lacks.
+
+    Examples
+    --------
+    >>> data = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
+    >>> head = read_head(data, 0, len(data), HeadLimits())
+    >>> head.method, head.path, head.headers, head.length
+    ('POST', '/v1/completions', [(b'host', b'h'), (b'content-length', b'2')], 2)
+    """
+    line, lines_begin = _request_line(data, begins, limits)
+    _check_size(data, lines_begin, end - 2, limits)
+    _check_field_lines(data, lines_begin, end - 2)
+    headers, known = _fields(data[lines_begin : end - 4]) if end - 4 > lines_begin else ([], {})
+    if _HOST_VALUE.fullmatch(known.get(b"host", b"")) is None:
+        raise RequestError(400, "The header host is not a host.")
+    if _LENGTH.fullmatch(known.get(b"content-length", b"0")) is None:
+        raise RequestError(400, "The content length is not a number.")
+    is_http_1_1 = line[2] == b"1.1"
+    if is_http_1_1 and b"host" not in known:
+        raise RequestError(400, "The request has no header host.")
+    target, host = _target(line[0], line[1])
+    if host:  # the one of the target counts (RFC 9112, section 3.2.2)
+        headers = [(b"host", host), *[header for header in headers if header[0] != b"host"]]
+    is_chunked = b"transfer-encoding" in known
+    if is_chunked:
+        if not is_http_1_1 or b"content-length" in known:
+            raise RequestError(400, "A transfer encoding goes neither with a content length nor with HTTP/1.0.")
+        _check_coding(known[b"transfer-encoding"], data[lines_begin - 2 : end])
+    return RequestHead(
+        line[0].decode("ascii"),
+        target,
+        headers,
+        length=int(known.get(b"content-length", b"0")),
+        is_chunked=is_chunked,
+        expects_continue=is_http_1_1 and known.get(b"expect", b"").lower() == b"100-continue",
+        is_http_1_1=is_http_1_1,
+        keep_alive=is_http_1_1 and b"close" not in _options(known.get(b"connection", b"")),
+    )
+
+
+def check_beginning(data: bytes, checked: int, received: int, limits: HeadLimits) -> int:
+    """Check a head whose end has not come, so that what can be refused is refused now.
+
+    Parameters
+    ----------
+    data
+        The head so far.
+    checked
+        What the previous call for this head returned, or 0: the offset after its last whole line.
+    received
+        Size of the head at the previous call.
+
+    Raises
+    ------
+    RequestError
+        As `read_head` does.
+    """
+    stop = data.rfind(b"\r\n", checked) + 2
+    if stop < 2:
+        stop = checked
+    if not stop:
+        if len(data) > limits.target_bytes + _LONGEST_METHOD_BYTES + len(" HTTP/1.1\r"):
+            raise _target_too_long(limits)
+        if data != b"\r" and _REQUEST_LINE_BEGINS.fullmatch(data) is None:
+            raise _no_request_line()
+        return 0
+    _, lines_begin = _request_line(data, 0, limits)
+    _check_size(data, lines_begin, len(data), limits)
+    _check_field_lines(data, max(checked, lines_begin), stop)
+    if _UNFIT.search(data, max(stop, received - 1)) is not None:
+        raise RequestError(400, "A header has a character that is not allowed there.")
+    return stop
+
+
+def check_trailers(data: bytes, begins: int, end: int, limits: HeadLimits) -> None:
+    """Check the header lines `data[begins:end]` after the last chunk of a body; raises as `read_head` does."""
+    _check_size(data, begins, end, limits)
+    _check_field_lines(data, begins, end)
+
+
+def _request_line(data: bytes, begins: int, limits: HeadLimits) -> tuple[tuple[bytes, bytes, bytes], int]:
+    """Return method, target and version, and the offset after the line."""
+    match = _REQUEST_LINE.match(data, begins)
+    if match is None:
+        if data.find(b"\r\n", begins, begins + limits.target_bytes) < 0:
+            raise _target_too_long(limits)
+        raise _no_request_line()
+    method, target, version = match.group(1, 2, 3)
+    if len(target) > limits.target_bytes:
+        raise _target_too_long(limits)
+    if version not in {b"1.1", b"1.0"}:
+        raise RequestError(505, "This server speaks HTTP/1.1.")
+    if method not in _METHODS:
+        raise RequestError(501, "This server does not implement the method of the request.")
+    return (method, target, version), match.end()
+
+
+def _target_too_long(limits: HeadLimits) -> RequestError:
+    return RequestError(414, f"The request target is longer than {limits.target_bytes} bytes.")
+
+
+def _no_request_line() -> RequestError:
+    return RequestError(400, "The request does not begin with a line like 'GET /path HTTP/1.1'.")
+
+
+def _check_size(data: bytes, begins: int, end: int, limits: HeadLimits) -> None:
+    if end - begins > limits.headers_bytes:
+        raise RequestError(431, f"The headers are larger than {limits.headers_bytes} bytes.")
+    if data.count(b"\r\n", begins, end) > limits.headers:
+        raise RequestError(431, f"The request has more than {limits.headers} headers.")
+
+
+def _check_field_lines(data: bytes, begins: int, end: int) -> None:
+    match = _FIELD_LINES.match(data, begins, end)
+    if match is None or match.end() != end:
+        raise RequestError(
+            400, "A header is not of the form 'name: value', or has a character that is not allowed there."
+        )
+
+
+def _fields(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """Return all headers, and those that concern the server by their names, as lists if they may come several times."""
+    headers: list[tuple[bytes, bytes]] = []
+    known: dict[bytes, bytes] = {}
+    for line in lines.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip(b" \t")
+        headers.append((name, value))
+        if name in _KNOWN:
+            if name not in known:
+                known[name] = value
+            elif name in _ONCE:
+                raise RequestError(400, f"The request has more than one header {name.decode()}.")
+            else:
+                known[name] += b"," + value
+    return headers, known
+
+
+def _options(value: bytes) -> list[bytes]:
+    return [option.strip(b" \t") for option in value.lower().split(b",")]
+
+
+def _target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+    """Return path and query, and the host of an absolute URL, the form that clients send to a proxy."""
+    if target.startswith(b"/"):
+        return target, b""
+    if target == b"*" and method == b"OPTIONS":
+        return b"/", b""  # the server as a whole
+    match = _ABSOLUTE_FORM.fullmatch(target)
+    if match is None or not match[1] or match[1].startswith(b":"):
+        raise RequestError(400, "The request target is neither a path nor an http URL.")
+    return (match[2] or b"/") + (match[3] or b""), match[1]
+
+
+def _check_coding(value: bytes, lines: bytes) -> None:
+    """Check that the body is chunked and nothing else, and says so plainly: RFC 9112, sections 6.1 and 6.3."""
+    codings = _options(value)
+    if codings == [b"chunked"] and _CHUNKED_LINE.search(lines) is not None:
+        return
+    if len(codings) > 1 and codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
+        raise RequestError(501, "This server knows no transfer encoding besides chunked.")
+    raise RequestError(400, "The transfer encoding is not exactly 'chunked'.")

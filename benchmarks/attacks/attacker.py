@@ -1,0 +1,365 @@
+"""The attacks: `python -m benchmarks.attacks.attacker NAME PORT HOLD_S`, which prints what the system answered.
+
+Each attack is a coroutine; `HOLD_S` is how long connections that do nothing are held. Numbers that the machine does not
+allow are lowered to `most_connections()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+import uvloop
+
+from benchmarks.attacks.framing import CASES
+from benchmarks.attacks.systems import KEY
+from benchmarks.attacks.upstream import ENDLESS, GARBAGE, LONG
+
+MIB = 1 << 20
+_PATH = b"/v1/chat/completions"
+_KEY = b"authorization: Bearer %b\r\n" % KEY.encode()
+_HEAD = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" % _PATH
+_FLOOD_S = 5.0
+_ANSWER_S = 10.0
+"""Seconds that an answer is waited for."""
+
+
+@dataclass
+class Report:
+    """What became of an attack.
+
+    Parameters
+    ----------
+    answers
+        How often each status came; `closed` for a connection closed without one, `silent` for none in time.
+    opened, held
+        Connections opened, and those still open after `held_s` seconds.
+    smuggled
+        Requests inside others that the replicas have seen.
+    """
+
+    answers: Counter[str] = field(default_factory=Counter)
+    opened: int = 0
+    held: int = 0
+    held_s: float = 0.0
+    smuggled: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Peer:
+    """A connection to the system."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *parts: bytes) -> bool:
+        """Send parts; return False once the system has closed the connection, or does not read for a while."""
+        with contextlib.suppress(OSError, TimeoutError):
+            for part in parts:
+                self.writer.write(part)
+                async with asyncio.timeout(_ANSWER_S):
+                    await self.writer.drain()
+            return not self.writer.transport.is_closing()
+        return False
+
+    async def status(self, wait_s: float = _ANSWER_S) -> str:
+        """Return the status of the next answer."""
+        try:
+            async with asyncio.timeout(wait_s):
+                line = await self.reader.readline()
+        except TimeoutError:
+            return "silent"
+        except (OSError, ValueError):
+            return "closed"
+        return line.split(b" ")[1].decode("ascii", "replace") if line.startswith(b"HTTP/1.") else "closed"
+
+    def is_open(self) -> bool:
+        """Return whether the system has not closed the connection."""
+        ended: bool = self.reader._eof  # type: ignore[attr-defined] # at_eof() is false while an answer is unread
+        return not (ended or self.writer.transport.is_closing())
+
+    def close(self) -> None:
+        """Close at once."""
+        self.writer.transport.abort()
+
+
+def most_connections() -> int:
+    """Return how many connections the attacker, and a system with the same limit, can hold, with some to spare."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000
+
+
+async def connect(port: int, limit: int = 1 << 16) -> Peer | None:
+    """Connect; None if the system does not accept."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return Peer(*await asyncio.open_connection("127.0.0.1", port, limit=limit))
+    except (OSError, TimeoutError):
+        return None
+
+
+async def connect_many(port: int, count: int, report: Report) -> list[Peer]:
+    """Open connections, a few hundred at a time."""
+    peers: list[Peer] = []
+    count = min(count, most_connections())
+    while report.opened < count:
+        batch = await asyncio.gather(*[connect(port) for _ in range(min(250, count - report.opened))])
+        report.opened += len(batch)
+        peers += [peer for peer in batch if peer is not None]
+    if len(peers) < count:
+        report.notes.append(f"{count - len(peers)} not accepted")
+    return peers
+
+
+async def hold(peers: Iterable[Peer], report: Report, hold_s: float) -> None:
+    """Hold connections that do nothing, and count those that the system has left open."""
+    peers = list(peers)
+    await asyncio.sleep(hold_s)
+    report.held, report.held_s = sum(peer.is_open() for peer in peers), hold_s
+    for peer in peers:
+        peer.close()
+
+
+async def _flood_one(port: int, report: Report, head: bytes, piece: bytes, size: int) -> None:
+    peer = await connect(port)
+    if peer is None:
+        report.answers["closed"] += 1
+        return
+    report.opened += 1
+    await peer.send(head)
+    sent = len(head)
+    while sent < size and await peer.send(piece):
+        sent += len(piece)
+        if peer.reader._buffer:  # type: ignore[attr-defined] # answered: no need to send the rest
+            break
+    report.answers[await peer.status()] += 1
+    report.notes.append(f"{sent / MIB:.1f} MiB sent")
+    peer.close()
+
+
+async def header_value(port: int, hold_s: float, report: Report) -> None:
+    """Send a header of 64 MB."""
+    await _flood_one(port, report, _HEAD + _KEY + b"x: ", b"y" * 65_536, 64 * MIB)
+
+
+async def url(port: int, hold_s: float, report: Report) -> None:
+    """Send a target of 100 MB."""
+    await _flood_one(port, report, b"GET /", b"u" * 65_536, 100 * MIB)
+
+
+async def many_headers(port: int, hold_s: float, report: Report) -> None:
+    """Send 100,000 small headers."""
+    lines = b"".join(b"x%d: y\r\n" % number for number in range(1000))
+    await _flood_one(port, report, _HEAD + _KEY, lines, 100 * len(lines))
+
+
+async def chunk_extensions(port: int, hold_s: float, report: Report) -> None:
+    """Send a chunk with an extension of 100 MB."""
+    head = _HEAD + _KEY + b"transfer-encoding: chunked\r\n\r\n1;"
+    await _flood_one(port, report, head, b"e" * 65_536, 100 * MIB)
+
+
+async def _repeat(port: int, report: Report, connections: int, request: bytes, seconds: float = _FLOOD_S) -> None:
+    """Send a request over and over on connections, each after the answer to the one before."""
+    end_s = time.monotonic() + seconds
+
+    async def one() -> None:
+        while time.monotonic() < end_s:
+            peer = await connect(port)
+            if peer is None:
+                report.answers["closed"] += 1
+                await asyncio.sleep(0.1)
+                continue
+            report.opened += 1
+            while time.monotonic() < end_s and await peer.send(request):
+                status = await peer.status()
+                report.answers[status] += 1
+                if not status.isdigit():
+                    break
+                await _skip(peer)
+                if not peer.is_open():
+                    break
+            peer.close()
+
+    await asyncio.gather(*[one() for _ in range(connections)])
+
+
+async def _skip(peer: Peer) -> None:
+    """Read what is left of an answer; one of unknown length ends the connection."""
+    length = -1
+    with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(_ANSWER_S):
+            while (line := await peer.reader.readline()).strip():
+                name, _, value = line.lower().partition(b":")
+                if name == b"content-length":
+                    length = int(value)
+            if length >= 0:
+                await peer.reader.readexactly(length)
+                return
+    peer.close()
+
+
+async def keyless(port: int, hold_s: float, report: Report) -> None:
+    """Send requests without a key, and with a wrong one, as fast as 16 connections go."""
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+    length = b"content-length: %d\r\n\r\n" % len(body)
+    wrong = _HEAD + b"authorization: Bearer sk-wrong\r\n" + length + body
+    await asyncio.gather(_repeat(port, report, 8, _HEAD + length + body), _repeat(port, report, 8, wrong))
+
+
+async def garbage(port: int, hold_s: float, report: Report) -> None:
+    """Send bytes that are no HTTP on connection after connection."""
+    await _repeat(port, report, 16, bytes(range(256)) * 64)
+
+
+async def preflights(port: int, hold_s: float, report: Report) -> None:
+    """Send preflight requests, which have no key, as fast as 16 connections go."""
+    request = (
+        b"OPTIONS %b HTTP/1.1\r\nhost: a\r\norigin: http://evil.example\r\naccess-control-request-method: POST\r\n"
+        b"access-control-request-headers: authorization\r\n\r\n" % _PATH
+    )
+    await _repeat(port, report, 16, request)
+
+
+async def pipelined(port: int, hold_s: float, report: Report) -> None:
+    """Send 200 requests at once, followed by garbage, on connection after connection."""
+    request = b"GET /nothing HTTP/1.1\r\nhost: a\r\n%b\r\n" % _KEY
+    await _repeat(port, report, 8, request * 200 + b"\x00\xff NO HTTP\r\n\r\n")
+
+
+async def silent(port: int, hold_s: float, report: Report) -> None:
+    """Hold 10,000 connections that send nothing."""
+    await hold(await connect_many(port, 10_000, report), report, hold_s)
+
+
+async def half_heads(port: int, hold_s: float, report: Report) -> None:
+    """Hold 1,000 heads without an end."""
+    peers = await connect_many(port, 1_000, report)
+    await asyncio.gather(*[peer.send(_HEAD + b"x-a: 1\r\n") for peer in peers])
+    await hold(peers, report, hold_s)
+
+
+async def half_bodies(port: int, hold_s: float, report: Report) -> None:
+    """Hold 12 bodies of 60 MB that lack their end."""
+    peers = await connect_many(port, 12, report)
+    head = _HEAD + _KEY + b"content-length: %d\r\n\r\n" % (60 * MIB + 1)
+    await asyncio.gather(*[peer.send(head, *[b" " * MIB] * 60) for peer in peers])
+    await hold(peers, report, hold_s)
+
+
+async def drip(port: int, hold_s: float, report: Report) -> None:
+    """Send 500 heads, a byte a second."""
+    peers = await connect_many(port, 500, report)
+    end_s = time.monotonic() + hold_s
+    for byte in _HEAD + b"x: " + b"y" * 1000:
+        if time.monotonic() >= end_s:
+            break
+        for peer in peers:
+            if peer.is_open():
+                peer.writer.write(bytes([byte]))
+        await asyncio.sleep(1.0)
+    await hold(peers, report, 0.0)
+    report.held_s = hold_s
+
+
+def _chat(word: bytes, *, stream: bool = False) -> bytes:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]%b}' % (
+        word,
+        b', "stream": true' if stream else b"",
+    )
+    return _HEAD + _KEY + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+async def engine_garbage(port: int, hold_s: float, report: Report) -> None:
+    """Have one replica of four answer with garbage."""
+    await _repeat(port, report, 4, _chat(GARBAGE))
+
+
+async def engine_endless(port: int, hold_s: float, report: Report) -> None:
+    """Have four answers, in one piece by their type, never end: at most 13 MB a second each."""
+    peers = await connect_many(port, 4, report)
+    await asyncio.gather(*[peer.send(_chat(ENDLESS)) for peer in peers])
+
+    async def drain(peer: Peer) -> int:
+        received = 0
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(hold_s):
+                while data := await peer.reader.read(MIB):
+                    received += len(data)
+        return received
+
+    received = sum(await asyncio.gather(*[drain(peer) for peer in peers]))
+    report.notes.append(f"{received / MIB:.1f} MiB received")
+    report.held, report.held_s = sum(peer.is_open() for peer in peers), hold_s
+    for peer in peers:
+        peer.close()
+
+
+async def never_reads(port: int, hold_s: float, report: Report) -> None:
+    """Hold eight streams of 100 MB without reading them."""
+    peers = [peer for peer in [await connect(port, limit=1024) for _ in range(8)] if peer is not None]
+    report.opened = len(peers)
+    for peer in peers:
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined] # uvloop's transports have it
+        await peer.send(_chat(LONG, stream=True))
+    await hold(peers, report, hold_s)
+
+
+async def framing(port: int, hold_s: float, report: Report) -> None:
+    """Send requests whose end is ambiguous, each with another one inside (`benchmarks.attacks.framing`)."""
+    upstream = int(os.environ["UPSTREAM"])
+    for case in CASES:
+        before = await _smuggled(upstream)
+        peer = await connect(port)
+        if peer is None:
+            report.notes.append(f"{case.name}: not accepted")
+            continue
+        report.opened += 1
+        await peer.send(case.request(_PATH, _KEY))
+        status = await peer.status(2.0)
+        report.answers[status] += 1
+        await asyncio.sleep(0.2)  # what is passed on after the answer
+        seen = await _smuggled(upstream) > before
+        report.smuggled += seen
+        report.notes.append(f"{case.name}: {status}{', SMUGGLED' if seen else ''}")
+        peer.close()
+
+
+async def _smuggled(upstream: int) -> int:
+    """Return how many smuggled requests the replicas have seen."""
+    peer = await connect(upstream)
+    assert peer is not None
+    await peer.send(b"GET /stats HTTP/1.1\r\nhost: a\r\n\r\n")
+    await peer.reader.readuntil(b"\r\n\r\n")
+    counts: dict[str, int] = json.loads(await peer.reader.readuntil(b"}"))
+    peer.close()
+    return counts["smuggled"]
+
+
+Attack = Callable[[int, float, Report], Awaitable[None]]
+ATTACKS: dict[str, Attack] = {
+    attack.__name__.replace("_", "-"): attack
+    for attack in (
+        *(header_value, url, many_headers, chunk_extensions, keyless, garbage, preflights, pipelined, framing),
+        *(silent, half_heads, half_bodies, drip, engine_garbage, engine_endless, never_reads),
+    )
+}
+
+
+async def main(name: str, port: int, hold_s: float) -> None:
+    """Run one attack and print its report."""
+    report = Report()
+    await ATTACKS[name](port, hold_s, report)
+    print(json.dumps({**vars(report), "answers": dict(report.answers)}))
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

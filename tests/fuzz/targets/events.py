@@ -1,0 +1,44 @@
+"""Event streams: any cut gives the same bytes out, whole events at a time, and the same last documents.
+
+The first byte is the seed of the cuts, with two bits for the endpoint. The rest is the body of a stream.
+"""
+
+from __future__ import annotations
+
+from gateway.http.sse import EventStream, engine_error, is_event_stream
+from gateway.http.transcript import read_answer
+from gateway.http.usage import read_usage
+from policies.features.request import Endpoint
+from tests.fuzz.held import held_bytes
+from tests.fuzz.wire import cut
+
+_ENDPOINTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES)
+_HELD_BYTES = 4096
+
+
+def fuzz_one(data: bytes) -> None:
+    """Pass a stream on in one piece and cut, and compare."""
+    flags, body = (data[0], data[1:]) if data else (0, b"")
+    endpoint, seed = _ENDPOINTS[flags & 3], flags >> 2
+    whole, cut_up = EventStream(endpoint), EventStream(endpoint)
+    assert whole.feed(body) + whole.rest() == body
+    passed = b""
+    for piece in cut(body, seed):
+        part = cut_up.feed(piece)
+        assert not part or part.endswith((b"\n\n", b"\r\n\r\n")), f"half an event is passed on: {part!r}"
+        passed += part
+        assert held_bytes(cut_up) < 2 * len(body) + _HELD_BYTES
+    assert cut_up.size_bytes == len(passed)
+    assert passed + cut_up.rest() == body
+    documents = list(cut_up.last_documents())
+    assert documents == list(whole.last_documents())[: len(documents)]
+    for document in documents:
+        usage = read_usage(document)
+        assert usage is None or usage.tokens_per_step is None or usage.tokens_per_step > 0
+    for stream in (whole, cut_up):
+        assert stream.text_bytes() >= 0
+        assert stream.steps(endpoint, with_usage=True) >= 0
+    is_event_stream(body)
+    assert engine_error(body) == 0 or 500 <= engine_error(body) < 600
+    assert isinstance(read_answer(endpoint, body, stream=True).text, str)
+    assert isinstance(read_answer(endpoint, body, stream=False).text, str)

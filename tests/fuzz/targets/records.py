@@ -1,0 +1,111 @@
+"""The recorder: whatever client and engine send, each record is a line that the reader of traces accepts.
+
+The first byte chooses endpoint, texts, whether the engine streams, and whether the rest describes documents
+(`tests.fuzz.documents`). The rest is the body of the request, a zero byte, and the answer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from backends.backend import Backend
+from backends.http.client import Address, UpstreamClient
+from backends.pool import HealthRules, Pool
+from backends.speculation import Method
+from gateway.http.errors import GatewayError
+from gateway.http.usage import read_usage
+from gateway.recorder.document import PendingRecord, RecordBuilder
+from gateway.recorder.hashes import TextHasher
+from gateway.recorder.notes import RequestNotes
+from gateway.relay.observers import EndedExchange, Times
+from gateway.routing.keys import ANONYMOUS
+from gateway.routing.model import Model, Upstream
+from gateway.routing.router import Router, RoutingHeaders
+from gateway.telemetry.metrics import Metrics
+from lab.trace.read import read_trace
+from policies.policy import CandidateScores, Decision, Outcome, policies
+from tests.fuzz.documents import document
+
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_TEXTS = ("none", "hashes", "full", "hashes")
+_MAX_BYTES = 1 << 16
+_backend = Backend("b", "m", Method.NGRAM, "http://127.0.0.1:1")
+_upstream = Upstream(_backend, UpstreamClient(Address.parse("http://127.0.0.1:1")), Metrics().bind(_backend))
+_kind = policies()["thresholds"]
+_model = Model("m", _kind(_kind.Settings()), 1.0, {"b": _upstream})
+_router = Router({"m": _model}, Pool([_backend], HealthRules()), _MAX_BYTES)
+_file = Path(tempfile.mkdtemp(prefix="fuzz-record-", dir="/dev/shm")) / "trace.jsonl"
+
+
+@dataclass
+class _Built:
+    text: str
+    builder: RecordBuilder
+
+
+_builders = [_Built(text, RecordBuilder(text, TextHasher(b"salt"), TextHasher(b"salt"))) for text in _TEXTS]
+
+
+def fuzz_one(data: bytes) -> None:
+    """Record a request, and read the record."""
+    flags, rest = (data[0], data[1:]) if data else (0, b"")
+    body, _, answer = rest.partition(b"\0")
+    if flags & 64:
+        body, answer = document(body), document(answer)
+    streams, built = bool(flags & 16), _builders[flags >> 2 & 3]
+    try:
+        routed = _router.route(
+            _PATHS[flags & 3], "POST", body, ANONYMOUS, RoutingHeaders(), 1.0, whole=bool(flags & 32)
+        )
+    except GatewayError:
+        return
+    notes = RequestNotes(lambda _notes, _ended: None, body, keeps_answer=built.text != "none", max_bytes=_MAX_BYTES)
+    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores([_backend], [1.25], [0.75]))
+    notes.on_send(decision, [_backend])
+    parsed: object = None
+    if streams:
+        for at, event in enumerate(answer.split(b"\n\n")):
+            notes.on_chunk(event + b"\n\n", 10.0 + at)
+    else:
+        parsed = _parsed(answer)
+        notes.on_answer(answer, parsed)
+    usage = read_usage(parsed)
+    outcome = Outcome(
+        routed.features,
+        decision,
+        Method.NGRAM,
+        200,
+        1.0,
+        0.25,
+        2.0,
+        9,
+        (usage.output_tokens if usage else None) or 0,
+        None,
+        6,
+        2,
+    )
+    times = Times(9.0, 10.0, 10.75, 11.0)
+    ended = EndedExchange(b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", times, usage, None, outcome)
+    notes.on_end(ended)
+    line = built.builder.begin(notes, ended, 0.0)
+    if isinstance(line, PendingRecord):
+        assert line.size_bytes >= 0
+        (finished,) = built.builder.end([line])
+        if isinstance(finished, Exception):
+            raise finished
+        line = finished
+    assert line.count(b"\n") == 1
+    _file.write_bytes(line)
+    (record,) = read_trace(_file, format="gateway", strict=True)
+    assert record.model == "m"
+
+
+def _parsed(answer: bytes) -> object:
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return None

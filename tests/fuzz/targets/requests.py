@@ -1,0 +1,134 @@
+"""Requests: what `backends.http.server` accepts is what a strict parser accepts, however the bytes are cut.
+
+The first byte says how: its lowest bit chooses narrow limits, the next answers later than the request arrives, the
+others are the seed of the cuts. The rest is what a client sends on one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+import h11
+
+from backends.http.request_head import HeadLimits
+from backends.http.server import HttpReply, HttpServer, ServerLimits
+from tests.fuzz.held import held_bytes
+from tests.fuzz.wire import MemoryTransport, cut, run
+
+WIDE = ServerLimits()
+NARROW = ServerLimits(head=HeadLimits(target_bytes=64, headers_bytes=256, headers=8), body_bytes=128)
+_NARROW_HELD_BYTES = 24_000
+"""What a connection may hold besides what one read has brought: objects of a request, and its limits."""
+_FRAMING = {b"content-length", b"transfer-encoding", b"upgrade"}
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)([^?#]*)(\?[^#]*)?")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A request as a parser has read it, without the fields that frame it."""
+
+    method: str
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class Service:
+    """Keeps the requests of a connection up to the first that is refused."""
+
+    def __init__(self, *, later: bool) -> None:
+        self.accepted: list[Accepted] = []
+        self.refused = 0
+        self._later = later
+
+    def admit(self, reply: HttpReply) -> None:
+        pass
+
+    def handle(self, reply: HttpReply, body: bytes) -> None:
+        request = reply.request
+        headers = tuple((name, value) for name, value in request.headers if name not in _FRAMING)
+        if not self.refused:
+            self.accepted.append(Accepted(request.method, request.target, headers, body))
+        if self._later:
+            asyncio.get_running_loop().call_soon(self._answer, reply)
+        else:
+            self._answer(reply)
+
+    def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
+        assert 400 <= status < 600
+        self.refused = status
+        reply.whole(status, b"", reason.encode())
+
+    def _answer(self, reply: HttpReply) -> None:
+        if not reply.has_ended:
+            reply.whole(200, b"", b"ok")
+
+
+def fuzz_one(data: bytes) -> None:
+    """Serve a connection, in one piece and cut, and compare."""
+    flags, stream = (data[0], data[1:]) if data else (0, b"")
+    limits, later, seed = (NARROW if flags & 1 else WIDE), bool(flags & 2), flags >> 2
+    cut_up = run(serve(cut(stream, seed), limits, later=later))
+    _compare(cut_up.accepted, reference(stream)[: len(cut_up.accepted)], "accepted, but not by the reference")
+    if limits is WIDE:
+        whole = run(serve([stream], limits, later=False))
+        _compare(cut_up.accepted, whole.accepted, "another result, cut")
+
+
+def _compare(ours: list[Accepted], theirs: list[Accepted], what: str) -> None:
+    assert ours == theirs, f"{what}:\n{ours}\n{theirs}"
+
+
+async def serve(pieces: list[bytes], limits: ServerLimits, *, later: bool) -> Service:
+    service = Service(later=later)
+    server = HttpServer(service, limits)
+    connection = server.connect()
+    transport = MemoryTransport(connection)
+    for number, piece in enumerate(pieces, 1):
+        transport.deliver([piece])
+        if limits is NARROW and (number % 16 == 0 or number == len(pieces)):
+            held = held_bytes(connection, but=(server, transport, server.connections))
+            assert held < _NARROW_HELD_BYTES + 32 * len(piece), f"{held} bytes held after {len(piece)}"
+    await transport.settle()
+    transport.lose()
+    if server._sweep is not None:
+        server._sweep.cancel()
+    return service
+
+
+def reference(stream: bytes) -> list[Accepted]:
+    """Return the requests that h11 reads from a stream, until it finds an error or would close."""
+    found: list[Accepted] = []
+    while stream := stream.lstrip(b"\r\n"):  # empty lines before a request are to be ignored (RFC 9112, section 2.2)
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+        parser.receive_data(stream)
+        try:
+            request = parser.next_event()
+            if type(request) is not h11.Request:
+                break
+            body = b""
+            while type(event := parser.next_event()) is h11.Data:
+                body += event.data
+        except h11.RemoteProtocolError:
+            break
+        if type(event) is not h11.EndOfMessage:
+            break
+        target, host = _target(request.target)
+        headers = tuple((name, value) for name, value in request.headers if name not in _FRAMING)
+        if host:  # the one of the target counts (RFC 9112, section 3.2.2)
+            headers = ((b"host", host), *[header for header in headers if header[0] != b"host"])
+        found.append(Accepted(request.method.decode("ascii"), target, headers, body))
+        if parser.their_state is h11.MUST_CLOSE or request.http_version == b"1.0":
+            break
+        stream = parser.trailing_data[0]
+    return found
+
+
+def _target(target: bytes) -> tuple[bytes, bytes]:
+    """Return the origin form of a target, and the host of an absolute one."""
+    if target == b"*":  # the server as a whole
+        return b"/", b""
+    absolute = _ABSOLUTE.match(target)
+    return ((absolute[2] or b"/") + (absolute[3] or b""), absolute[1]) if absolute else (target, b"")

@@ -1,0 +1,162 @@
+"""Every fuzzing target, on the inputs that are kept for it and on drawn ones; `scripts/fuzz` runs them for longer."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.config.yaml import read_yaml
+from lab.trace import read_trace
+from lab.trace.lines import TraceError
+from tests.fuzz.kept import TARGETS, inputs
+from tests.fuzz.targets import answers, requests
+from tests.fuzz.wire import run
+from tests.support.paths import ROOT
+
+HOST = b"host: a\r\n"
+
+
+def fuzz_one(target: str) -> Callable[[bytes], None]:
+    function: Callable[[bytes], None] = importlib.import_module(f"tests.fuzz.targets.{target}").fuzz_one
+    return function
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kept_inputs(target: str) -> None:
+    check = fuzz_one(target)
+    kept = inputs(target)
+    assert kept
+    for path in kept:
+        check(path.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_drawn_inputs(target: str) -> None:
+    """Kept inputs, changed: bytes flipped, pieces removed, repeated or taken from other inputs."""
+    check = fuzz_one(target)
+    kept = [path.read_bytes() for path in inputs(target)]
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.sampled_from(kept), st.sampled_from(kept), st.randoms(use_true_random=False), st.integers(0, 4), st.binary()
+    )
+    def changed(first: bytes, second: bytes, draw: random.Random, changes: int, drawn: bytes) -> None:
+        data = bytearray(first)
+        for _ in range(changes):
+            at, to = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+            match draw.randrange(5):
+                case 0:
+                    del data[at:to]
+                case 1:
+                    data[to:to] = data[at:to]
+                case 2:
+                    data[at:at] = second[draw.randrange(len(second) + 1) :]
+                case 3:
+                    data[at:at] = drawn
+                case _:
+                    data[at : at + 1] = bytes([draw.randrange(256)])
+        check(bytes(data))
+
+    changed()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /\r\n" + HOST,
+        b"GET  / HTTP/1.1\r\n" + HOST,
+        b"SOURCE /x ICE/1.0\r\n" + HOST,
+        b"DESCRIBE / RTSP/1.0\r\n" + HOST,
+        b"GET / HTTP/1.1\r\nx: y\r\n",
+        b"GET / HTTP/1.1\r\n" + HOST + HOST,
+        b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n",
+    ],
+)
+def test_heads_that_should_be_refused(head: bytes) -> None:
+    stream = head + b"\r\n0\r\n\r\n"
+    assert requests.reference(stream) == []
+    assert run(requests.serve([stream], requests.WIDE, later=False)).accepted == []
+
+
+@pytest.mark.parametrize("pieces", [[HOST[:-2] + b" \t\r\n"], [HOST[:-2] + b" ", b"\r\n"]])
+def test_space_after_a_value_is_no_part_of_it(pieces: list[bytes]) -> None:
+    (accepted,) = run(requests.serve([b"GET / HTTP/1.1\r\n", *pieces, b"\r\n"], requests.WIDE, later=False)).accepted
+    assert accepted.headers == ((b"host", b"a"),)
+
+
+@pytest.mark.parametrize(
+    "stream", [b"HTTP/1.1 020 OK\r\ncontent-length: 2\r\n\r\nok", b"HTTP/1.1 199 OK\r\ncontent-length: 2\r\n\r\nok"]
+)
+def test_answers_to_be_refused(stream: bytes) -> None:
+    ((ended, _, _),) = run(answers.calls([stream], head_only=False, takes_whole=False, calls=1))
+    assert ended in {"garbage", "broken"}
+
+
+def test_more_than_an_answer_in_a_read_closes_the_connection() -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    stray = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n"
+    outcomes = run(answers.calls([answer + stray, b"\r\nstray"], head_only=False, takes_whole=False, calls=2))
+    assert ("end", 200, b"stray") not in outcomes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(["a0: &a0 [1]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]),
+        "\n".join(["a0: &a0 {}"] + [f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 30)]),
+    ],
+    ids=["aliases", "merges of nothing"],
+)
+def test_a_short_file_that_expands_without_end_is_refused(text: str) -> None:
+    ((_, issue),) = read_yaml(text, {}).issues
+    assert "too large" in issue.message
+
+
+def test_a_number_beyond_all_floats_is_an_issue() -> None:
+    ((_, issue),) = read_yaml("a: " + "1:" * 400 + "1.5", {}).issues
+    assert "looks like a number" in issue.message
+
+
+_READ = """
+import resource, sys
+from pathlib import Path
+from lab.trace.lines import open_unpacked
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with open_unpacked(Path(sys.argv[1])) as file:
+    while file.read(1 << 20):
+        pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_small_file_that_unpacks_to_much_is_read_in_little_memory(tmp_path: Path) -> None:
+    bomb = tmp_path / "trace.jsonl.zst"
+    bomb.write_bytes(zstandard.compress(bytes(512 << 20), 19))
+    assert bomb.stat().st_size < 1 << 16
+    done = subprocess.run([sys.executable, "-c", _READ, bomb], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    assert int(done.stdout) < 64 << 10  # KiB
+
+
+def test_a_list_in_a_file_cut_short_is_a_trace_error(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.zst"
+    path.write_bytes(zstandard.compress(b"[]")[:-1])
+    with pytest.raises(TraceError):
+        list(read_trace(path, format="sharegpt"))
+
+
+def test_counts_that_json_cannot_hold_are_broken_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"prompt_tokens": 99999999999999999999999}\n')
+    with pytest.raises(TraceError, match="at most 2\\^64"):
+        list(read_trace(path, format="gateway", strict=True))

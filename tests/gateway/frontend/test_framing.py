@@ -1,0 +1,204 @@
+"""Requests that two parties could read differently are refused, by both frontends, also behind a known head."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backends.http import server
+from tests.gateway.conftest import Running, Start
+from tests.gateway.frontend.test_frontends import BODY, Raw, post
+from tests.support.upstream import Wire, answer
+from tests.support.waiting import TIMEOUT_S
+
+PATH = b"/v1/chat/completions"
+NEXT = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: h\r\n\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+def request(lines: bytes, body: bytes = b"", first: bytes = b"POST " + PATH + b" HTTP/1.1") -> bytes:
+    return b"%b\r\nhost: h\r\n%b\r\n%b" % (first, lines, body)
+
+
+def length(value: bytes) -> bytes:
+    return b"content-length: " + value + b"\r\n"
+
+
+REFUSED: dict[str, tuple[bytes, int]] = {
+    "length and chunks": (request(length(b"%d" % len(CHUNKS)) + CHUNKED, CHUNKS), 400),
+    "chunks and length": (request(CHUNKED + length(b"4"), CHUNKS), 400),
+    "several lengths": (request(length(b"4") * 2, b"{}  "), 400),
+    "differing lengths": (request(length(b"4") + length(b"50"), b"{}  "), 400),
+    "a list of lengths": (request(length(b"4, 4"), b"{}  "), 400),
+    "a negative length": (request(length(b"-4"), b"{}  "), 400),
+    "a length with a plus": (request(length(b"+4"), b"{}  "), 400),
+    "a hexadecimal length": (request(length(b"0x4"), b"{}  "), 400),
+    "gzip": (request(b"transfer-encoding: gzip\r\n", CHUNKS), 400),
+    "gzip and chunked": (request(b"transfer-encoding: gzip, chunked\r\n", CHUNKS), 501),
+    "identity and chunked": (request(b"transfer-encoding: identity\r\n" + CHUNKED, CHUNKS), 501),
+    "chunked, chunked": (request(b"transfer-encoding: chunked, chunked\r\n", CHUNKS), 400),
+    "chunked twice": (request(CHUNKED * 2, CHUNKS), 400),
+    "xchunked": (request(b"transfer-encoding: xchunked\r\n", CHUNKS), 400),
+    "chunked after a tab": (request(b"transfer-encoding:\tchunked\r\n", CHUNKS), 400),
+    "chunked before a space": (request(b"transfer-encoding: chunked \r\n", CHUNKS), 400),
+    "chunked after a vertical tab": (request(b"transfer-encoding: \x0bchunked\r\n", CHUNKS), 400),
+    "chunked in HTTP/1.0": (request(CHUNKED, CHUNKS, b"POST " + PATH + b" HTTP/1.0"), 400),
+    "a line feed alone": (request(b"a: b\n" + length(b"4"), b"{}  "), 400),
+    "a carriage return alone": (request(b"a: b\rc: d\r\n"), 400),
+    "a fold": (request(b"a: b\r\n " + length(b"4"), b"{}  "), 400),
+    "a space before the colon": (request(b"content-length : 4\r\n", b"{}  "), 400),
+    "NUL in a name": (request(b"a\x00: b\r\n"), 400),
+    "NUL in a value": (request(b"a: b\x00\r\n"), 400),
+    "a control character in a value": (request(b"a: \x01b\r\n"), 400),
+    "an unknown method": (request(b"", first=b"BREW / HTTP/1.1"), 501),
+    "a method that is no token": (request(b"", first=b"G@T / HTTP/1.1"), 400),
+    "CONNECT": (request(b"", first=b"CONNECT h:80 HTTP/1.1"), 501),
+    "HTTP/2.0": (request(b"", first=b"GET / HTTP/2.0"), 505),
+    "HTTP/0.9": (b"GET /\r\n\r\n", 400),
+    "a version that is none": (request(b"", first=b"GET / HTTP/1.1.1"), 400),
+    "a huge chunk": (request(CHUNKED, b"ffffffffffffffff\r\n{}"), 413),
+    "a chunk size that overflows": (request(CHUNKED, b"ffffffffffffffff0\r\n{}"), 400),
+    "a chunk with a plus": (request(CHUNKED, b"+2\r\n{}\r\n0\r\n\r\n"), 400),
+    "a long chunk extension": (request(CHUNKED, b"2;" + b"e" * 300 + b"\r\n{}\r\n0\r\n\r\n"), 400),
+    "a chunk without its end": (request(CHUNKED, b"2\r\n{}0\r\n\r\n"), 400),
+    "a chunk size before a line feed": (request(CHUNKED, b"2\n{}\r\n0\r\n\r\n"), 400),
+    "no host": (b"GET /health HTTP/1.1\r\na: b\r\n\r\n", 400),
+    "two hosts": (request(b"host: h\r\n"), 400),
+    "a host that is none": (b"GET /health HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
+    "two authorizations": (request(b"authorization: Bearer a\r\nauthorization: Bearer b\r\n"), 400),
+    "two keys": (request(b"x-api-key: a\r\nx-api-key: b\r\n"), 400),
+    "authority form": (request(b"", first=b"GET h:80 HTTP/1.1"), 400),
+    "asterisk form of POST": (request(length(b"0"), first=b"POST * HTTP/1.1"), 400),
+    "too many empty lines": (b"\r\n" * 5 + NEXT, 400),
+    "a long target": (request(b"", first=b"GET /" + b"x" * 9000 + b" HTTP/1.1"), 414),
+    "a large header": (request(b"a: " + b"x" * 70_000 + b"\r\n"), 431),
+    "many headers": (request(b"a: b\r\n" * 100), 431),
+    "a content length of 10 digits": (request(length(b"1000000000"), b"{}"), 413),
+    "a content length with zeros above the limit": (request(length(b"001000000000"), b"{}"), 413),
+}
+
+ACCEPTED: dict[str, bytes] = {
+    "chunks": request(CHUNKED, CHUNKS),
+    "chunks without a space": request(b"Transfer-Encoding:CHUNKED\r\n", CHUNKS),
+    "chunk extensions": request(CHUNKED, b'%x;a="b"\r\n%b\r\n0;c\r\n\r\n' % (len(BODY), BODY)),
+    "trailers": request(CHUNKED, CHUNKS[:-2] + b"x-a: b\r\n\r\n"),
+    "a length with zeros": request(length(b"%06d" % len(BODY)), BODY),
+    "a length with more zeros": request(length(b"%012d" % len(BODY)), BODY),
+    "absolute form": request(length(b"%d" % len(BODY)), BODY, b"POST http://other" + PATH + b" HTTP/1.1"),
+    "asterisk form": request(b"", first=b"OPTIONS * HTTP/1.1"),
+    "empty lines": b"\r\n" * 4 + request(length(b"%d" % len(BODY)), BODY),
+    "an upgrade": request(
+        b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: A\r\n" + length(b"%d" % len(BODY)),
+        BODY,
+    ),
+}
+
+
+async def everything(raw: Raw) -> bytes:
+    """Return what the gateway sends until it closes the connection."""
+    async with asyncio.timeout(TIMEOUT_S):
+        try:
+            return await raw.reader.read()
+        finally:
+            raw.close()
+
+
+async def after_refusal(running: Running, data: bytes, *, known: bool) -> bytes:
+    """Send a request that is refused, and another one behind it; return all answers but those before."""
+    raw = await Raw.to(running)
+    if known:  # the refused request is in the same read as one with the known head
+        for _ in range(2):
+            raw.writer.write(post())
+            assert (await raw.answer())[0] == 200
+    raw.writer.write((post() if known else b"") + data + SMUGGLED)
+    if known:
+        assert (await raw.answer())[0] == 200
+    return await everything(raw)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_what_is_refused(gateway_of: Start, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.05)
+    monkeypatch.setattr(server, "_LINGER_S", 0.05)
+    async with gateway_of({"a": "baseline"}) as running:
+        found = await asyncio.gather(*[after_refusal(running, data, known=known) for data, _ in REFUSED.values()])
+        wrong = {
+            name: answers[:200]
+            for (name, (_, status)), answers in zip(REFUSED.items(), found, strict=True)
+            if not answers.startswith(b"HTTP/1.1 %d " % status)
+            or answers.count(b"HTTP/1.1 ") != 1
+            or b"\r\nconnection: close\r\n" not in answers
+            or b'{"error":{"message":' not in answers
+        }
+        assert wrong == {}
+        seen = running.upstreams["a"].seen
+        assert len(seen) == (3 * len(REFUSED) if known else 0)
+        assert {request.target for request in seen} <= {PATH.decode()}
+
+
+async def answer_and_next(running: Running, data: bytes, *, known: bool) -> list[int]:
+    raw = await Raw.to(running)
+    if known:
+        for _ in range(2):
+            raw.writer.write(post())
+            assert (await raw.answer())[0] == 200
+    raw.writer.write(data + NEXT)
+    try:
+        return [(await raw.answer())[0] for _ in range(2)]
+    finally:
+        raw.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_what_is_accepted(gateway_of: Start, known: bool) -> None:
+    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+        for name, data in ACCEPTED.items():
+            assert await answer_and_next(running, data, known=known) == [200, 200], name
+            seen = running.upstreams["a"].seen[-1]
+            if seen.method == "POST":
+                assert (seen.target, seen.body) == (PATH.decode(), BODY), name
+                assert [seen.header(name) for name in ("transfer-encoding", "upgrade", "x-a")] == [None] * 3
+
+
+async def test_a_known_head_with_another_length_is_no_shortcut(gateway_of: Start) -> None:
+    """A length that the shortcut takes is the length that the parser would take."""
+    async with gateway_of({"a": "baseline"}) as running:
+        for digits in (b"%d", b"%09d", b"%010d", b"%019d"):
+            raw = await Raw.to(running)
+            for _ in range(3):
+                raw.writer.write(post())
+                assert (await raw.answer())[0] == 200
+            value = digits % len(BODY)
+            raw.writer.write(request(length(value), BODY) + NEXT)
+            assert [(await raw.answer())[0] for _ in range(2)] == [200, 200], value
+            assert running.upstreams["a"].seen[-1].body == BODY
+            raw.close()
+
+
+async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        raw = await Raw.to(running)
+        extra = b"Connection: X-Hop, x-other ,keep-alive\r\nconnection: x-third\r\n"
+        hop = b"x-hop: 1\r\nX-Other: 2\r\nx-third: 3\r\nx-end: 4\r\nkeep-alive: timeout=5\r\nte: trailers\r\n"
+        raw.writer.write(post(extra=extra + hop))
+        assert (await raw.answer())[0] == 200
+        seen = running.upstreams["a"].seen[0]
+        names = ("connection", "x-hop", "x-other", "x-third", "x-end", "keep-alive", "te")
+        assert [seen.header(name) for name in names] == [None, None, None, None, "4", None, None]
+        raw.close()
+
+
+async def test_headers_that_a_backend_names_in_connection_are_not_relayed(gateway_of: Start) -> None:
+    async def hops(wire: Wire) -> None:
+        extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
+        await wire.json(answer("a"), headers=extra + "x-end: 2\r\n")
+
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = hops
+        for _ in range(3):
+            headers = (await running.chat()).headers
+            names = ("connection", "x-hop", "keep-alive", "proxy-authenticate", "x-end")
+            assert [headers.get(name) for name in names] == [None, None, None, None, "2"]

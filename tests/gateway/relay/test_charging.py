@@ -1,0 +1,178 @@
+"""What requests are charged, on every path that makes an engine work, and when an answer ends early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from gateway.relay.answers import MAX_HELD_BYTES
+from tests.gateway.conftest import MODEL, Running, Start
+from tests.support.upstream import Behaviour, Wire, delta
+
+KEY = {"authorization": "Bearer sk-team"}
+KEYS = [{"name": "team", "key": "sk-team"}]
+WAV = (
+    b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00\x80\x3e\x00\x00\x00\x7d\x00\x00\x02\x00\x10\x00data"
+)
+
+
+async def charged(running: Running) -> float:
+    """Return the tokens that the key has been charged, once no request is in flight."""
+    await running.until(lambda: not running.gateway.relay.exchanges)
+    page = (await running.client.get("/metrics")).text
+    lines = [line for line in page.splitlines() if line.startswith('gateway_key_tokens_total{key="team"}')]
+    return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
+
+
+def answering(document: Any, status: int = 200) -> Behaviour:
+    async def answer(wire: Wire) -> None:
+        await wire.json(document, status)
+
+    return answer
+
+
+def padded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document after a field that is longer than what the gateway keeps of an answer."""
+    return {"data": ['"usage": {"prompt_tokens": 1}'] * 40_000, **document}
+
+
+REPORTED = [
+    ("/v1/rerank", {"results": [], "usage": {"total_tokens": 56}}, 56),
+    ("/v1/score", {"data": [], "usage": {"prompt_tokens": 12, "total_tokens": 12, "completion_tokens": 0}}, 12),
+    ("/classify", {"data": [], "usage": {"prompt_tokens": 5, "total_tokens": 5}}, 5),
+    ("/pooling", padded({"usage": {"prompt_tokens": 6, "prompt_tokens_details": {"cached_tokens": 1}}}), 6),
+    ("/v1/messages/count_tokens", {"input_tokens": 31}, 31),
+    ("/v2/embed", {"embeddings": {}, "meta": {"billed_units": {"input_tokens": 8}}}, 8),
+    ("/v1/audio/transcriptions", {"text": "hi", "usage": {"type": "duration", "seconds": 3}}, 150),
+    ("/v1/audio/transcriptions", {"text": "hi", "duration": "2.5", "segments": []}, 125),
+    ("/v1/audio/translations", {"text": "hi", "usage": {"type": "tokens", "input_tokens": 9, "output_tokens": 2}}, 11),
+]
+
+
+@pytest.mark.parametrize(("path", "document", "tokens"), REPORTED, ids=[f"{path}-{n}" for path, _, n in REPORTED])
+async def test_what_an_engine_reports_is_charged(
+    gateway_of: Start, path: str, document: dict[str, Any], tokens: int
+) -> None:
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        running.upstreams["a"].behaviour = answering(document)
+        response = await running.client.post(path, json={"model": MODEL, "input": "x" * 99}, headers=KEY)
+        assert response.json() == document
+        assert await charged(running) == tokens
+
+
+async def test_without_a_report_the_size_of_the_request_is_charged(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        upstream, body = running.upstreams["a"], json.dumps({"model": MODEL, "prompt": "x" * 400}).encode()
+        upstream.behaviour = answering({"count": 3, "tokens": [1, 2, 3]})
+        await running.client.post("/tokenize", content=body, headers=KEY)
+        expected = -(-len(body) // 4)
+        assert await charged(running) == expected
+
+        upload = b"x" * 32_000
+        await running.client.post("/v1/audio/transcriptions", content=upload, headers=KEY)
+        expected += 4 * 50  # 8,000 bytes per second
+        assert await charged(running) == expected
+        recording = WAV + bytes(64_000 - len(WAV))
+        await running.client.post("/v1/audio/transcriptions", content=recording, headers=KEY)
+        expected += 2 * 50  # 32,000 bytes per second, by its header
+        assert await charged(running) == expected
+
+        upstream.behaviour = answering({"error": {"message": "no such task"}}, 400)
+        await running.client.post("/v1/score", content=body, headers=KEY)
+        upstream.behaviour = answering({"status": "completed", "usage": {"input_tokens": 9, "output_tokens": 9}})
+        await running.client.get("/v1/responses/resp_1", headers=KEY)
+        await running.client.post("/v1/responses/resp_1/cancel", headers=KEY)
+        assert await charged(running) == expected, "errors, and asking for a stored response, cost nothing"
+
+
+async def test_a_stream_of_another_endpoint_is_charged_by_its_usage_or_its_events(gateway_of: Start) -> None:
+    body = json.dumps({"model": MODEL, "stream": True}).encode()
+
+    async with gateway_of({"a": "baseline"}, keys=KEYS, paths=["/inference/*"]) as running:
+        for usage, tokens in ((b"", -(-len(body) // 4) + 4), (b'data: {"usage": {"prompt_tokens": 70}}\n\n', 70)):
+            before = await charged(running)
+
+            async def stream(wire: Wire, usage: bytes = usage) -> None:
+                await wire.begin_stream()
+                for _ in range(3):
+                    await wire.chunk(b'data: {"token_ids": [1]}\n\n')
+                await wire.chunk(usage + b"data: [DONE]\n\n")
+                await wire.end_stream()
+
+            running.upstreams["a"].behaviour = stream
+            response = await running.client.post("/inference/v1/generate", content=body, headers=KEY)
+            assert response.content.endswith(b"[DONE]\n\n")
+            assert await charged(running) - before == tokens
+
+
+async def test_requests_to_any_endpoint_use_up_the_tokens_of_a_key(gateway_of: Start) -> None:
+    keys = [{"name": "few", "key": "sk-few", "tokens_per_minute": 100}]
+    async with gateway_of({"a": "baseline"}, keys=keys) as running:
+        running.upstreams["a"].behaviour = answering({"results": [], "usage": {"total_tokens": 80}})
+        sent = [
+            await running.client.post("/rerank", json={"model": MODEL}, headers={"x-api-key": "sk-few"})
+            for _ in range(3)
+        ]
+        assert [response.status_code for response in sent] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_a_stream_whose_client_leaves_is_charged_what_was_generated(gateway_of: Start, with_usage: bool) -> None:
+    async def endless(wire: Wire) -> None:
+        await wire.begin_stream()
+        for number in range(20):
+            event = delta("word")
+            if with_usage:
+                usage = b'"usage": {"prompt_tokens": 7, "completion_tokens": %d}' % (2 * number + 2)
+                event = event.replace(b'"object"', usage + b', "object"')
+            await wire.chunk(event)
+        await wire.until_closed()
+
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        running.upstreams["a"].behaviour = endless
+        body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x" * 40}]}
+        received = 0
+        async with running.client.stream("POST", "/v1/chat/completions", json=body, headers=KEY) as response:
+            async for chunk in response.aiter_raw():
+                received += chunk.count(b"\n\n")
+                if received == 20:
+                    break
+        await running.until(lambda: running.upstreams["a"].aborted == 1)
+        tokens = await charged(running)
+        assert tokens == 47 if with_usage else 18 <= tokens - 15 <= 45  # 15 for the prompt
+
+
+async def test_an_answer_too_long_to_be_held_is_charged(gateway_of: Start) -> None:
+    message = {"role": "assistant", "content": "x" * MAX_HELD_BYTES}
+    document = {"choices": [{"index": 0, "message": message}]}
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        running.upstreams["a"].behaviour = answering(
+            {**document, "usage": {"prompt_tokens": 4, "completion_tokens": 9}}
+        )
+        await running.chat(headers=KEY)
+        assert await charged(running) == 13
+        running.upstreams["a"].behaviour = answering(document)
+        await running.chat(headers=KEY)
+        assert await charged(running) - 13 >= MAX_HELD_BYTES / 4
+
+
+async def test_the_recorder_counts_the_tokens_of_other_endpoints(gateway_of: Start, tmp_path: Path) -> None:
+    async with gateway_of({"a": "baseline"}, recorder={"path": str(tmp_path)}) as running:
+        running.upstreams["a"].behaviour = answering({"results": [], "usage": {"total_tokens": 80}})
+        await running.client.post("/rerank", json={"model": MODEL})
+        await running.client.get("/version")
+        await running.until(lambda: not running.gateway.relay.exchanges)
+    (record,) = recorded(tmp_path)
+    assert (record["endpoint"], record["prompt_tokens"], record["output_tokens"]) == ("other", 80, 0)
+
+
+def recorded(folder: Path) -> list[Any]:
+    lines: list[bytes] = []
+    for path in folder.iterdir():
+        with zstandard.open(path, "rb") as file:
+            lines += bytes(file.read()).splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,211 @@
+"""Nothing of a prompt or of a key reaches the log, the gateway's error answers, or records without text."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.relay.observers import Observer
+from gateway.routing.router import RoutedRequest
+from gateway.telemetry.log_format import LogFormat, place_of
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.relay.test_charging import recorded
+from tests.gateway.service.test_access import bearer, raw
+from tests.support.command import gateway_command, until
+from tests.support.upstream import Behaviour, Upstream, Wire, delta
+
+PROMPT, KEY, WRONG_KEY = "zqxprompt", "sk-zqxkey", "sk-zqxwrong"
+MARK = "zqx"
+KEYS = [{"name": "team", "key": KEY}, {"name": "slow", "key": f"{KEY}-slow", "requests_per_minute": 1}]
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """The log as a gateway process writes it, at the lowest level."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(LogFormat("%(levelname)s %(name)s: %(message)s"))
+    root, ours = (
+        logging.getLogger(),
+        [logging.getLogger(name) for name in ("gateway", "backends", "policies", "asyncio")],
+    )
+    root.addHandler(handler)
+    for logger in ours:
+        logger.setLevel(logging.DEBUG)
+    yield written
+    root.removeHandler(handler)
+    for logger in ours:
+        logger.setLevel(logging.NOTSET)
+
+
+async def garbage(wire: Wire) -> None:
+    await wire.send(b"HELLO THIS IS NOT HTTP\r\n\r\n")
+
+
+async def html(wire: Wire) -> None:
+    await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 5\r\n\r\n<p>hi")
+
+
+async def broken_json(wire: Wire) -> None:
+    await wire.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"id": "x')
+
+
+async def reset(wire: Wire) -> None:
+    wire.reset()
+
+
+async def failing(wire: Wire) -> None:
+    await wire.json({"error": {"message": "busy", "code": 503}}, 503)
+
+
+async def refusing(wire: Wire) -> None:
+    await wire.json({"error": {"message": "no", "code": 400}}, 400)
+
+
+async def hanging(wire: Wire) -> None:
+    await wire.until_closed()
+
+
+async def breaking_off(wire: Wire) -> None:
+    await wire.begin_stream()
+    await wire.chunk(delta(PROMPT))
+    wire.reset()
+
+
+FAULTS: list[Behaviour] = [garbage, html, broken_json, reset, failing, refusing, hanging, breaking_off]
+
+
+async def send_all(running: Running) -> list[str]:
+    """Send marked requests that end in every way; return the answers that the gateway has made itself."""
+    upstream, well = running.upstreams["a"], running.upstreams["a"].behaviour
+    text, key = f"{PROMPT} " * 20, bearer(KEY)
+    own: list[str] = []
+
+    async def chat(headers: dict[str, str], **fields: Any) -> httpx.Response:
+        return await running.chat(text, headers=headers, **fields)
+
+    for stream in (False, True):
+        assert (await chat(key, stream=stream)).status_code == 200
+    for path in ("/tokenize", "/v1/audio/transcriptions", "/v1/embeddings"):
+        await running.client.post(path, json={"model": MODEL, "input": text}, headers=key)
+    own += [
+        (await chat({})).text,
+        (await chat(bearer(WRONG_KEY))).text,
+        (await chat({"x-api-key": WRONG_KEY})).text,
+        (await chat(key, model="nope")).text,
+        (await chat(key, model={"a": text})).text,
+        (await chat(key | {"x-gateway-backend": "b"})).text,
+        (await running.client.post("/sleep", content=text, headers=key)).text,
+        (await running.client.post("/v1/completions", content=f'{{"prompt": "{text}', headers=key)).text,
+        (await running.client.post("/v1/completions", content=f'["{text}"]', headers=key)).text,
+        (await running.client.post("/v1/completions", content=b"\xff" + text.encode(), headers=key)).text,
+        (await running.client.post("/v1/completions", content=text.encode() * 1000, headers=key)).text,
+        (await running.client.get("/admin/pool", headers=key)).text,
+        (await running.client.get("/admin/pool", headers=bearer(WRONG_KEY))).text,
+        (await running.client.get("/admin/config", headers=bearer(ADMIN_KEY))).text,
+        (await raw(running, f"/v1/completions?q={PROMPT}", "BAD METHOD", text.encode())).decode(),
+        (await raw(running, "/v1/completions", extra=f"x-{PROMPT} : {KEY}\r\n")).decode(),
+        (await raw(running, "/v1/../completions", body=text.encode())).decode(),
+    ]
+    assert (await chat(bearer(f"{KEY}-slow"))).status_code == 200
+    own.append((await chat(bearer(f"{KEY}-slow"))).text)
+    for fault in FAULTS:
+        upstream.behaviour = fault
+        for stream in (False, True):
+            response = await chat(key, stream=stream)
+            if fault is not breaking_off:
+                own.append(response.text)
+            await running.until_up("a")
+    upstream.behaviour = hanging
+    leaving = asyncio.create_task(chat(key))
+    aborted = upstream.aborted
+    await running.until(lambda: bool(running.gateway.relay.exchanges))
+    leaving.cancel()
+    await running.until(lambda: upstream.aborted > aborted)
+    upstream.behaviour = well
+    return own
+
+
+class Failing:
+    """A defect within the gateway, whose message quotes the request."""
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        raise ValueError(body.decode())
+
+
+async def test_no_prompt_and_no_key_is_logged_or_recorded(gateway_of: Start, log: io.StringIO, tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "none", "flush_s": 0.01}
+    limits = {"max_body_mib": 0.1, "drain_s": 1}
+    async with gateway_of({"a": "baseline"}, keys=KEYS, recorder=recorder, server=limits) as running:
+        own = await send_all(running)
+
+        running.gateway.relay.followers[MODEL].append(Failing())
+        response = await running.chat(PROMPT, headers=bearer(KEY))
+        assert response.status_code == 500
+        own.append(response.text)
+        own.append((await running.client.get("/metrics")).text)
+    assert "a request could not be sent on" in log.getvalue()
+    assert "ValueError" in log.getvalue()
+    assert MARK not in log.getvalue()
+    assert [text for text in own if MARK in text] == []
+    records = recorded(tmp_path)
+    assert len(records) >= 20
+    assert MARK not in json.dumps(records)
+
+
+@pytest.mark.slow
+async def test_a_gateway_process_prints_no_prompt_and_no_key(tmp_path: Path) -> None:
+    async with Upstream("a", MODEL) as upstream:
+        path = tmp_path / "pool.yaml"
+        backend = {"method": "baseline", "url": upstream.url}
+        pool = {
+            "models": {MODEL: {"policy": {"name": "random"}, "backends": {"a": backend}}},
+            "keys": [{"name": "team", "key": KEY}],
+            "admin": {"key": f"{KEY}-admin"},
+            "server": {"workers": 2},
+        }
+        path.write_text(json.dumps(pool))
+
+        def run() -> str:
+            with gateway_command(path, tmp_path) as command:
+                body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+                until(lambda: command.post("/v1/chat/completions", body, headers=bearer(KEY)).status_code == 200)
+                for headers in ({}, bearer(WRONG_KEY), bearer(KEY)):
+                    command.get("/admin/config", headers=headers)
+                    command.post("/v1/nope", body, headers=headers)
+                command.process.terminate()
+                command.process.wait(60)
+                return command.printed()
+
+        printed = await asyncio.to_thread(run)
+        assert "Listening at" in printed
+        assert MARK not in printed
+
+
+def test_an_exception_is_logged_without_messages_but_with_the_way_to_it() -> None:
+    def inner() -> None:
+        raise KeyError(PROMPT)
+
+    def outer() -> None:
+        try:
+            inner()
+        except KeyError as error:
+            raise RuntimeError(f"failed for {PROMPT}") from error
+
+    try:
+        outer()
+    except RuntimeError as error:
+        shown = LogFormat().formatException((type(error), error, error.__traceback__))
+        place = place_of(error)
+    assert PROMPT not in shown
+    assert shown.index("KeyError") < shown.index("which led to") < shown.index("RuntimeError")
+    assert "in inner" in shown
+    assert place.startswith("RuntimeError at test_secrecy.py:")
