@@ -128,9 +128,7 @@ class AsgiFrontend:
         if body is None:
             return  # the client disconnected while sending
         reply = AsgiReply()
-        exchange = Exchange(
-            self._relay, Inbound(request_headers, request_headers.path, request_headers.target, body), reply
-        )
+        exchange = Exchange(self._relay, Inbound(request_headers, body), reply)
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))

@@ -82,7 +82,7 @@ class HttpFrontend:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        exchange = Exchange(self._relay, Inbound(headers, headers.path, headers.target, body), reply)
+        exchange = Exchange(self._relay, Inbound(headers, body), reply)
         reply.source = exchange  # before `begin`, which may already answer
         exchange.begin()
 

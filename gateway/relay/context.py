@@ -54,25 +54,22 @@ def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, 
 class Inbound:
     """A request as a frontend received it.
 
-    Parameters
+    Attributes
     ----------
     path
         Canonical path, without the query.
     target
         Canonical path and query.
-
-    Attributes
-    ----------
     arrived_s
         Arrival of the last byte, by `time.perf_counter`.
     """
 
     __slots__ = ("arrived_s", "body", "path", "request_headers", "target")
 
-    def __init__(self, request_headers: RequestHeaders, path: str, target: bytes, body: bytes) -> None:
+    def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
         self.request_headers = request_headers
-        self.path = path
-        self.target = target
+        self.path = request_headers.path
+        self.target = request_headers.target
         self.body = body
         self.arrived_s = time.perf_counter()
 

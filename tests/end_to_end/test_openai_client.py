@@ -7,6 +7,7 @@ import json
 import time
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -174,6 +175,15 @@ def test_other_paths_of_vllm_pass_through(gateway: Command) -> None:
     assert (
         gateway.post("/v1/embeddings", {"model": MODEL, "input": "hi"}).status_code == 404
     )  # the model only generates
+
+
+def test_preflight_requests_take_no_replica_out(gateway: Command) -> None:
+    up = gateway.get("/readyz").json()["up"]
+    headers = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    for _ in range(10):
+        url = f"{gateway.url}/v1/chat/completions"
+        assert httpx.options(url, headers=headers, trust_env=False).status_code == 200
+    assert gateway.get("/readyz").json()["up"] == up
 
 
 def test_errors(client: openai.OpenAI) -> None:

@@ -143,8 +143,7 @@ class Relay:
         headers = [(b"authorization", b"Bearer sk"), *(headers or [])]
         reply = RecordingReply()
         request_headers = self.context.access.relayed(method, path.encode(), headers)
-        inbound = Inbound(request_headers, path, path.encode(), body)
-        exchange = Exchange(self.context, inbound, reply)
+        exchange = Exchange(self.context, Inbound(request_headers, body), reply)
         exchange.begin()
         return exchange, reply
 
