@@ -215,6 +215,9 @@ def check_trailers(data: bytes, begins: int, end: int, limits: HeadLimits) -> No
     """Check the header lines `data[begins:end]` after the last chunk of a body; raises as `read_head` does."""
     _check_size(data, begins, end, limits)
     _check_field_lines(data, begins, end)
+    _, known = _fields(data[begins : end - 2])
+    if b"content-length" in known or b"transfer-encoding" in known:
+        raise RequestError(400, "A header about the framing of the body comes after the body.")
 
 
 def _request_line(data: bytes, begins: int, limits: HeadLimits) -> tuple[tuple[bytes, bytes, bytes], int]:

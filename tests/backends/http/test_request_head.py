@@ -299,6 +299,7 @@ INVALID_CHUNKS: dict[str, tuple[bytes, int]] = {
     "a trailer that is none": (b"0\r\nabc\r\n\r\n", 400),
     "a trailer with a control character": (b"0\r\na: b\x01\r\n\r\n", 400),
     "a fold in a trailer": (b"0\r\na: b\r\n c\r\n\r\n", 400),
+    "framing in a trailer": (b"0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
     "many trailers": (b"0\r\n" + b"a: b\r\n" * 11 + b"\r\n", 431),
     "large trailers": (b"0\r\na: " + b"x" * 1001, 431),
     "more framing than body": (b"1;%b\r\nx\r\n" % (b"e" * 200) * 10, 400),
