@@ -45,7 +45,7 @@ class Campaign:
     failure: Path | None
 
 
-def fuzz(name: str, seconds: float) -> Campaign:
+def fuzz(name: str, seconds: float, seed: int) -> Campaign:
     """Fuzz one target for about `seconds`, the start of its process included, or until an input fails."""
     began_s = time.monotonic()
     found, failures = _CACHE / "corpus" / name, _CACHE / "failures"
@@ -60,6 +60,7 @@ def fuzz(name: str, seconds: float) -> Campaign:
         f"-artifact_prefix={prefix}",
         f"-dict={FOLDER / 'dictionaries' / f'{name}.dict'}",
         "-reload=0",
+        f"-seed={seed}",
     ]
     done = subprocess.run(
         [
@@ -102,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument("target", nargs="*", choices=[[], *TARGETS], help="all by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
+    parser.add_argument("--seed", type=int, default=0, help="repeats the same inputs; 0 draws one")
     parser.add_argument("--jobs", type=int, default=2, help="targets at a time")
     parser.add_argument("--keep", action="store_true", help="add what was found to tests/fuzz/corpus, and fuzz nothing")
     arguments = parser.parse_args()
@@ -115,7 +117,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     failed = False
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for one in pool.map(lambda name: fuzz(name, arguments.seconds / turns), names):
+        for one in pool.map(lambda name: fuzz(name, arguments.seconds / turns, arguments.seed), names):
             failed |= one.failure is not None
             failure = one.failure.relative_to(ROOT) if one.failure else "none"
             print(
