@@ -46,7 +46,7 @@ def test_drawn_inputs(target: str) -> None:
     check = fuzz_one(target)
     kept = [path.read_bytes() for path in inputs(target)]
 
-    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(kept), st.sampled_from(kept), st.randoms(use_true_random=False), st.integers(0, 4), st.binary()
     )
