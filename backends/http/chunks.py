@@ -7,7 +7,7 @@ from typing import Final
 
 from backends.http.request_head import HeadLimits, RequestError, body_too_large, check_trailers
 
-_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")
 _MAX_SIZE_LINE_BYTES = 256
 _FRAMING_PER_BYTE = 16
 """Most bytes of chunk sizes and extensions per byte of the body, besides as many as headers may have."""
