@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import socket
@@ -24,6 +25,7 @@ models:
 def test_connections_leave_files_for_those_to_backends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     settings = ServerSettings(max_connections=500)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2000, 2000))
     assert server_limits(settings).connections == 500
