@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import resource
-import time
 from collections.abc import Callable
 
 import httpx
@@ -115,10 +114,8 @@ async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Sta
         running.upstreams["a"].behaviour = slow
         request = asyncio.create_task(running.chat(stream=stream))
         await started.wait()
-        before_s = time.monotonic()
         request.cancel()
         await running.until(lambda: running.upstreams["a"].aborted == 1)
-        assert time.monotonic() - before_s < 1.0
         await running.until(lambda: running.backend("a").in_flight == 0)
         assert running.backend("a").state is State.UP  # the backend is not at fault
         page = (await running.client.get("/metrics")).text

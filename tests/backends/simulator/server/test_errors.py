@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -297,9 +296,7 @@ def test_requests_of_a_client_that_disconnects_are_aborted(urls: dict[str, str],
             wait_for(url, "vllm:num_requests_running{", count)
     except httpx.ReadTimeout:
         assert not streaming
-    left_s = time.monotonic()
     client.close()
     wait_for(url, "vllm:num_requests_running{", 0)
-    assert time.monotonic() - left_s < 0.3
     assert counter(url, aborted) - before == count
     assert httpx.get(f"{url}/load").json() == {"server_load": 0}
