@@ -153,4 +153,4 @@ def engine_error(data: bytes) -> int:
         return 0
     error = document.get("error") if isinstance(document, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and code >= 500 else 0
+    return code if isinstance(code, int) and 500 <= code < 600 else 0

@@ -93,6 +93,7 @@ def test_event_streams_are_recognized_by_their_beginning() -> None:
 def test_engine_errors_at_the_beginning_of_a_stream() -> None:
     assert engine_error(b'data: {"error": {"message": "busy", "code": 503}}\n\ndata: [DONE]\n\n') == 503
     assert not engine_error(b'data: {"error": {"message": "your fault", "code": 400}}\n\n')
+    assert not engine_error(b'data: {"error": {"message": "no status", "code": 775}}\n\n')
     assert not engine_error(delta('an "error" in the text'))
     assert not engine_error(b'data: {"error": \n\n')
 
