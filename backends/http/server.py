@@ -564,7 +564,7 @@ class ServerConnection:
             self._transport.abort()
 
     def shed(self) -> None:
-        """Give up what is held of requests."""
+        """Refuse the unfinished request, or disconnect a client that sends more than is answered."""
         if self._reply is self._reading:  # no complete request is being answered
             self._refuse(503, "The server holds too many unfinished requests. Send the request again.")
         else:

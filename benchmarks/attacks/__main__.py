@@ -21,10 +21,10 @@ from pathlib import Path
 
 from backends.launch.ports import free_port
 from benchmarks.attacks.attacker import ATTACKS
-from benchmarks.attacks.measure import Result, attack, raise_open_file_limit
+from benchmarks.attacks.measure import Result, attack
 from benchmarks.attacks.systems import HARDENING, systems
 from benchmarks.attacks.table import table
-from benchmarks.overhead.process import SYSTEM_CPU, most_files, running, until_answered
+from benchmarks.overhead.process import SYSTEM_CPU, most_files, raise_open_file_limit, running, until_answered
 from benchmarks.overhead.systems import System
 
 

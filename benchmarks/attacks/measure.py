@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead.process import most_files, rss_mb, tree
+from benchmarks.overhead.process import rss_mb, tree
 
 _MOST_MB = 6_000
 """Memory at which an attack ends, so that the machine survives it."""
@@ -77,11 +76,6 @@ class _Memory(threading.Thread):
         self._ends.set()
         self.join()
         return rss_mb(tree(self._pid))
-
-
-def raise_open_file_limit() -> None:
-    """Let the processes that this one starts open as many files as the machine allows."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files(), most_files()))
 
 
 def attack(system: str, name: str, port: int, upstream: int, pid: int, folder: Path, hold_s: float) -> Result:

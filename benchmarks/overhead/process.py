@@ -65,11 +65,16 @@ def most_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
+def raise_open_file_limit() -> None:
+    """Raise the limit on open files to its maximum, for this process and those that it starts."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files(), most_files()))
+
+
 def _prepare(cpus: set[int]) -> None:
     """Bind this process to the available ones of these cores, and raise its limit of open files."""
     available = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus & available or available)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files(), most_files()))
+    raise_open_file_limit()
 
 
 @contextlib.contextmanager

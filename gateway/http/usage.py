@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,11 @@ def read_usage(document: object) -> Usage | None:
         queue_s=_seconds(metrics, "queue_time_ms"),
         generation_s=_seconds(metrics, "generation_time_ms"),
     )
+
+
+def first_usage(documents: Iterable[object]) -> Usage | None:
+    """Return the first usage in some documents, as of the last events of a stream; None if there is none."""
+    return next(filter(None, map(read_usage, documents)), None)
 
 
 def read_other_usage(document: object) -> Usage | None:

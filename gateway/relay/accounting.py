@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypeGuard
 
 from gateway.http.sse import EventStream
-from gateway.http.usage import Usage, read_usage
+from gateway.http.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.charge import tokens_of
 from gateway.relay.observers import EndedExchange
@@ -90,7 +90,7 @@ def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: Pa
 
 def _latest_usage(stream: EventStream) -> Usage | None:
     """Return the usage in the last events of a stream that ended early; None if it tells no output tokens."""
-    usage = next(filter(None, map(read_usage, stream.last_documents())), None)
+    usage = first_usage(stream.last_documents())
     return usage if usage is not None and usage.output_tokens else None
 
 

@@ -14,7 +14,7 @@ import orjson
 from backends.http.client import HeaderList
 from gateway.http.headers import is_json, media_type
 from gateway.http.sse import EventStream, engine_error, is_event_stream
-from gateway.http.usage import Usage, read_other_usage, read_usage
+from gateway.http.usage import Usage, first_usage, read_other_usage, read_usage
 from policies.features.request import Endpoint
 
 MAX_HELD_BYTES: Final = 1 << 20
@@ -238,7 +238,7 @@ class StreamAnswer(PassThrough):
         rest = self._events.rest()
         if not (rest or self._has_begun):
             raise InvalidAnswerError("broken", "ended a stream without an event")
-        self.usage = next(filter(None, map(read_usage, self._events.last_documents())), None)
+        self.usage = first_usage(self._events.last_documents())
         return rest
 
 

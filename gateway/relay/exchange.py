@@ -12,9 +12,8 @@ from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
-from gateway.http.cors import without_cors
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
-from gateway.http.headers import lines_for_client, relative_location, upstream_head
+from gateway.http.headers import relative_location, upstream_head
 from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
 from gateway.relay.context import Inbound, RelayContext, Reply, send_error
@@ -342,8 +341,7 @@ class Exchange:
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         self._last_read_s = time.perf_counter()
-        self._status = status
-        self._headers = headers if self._relay.access.cors is None else without_cors(headers)
+        self._status, self._headers = status, headers
         if 300 <= status < 400 and not self._redirects_here(headers):
             self._fail("redirect", "redirects to another server, which the gateway does not follow")
             return
@@ -440,16 +438,15 @@ class Exchange:
         send_error(self._reply, error, self._inbound.path, self._request_id, self._choice_lines())
 
     def _send_head(self) -> None:
-        self._head_sent = True
-        self._reply.head(self._status, self._lines(lines_for_client(self._headers, self._authority())))
-
-    def _authority(self) -> bytes:
         assert self._upstream is not None
-        return self._upstream.client.address.authority
+        self._head_sent = True
+        self._reply.head(self._status, self._lines(self._upstream.lines_for_client(self._headers)))
 
     def _redirects_here(self, headers: HeaderList) -> bool:
+        assert self._upstream is not None
+        authority = self._upstream.client.address.authority
         locations = [value for name, value in headers if name == b"location"]
-        return all(relative_location(location, self._authority()) is not None for location in locations)
+        return all(relative_location(location, authority) is not None for location in locations)
 
     def _lines(self, lines: bytes) -> bytes:
         return lines + request_id_lines(self._inbound.path, self._request_id) + self._choice_lines()

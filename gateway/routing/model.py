@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from backends.backend import Backend
-from backends.http.client import Address, AnswerHead, Call, Receiver, WholeReceiver
+from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver, WholeReceiver
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
@@ -58,16 +58,16 @@ class Upstream:
         "_answer",
         "_answer_lines",
         "_choice_lines",
+        "_drops_cors",
         "answers_json",
         "backend",
         "client",
-        "drops_cors",
         "metrics",
     )
 
     def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
         self.backend = backend
-        self.drops_cors = drops_cors
+        self._drops_cors = drops_cors
         self.client = client
         self.metrics = metrics
         self.answers_json = False
@@ -75,14 +75,18 @@ class Upstream:
         self._answer_lines = b""
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
 
+    def lines_for_client(self, headers: HeaderList) -> bytes:
+        """Return the header lines that the client gets of an answer."""
+        kept = without_cors(headers) if self._drops_cors else headers
+        return lines_for_client(kept, self.client.address.authority)
+
     def lines_of_answer(self, head: AnswerHead) -> bytes:
         """Return the header lines of an answer for the client, without the content length; the last head is cached."""
         if head is not self._answer:
             by_name = dict(head.headers)
             self._answer = head
-            headers = without_cors(head.headers) if self.drops_cors else head.headers
-            self._answer_lines = lines_for_client(
-                [header for header in headers if header[0] != b"content-length"], self.client.address.authority
+            self._answer_lines = self.lines_for_client(
+                [header for header in head.headers if header[0] != b"content-length"]
             )
             kind = media_type(by_name.get(b"content-type", b""))
             self.answers_json = is_json(kind) and b"content-encoding" not in by_name

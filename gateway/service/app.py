@@ -54,7 +54,7 @@ class Application:
         self.own = OwnPaths(app, relay.access, relay.new_request_id)
         self.admin = None if admin is None else OwnPaths(app, admin, relay.new_request_id)
         self._access = relay.access
-        self._relay = AsgiFrontend(relay, max_body_bytes(gateway))
+        self._relay = AsgiFrontend(relay, gateway.settings.server.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request or the lifespan protocol."""
@@ -109,11 +109,6 @@ class OwnPaths:
 
         scope["path"] = path
         await self._app(scope, receive, send_with_lines)
-
-
-def max_body_bytes(gateway: Gateway) -> int:
-    """Return the size limit of request bodies."""
-    return int(gateway.settings.server.max_body_mib * 2**20)
 
 
 def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:

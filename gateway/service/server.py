@@ -174,7 +174,7 @@ def server_limits(settings: ServerSettings) -> ServerLimits:
             headers_bytes=int(settings.max_headers_kib * 2**10),
             headers=settings.max_headers,
         ),
-        body_bytes=int(settings.max_body_mib * 2**20),
+        body_bytes=settings.max_body_bytes,
         idle_s=_KEEP_ALIVE_S,
         head_s=settings.head_s,
         body_s=settings.body_s,

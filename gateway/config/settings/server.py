@@ -68,6 +68,11 @@ class ServerSettings(Settings):
     max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_in_flight: Count | None = None
 
+    @property
+    def max_body_bytes(self) -> int:
+        """The bound on a body, in bytes."""
+        return int(self.max_body_mib * 2**20)
+
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue if the largest body alone is more than may be unfinished."""

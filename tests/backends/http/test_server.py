@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import pytest
@@ -36,6 +36,14 @@ class Echo:
         reply.whole(status, b"", reason.encode())
 
 
+async def write(writer: asyncio.StreamWriter, pieces: Sequence[bytes]) -> None:
+    """Write pieces one after another, for the server to read each by itself."""
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
 class Served:
     """A running server."""
 
@@ -48,10 +56,7 @@ class Served:
         """Send pieces one after another, end the sending side, and return all that the server sends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            for piece in pieces:
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0)
+            await write(writer, pieces)
             async with asyncio.timeout(TIMEOUT_S):
                 if writer.can_write_eof():
                     writer.write_eof()
@@ -103,10 +108,7 @@ async def answers_of(served: Served, *pieces: bytes, count: int) -> list[bytes]:
     """Send pieces on a connection that stays open, and return the bodies of so many answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0)
+        await write(writer, pieces)
         received = b""
         async with asyncio.timeout(TIMEOUT_S):
             while True:

@@ -14,6 +14,7 @@ import pytest
 
 from backends.backend import State
 from tests.gateway.conftest import MODEL, Running, Start
+from tests.support.faults import answer_broken_json, answer_garbage, answer_html, hang, reset_connection
 from tests.support.upstream import Behaviour, Wire, delta, well
 from tests.support.waiting import stays
 
@@ -122,22 +123,6 @@ async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Sta
         assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="cancelled"} 1.0' in page
 
 
-async def reset_connection(wire: Wire) -> None:
-    wire.reset()
-
-
-async def answer_garbage(wire: Wire) -> None:
-    await wire.send(b"HELLO THIS IS NOT HTTP\r\n\r\n")
-
-
-async def answer_html(wire: Wire) -> None:
-    await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 5\r\n\r\n<p>hi")
-
-
-async def answer_broken_json(wire: Wire) -> None:
-    await wire.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"id": "x')
-
-
 async def answer_half(wire: Wire) -> None:
     await wire.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{"id": "x')
     wire.reset()
@@ -161,10 +146,6 @@ async def answer_500(wire: Wire) -> None:
 
 async def answer_503(wire: Wire) -> None:
     await wire.json({"error": {"message": "busy", "code": 503}}, 503)
-
-
-async def hang(wire: Wire) -> None:
-    await wire.until_closed()
 
 
 FAULTS = [

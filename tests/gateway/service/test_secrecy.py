@@ -20,6 +20,7 @@ from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.relay.test_charging import recorded
 from tests.gateway.service.test_access import bearer, raw
 from tests.support.command import gateway_command, until
+from tests.support.faults import answer_broken_json, answer_garbage, answer_html, hang, reset_connection
 from tests.support.upstream import Behaviour, Upstream, Wire, delta
 
 PROMPT, KEY, WRONG_KEY = "zqxprompt", "sk-zqxkey", "sk-zqxwrong"
@@ -46,22 +47,6 @@ def log() -> Iterator[io.StringIO]:
         logger.setLevel(logging.NOTSET)
 
 
-async def garbage(wire: Wire) -> None:
-    await wire.send(b"HELLO THIS IS NOT HTTP\r\n\r\n")
-
-
-async def html(wire: Wire) -> None:
-    await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 5\r\n\r\n<p>hi")
-
-
-async def broken_json(wire: Wire) -> None:
-    await wire.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"id": "x')
-
-
-async def reset(wire: Wire) -> None:
-    wire.reset()
-
-
 async def failing(wire: Wire) -> None:
     await wire.json({"error": {"message": "busy", "code": 503}}, 503)
 
@@ -70,17 +55,22 @@ async def refusing(wire: Wire) -> None:
     await wire.json({"error": {"message": "no", "code": 400}}, 400)
 
 
-async def hanging(wire: Wire) -> None:
-    await wire.until_closed()
-
-
 async def breaking_off(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(delta(PROMPT))
     wire.reset()
 
 
-FAULTS: list[Behaviour] = [garbage, html, broken_json, reset, failing, refusing, hanging, breaking_off]
+FAULTS: list[Behaviour] = [
+    answer_garbage,
+    answer_html,
+    answer_broken_json,
+    reset_connection,
+    failing,
+    refusing,
+    hang,
+    breaking_off,
+]
 
 
 async def send_all(running: Running) -> list[str]:
@@ -124,7 +114,7 @@ async def send_all(running: Running) -> list[str]:
             if fault is not breaking_off:
                 own.append(response.text)
             await running.until_up("a")
-    upstream.behaviour = hanging
+    upstream.behaviour = hang
     leaving = asyncio.create_task(chat(key))
     aborted = upstream.aborted
     await running.until(lambda: bool(running.gateway.relay.exchanges))
