@@ -12,6 +12,7 @@ from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
+from backends.recovery import TRIAL
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
 from gateway.http.headers import relative_location, upstream_head
 from gateway.relay.accounting import account, charge, count
@@ -168,7 +169,9 @@ class Exchange:
     def _candidates(self, tried: tuple[str, ...]) -> list[Backend]:
         assert self._routed is not None
         headers = self._inbound.request_headers
-        return self._relay.router.candidates(self._routed, headers.client, headers.routing_headers, tried)
+        routing_headers = headers.routing_headers
+        may_try = not (tried or self.endpoint is _OTHER or routing_headers.backend)
+        return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
         relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
@@ -191,6 +194,8 @@ class Exchange:
             body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
         )
         upstream.backend.in_flight += 1
+        if decision.reason == TRIAL:
+            relay.pool.recovery.begin_trial(upstream.backend)
         self._last_read_s = time.perf_counter()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
@@ -202,7 +207,12 @@ class Exchange:
         """Release the backend at the end of the call."""
         if self._upstream is not None and self._call is not None:
             self._upstream.backend.in_flight -= 1
+            if self._is_on_trial():
+                self._relay.pool.recovery.end_trial(self._upstream.backend)
         self._call = None
+
+    def _is_on_trial(self) -> bool:
+        return self._decision is not None and self._decision.reason == TRIAL
 
     def _cancel_call(self) -> None:
         if self._call is not None:
@@ -298,7 +308,10 @@ class Exchange:
         is_down = backend.state is State.DOWN
         if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        if now_s - self._last_read_s <= limit_s:
+        silent_s = now_s - self._last_read_s
+        if self._is_on_trial() and silent_s > _DOWN_TIMEOUT_S and self._end_trial_in_silence(backend, silent_s):
+            return
+        if silent_s <= limit_s:
             return
         if self._end_if_complete() or (is_down and self._retry("down")):
             return
@@ -308,6 +321,16 @@ class Exchange:
             self._relay.pool.report_failure(backend)
         else:
             self._relay.pool.report_timeout(backend, self._request_hash(), message)
+
+    def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
+        """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
+        pool = self._relay.pool
+        if self._head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+            return False
+        if not self._retry("trial"):
+            return False
+        pool.report_timeout(backend, self._request_hash(), f"sent nothing for {silent_s:.0f} s")
+        return True
 
     # Called by the upstream client
 
@@ -440,6 +463,8 @@ class Exchange:
     def _send_head(self) -> None:
         assert self._upstream is not None
         self._head_sent = True
+        if self._is_on_trial() and self._is_served():  # the rest of a long answer is no further evidence
+            self._relay.pool.report_success(self._upstream.backend)
         self._reply.head(self._status, self._lines(self._upstream.lines_for_client(self._headers)))
 
     def _redirects_here(self, headers: HeaderList) -> bool:
@@ -483,17 +508,22 @@ class Exchange:
         self._succeed(answer)
         return True
 
+    def _is_served(self) -> bool:
+        """Return whether the answer shows that the backend can serve requests for inference."""
+        answer = self._answer
+        return self._status < 300 and self.endpoint is not _OTHER and answer is not None and not answer.error_status
+
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None
         self._release()
+        self._answer = answer
         status, pool, first = self._status, self._relay.pool, self._retried
-        if status < 300 and self.endpoint is not _OTHER and not answer.error_status:
+        if self._is_served():
             pool.report_success(self._upstream.backend)
             if first is not None and first.message:
                 # Another backend served the request, so the first one was at fault.
                 pool.report_strike(first.backend, self._request_hash(), first.message)
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
-        self._answer = answer
         self._finish(status, label)
 
     def _finish(self, status: int, label: str) -> None:

@@ -98,7 +98,13 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
             shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
-    rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
+    rules = HealthRules(
+        health.interval_s,
+        health.timeout_s,
+        eject_s=health.eject_s,
+        eject_max_s=health.eject_max_s,
+        slow_start_s=health.slow_start_s,
+    )
     pool = Pool(backends, rules)
     access, admin_access = _access(settings, admin_digest)
     relay = RelayContext(

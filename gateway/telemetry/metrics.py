@@ -250,7 +250,7 @@ class Metrics:
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
-            self.up.labels(*labels).set(backend.state is State.UP)
+            self.up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)

@@ -113,12 +113,15 @@ class HealthSettings(Settings):
     eject_max_s
         Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
         long.
+    slow_start_s
+        Seconds in which the share of a backend that comes back grows to that of the others; 0 gives it at once.
     """
 
     interval_s: Seconds = 2.0
     timeout_s: Seconds = 2.0
     eject_s: Seconds = 2.0
     eject_max_s: Seconds = 60.0
+    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
