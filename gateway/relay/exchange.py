@@ -6,13 +6,16 @@ passed on, the request can be retried, once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
 from backends.recovery import TRIAL
+from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
 from gateway.http.headers import relative_location, upstream_head
 from gateway.relay.accounting import account, charge, count
@@ -36,6 +39,7 @@ _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
 }
+_FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
 
 
@@ -64,6 +68,7 @@ class Exchange:
     __slots__ = (
         "_answer",
         "_call",
+        "_deadline_s",
         "_decision",
         "_head_sent",
         "_headers",
@@ -76,6 +81,7 @@ class Exchange:
         "_retried",
         "_routed",
         "_status",
+        "_timer",
         "_times",
         "_upstream",
         "_was_paused",
@@ -101,6 +107,8 @@ class Exchange:
         self._answer: PassThrough | None = None
         self._head_sent = False
         self._was_paused = False
+        self._deadline_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     # Called by the frontend
 
@@ -135,6 +143,10 @@ class Exchange:
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
+        if headers.timeout_s < relay.timeouts.total_s:
+            self._timer = relay.call_later(headers.timeout_s, self._expire)
+        elif relay.timeouts.total_s < math.inf:
+            self._deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
         if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
@@ -244,11 +256,22 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
+        if kind not in _FREE_RETRIES and not self._take_retry():
+            return False
         self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
         self._send(candidates)
         return True
+
+    def _take_retry(self) -> bool:
+        """Take a retry from the model's budget; return whether there was one left."""
+        assert self._routed is not None
+        model = self._routed.model
+        if model.retry_budget.take(time.monotonic()):
+            return True
+        self._relay.metrics.retries_refused.labels(model.name).inc()
+        return False
 
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
@@ -299,6 +322,9 @@ class Exchange:
 
         It may be slow, so another one gets the request only if this one is down: else overload would double the load.
         """
+        if now_s >= self._deadline_s:
+            self._expire()
+            return
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
@@ -321,6 +347,11 @@ class Exchange:
             self._relay.pool.report_failure(backend)
         else:
             self._relay.pool.report_timeout(backend, self._request_hash(), message)
+
+    def _expire(self) -> None:
+        """Fail since the request's time is over, which is no evidence against a backend."""
+        self._timer = None
+        self.end_with_error(exceeded(min(self._inbound.request_headers.timeout_s, self._relay.timeouts.total_s)))
 
     def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
         """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
@@ -531,6 +562,9 @@ class Exchange:
         relay, routed, answer = self._relay, self._routed, self._answer
         assert routed is not None
         relay.exchanges.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         routed.model.traffic.in_flight -= 1
         self._times.ended_s = time.perf_counter()
         ended = EndedExchange(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         access,
         Limits(settings.server.max_in_flight),
         metrics,
-        Timeouts(timeouts.first_byte_s, timeouts.idle_s),
+        Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s),
         writes,
     )
     pool.on_down = relay.abandon

@@ -82,7 +82,7 @@ class ServerSettings(Settings):
 
 
 class TimeoutSettings(Settings):
-    """Timeouts of a request to a backend.
+    """Timeouts of a request.
 
     Parameters
     ----------
@@ -92,11 +92,15 @@ class TimeoutSettings(Settings):
         Seconds from the end of the request to the first byte of the response; without streaming, to all of it.
     idle_s
         Seconds between two parts of a response.
+    total_s
+        Seconds from the end of the request to the end of the response; null sets no limit. The header
+        `x-request-timeout` of a request can only shorten it.
     """
 
     connect_s: Seconds = 2.0
     first_byte_s: Seconds = 600.0
     idle_s: Seconds = 60.0
+    total_s: Seconds | None = None
 
 
 class HealthSettings(Settings):
