@@ -6,12 +6,16 @@ passed on, the request can be retried, once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
+from backends.recovery import TRIAL
+from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
 from gateway.http.headers import relative_location, upstream_head
 from gateway.relay.accounting import account, charge, count
@@ -35,6 +39,7 @@ _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
 }
+_FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
 
 
@@ -63,6 +68,7 @@ class Exchange:
     __slots__ = (
         "_answer",
         "_call",
+        "_deadline_s",
         "_decision",
         "_head_sent",
         "_headers",
@@ -75,6 +81,7 @@ class Exchange:
         "_retried",
         "_routed",
         "_status",
+        "_timer",
         "_times",
         "_upstream",
         "_was_paused",
@@ -100,6 +107,8 @@ class Exchange:
         self._answer: PassThrough | None = None
         self._head_sent = False
         self._was_paused = False
+        self._deadline_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     # Called by the frontend
 
@@ -134,6 +143,10 @@ class Exchange:
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
+        if headers.timeout_s < relay.timeouts.total_s:
+            self._timer = relay.call_later(headers.timeout_s, self._expire)
+        elif relay.timeouts.total_s < math.inf:
+            self._deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
         if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
@@ -168,7 +181,9 @@ class Exchange:
     def _candidates(self, tried: tuple[str, ...]) -> list[Backend]:
         assert self._routed is not None
         headers = self._inbound.request_headers
-        return self._relay.router.candidates(self._routed, headers.client, headers.routing_headers, tried)
+        routing_headers = headers.routing_headers
+        may_try = not (tried or self.endpoint is _OTHER or routing_headers.backend)
+        return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
         relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
@@ -191,6 +206,8 @@ class Exchange:
             body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
         )
         upstream.backend.in_flight += 1
+        if decision.reason == TRIAL:
+            relay.pool.recovery.begin_trial(upstream.backend)
         self._last_read_s = time.perf_counter()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
@@ -202,7 +219,12 @@ class Exchange:
         """Release the backend at the end of the call."""
         if self._upstream is not None and self._call is not None:
             self._upstream.backend.in_flight -= 1
+            if self._is_on_trial():
+                self._relay.pool.recovery.end_trial(self._upstream.backend)
         self._call = None
+
+    def _is_on_trial(self) -> bool:
+        return self._decision is not None and self._decision.reason == TRIAL
 
     def _cancel_call(self) -> None:
         if self._call is not None:
@@ -234,11 +256,22 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
+        if kind not in _FREE_RETRIES and not self._take_retry():
+            return False
         self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
         self._send(candidates)
         return True
+
+    def _take_retry(self) -> bool:
+        """Take a retry from the model's budget; return whether there was one left."""
+        assert self._routed is not None
+        model = self._routed.model
+        if model.retry_budget.take(time.monotonic()):
+            return True
+        self._relay.metrics.retries_refused.labels(model.name).inc()
+        return False
 
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
@@ -289,6 +322,9 @@ class Exchange:
 
         It may be slow, so another one gets the request only if this one is down: else overload would double the load.
         """
+        if now_s >= self._deadline_s:
+            self._expire()
+            return
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
@@ -298,7 +334,10 @@ class Exchange:
         is_down = backend.state is State.DOWN
         if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        if now_s - self._last_read_s <= limit_s:
+        silent_s = now_s - self._last_read_s
+        if self._is_on_trial() and silent_s > _DOWN_TIMEOUT_S and self._end_trial_in_silence(backend, silent_s):
+            return
+        if silent_s <= limit_s:
             return
         if self._end_if_complete() or (is_down and self._retry("down")):
             return
@@ -308,6 +347,21 @@ class Exchange:
             self._relay.pool.report_failure(backend)
         else:
             self._relay.pool.report_timeout(backend, self._request_hash(), message)
+
+    def _expire(self) -> None:
+        """Fail since the request's time is over, which is no evidence against a backend."""
+        self._timer = None
+        self.end_with_error(exceeded(min(self._inbound.request_headers.timeout_s, self._relay.timeouts.total_s)))
+
+    def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
+        """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
+        pool = self._relay.pool
+        if self._head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+            return False
+        if not self._retry("trial"):
+            return False
+        pool.report_timeout(backend, self._request_hash(), f"sent nothing for {silent_s:.0f} s")
+        return True
 
     # Called by the upstream client
 
@@ -440,6 +494,8 @@ class Exchange:
     def _send_head(self) -> None:
         assert self._upstream is not None
         self._head_sent = True
+        if self._is_on_trial() and self._is_served():  # the rest of a long answer is no further evidence
+            self._relay.pool.report_success(self._upstream.backend)
         self._reply.head(self._status, self._lines(self._upstream.lines_for_client(self._headers)))
 
     def _redirects_here(self, headers: HeaderList) -> bool:
@@ -483,17 +539,22 @@ class Exchange:
         self._succeed(answer)
         return True
 
+    def _is_served(self) -> bool:
+        """Return whether the answer shows that the backend can serve requests for inference."""
+        answer = self._answer
+        return self._status < 300 and self.endpoint is not _OTHER and answer is not None and not answer.error_status
+
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None
         self._release()
+        self._answer = answer
         status, pool, first = self._status, self._relay.pool, self._retried
-        if status < 300 and self.endpoint is not _OTHER and not answer.error_status:
+        if self._is_served():
             pool.report_success(self._upstream.backend)
             if first is not None and first.message:
                 # Another backend served the request, so the first one was at fault.
                 pool.report_strike(first.backend, self._request_hash(), first.message)
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
-        self._answer = answer
         self._finish(status, label)
 
     def _finish(self, status: int, label: str) -> None:
@@ -501,6 +562,9 @@ class Exchange:
         relay, routed, answer = self._relay, self._routed, self._answer
         assert routed is not None
         relay.exchanges.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         routed.model.traffic.in_flight -= 1
         self._times.ended_s = time.perf_counter()
         ended = EndedExchange(

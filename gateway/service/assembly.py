@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,13 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
             shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
-    rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
+    rules = HealthRules(
+        health.interval_s,
+        health.timeout_s,
+        eject_s=health.eject_s,
+        eject_max_s=health.eject_max_s,
+        slow_start_s=health.slow_start_s,
+    )
     pool = Pool(backends, rules)
     access, admin_access = _access(settings, admin_digest)
     relay = RelayContext(
@@ -107,7 +114,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         access,
         Limits(settings.server.max_in_flight),
         metrics,
-        Timeouts(timeouts.first_byte_s, timeouts.idle_s),
+        Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s),
         writes,
     )
     pool.on_down = relay.abandon

@@ -138,6 +138,11 @@ class Metrics:
         self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
         self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.retries_refused = counter(
+            "gateway_retries_refused",
+            "Requests not sent elsewhere: the retry budget is spent",
+            ("model",),
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -250,7 +255,7 @@ class Metrics:
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
-            self.up.labels(*labels).set(backend.state is State.UP)
+            self.up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)
