@@ -116,6 +116,8 @@ class Model:
         Passes an outcome to the policy; None if the policy does not learn.
     fallback
         Chooses a backend when the policy fails.
+    rescue
+        Whether streams outlive their backends.
     bytes_per_token
         Mean size of a streamed token. Learned from streams with usage, and used to count tokens in those without.
     """
@@ -128,6 +130,7 @@ class Model:
     fallback: Fallback = field(default_factory=Fallback)
     bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
     observe: Callable[[Outcome], None] | None = None
+    rescue: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, Learner):

@@ -138,6 +138,9 @@ class Metrics:
         self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
         self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.rescues = counter(
+            "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
