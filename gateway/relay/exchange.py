@@ -392,6 +392,11 @@ class Exchange:
         if was_paused:
             self._call.pause()
 
+    def end_rescue(self) -> None:
+        """End the stream, whatever its backend still does."""
+        self._cancel_call()
+        self.on_end()
+
     def rescue_is_inexact(self) -> None:
         """End with the failure that has interrupted the stream."""
         assert self._rescue is not None

@@ -104,6 +104,8 @@ class EndedExchange:
         outcome: Outcome | None = None,
         tokens: int = 0,
         unread_bytes: int = 0,
+        rescued_from: str = "",
+        rescued_at: int = 0,
     ) -> None:
         self.request_id = request_id
         self.client = client
@@ -119,8 +121,8 @@ class EndedExchange:
         self.outcome = outcome
         self.tokens = tokens
         self.unread_bytes = unread_bytes
-        self.rescued_from = ""
-        self.rescued_at = 0
+        self.rescued_from = rescued_from
+        self.rescued_at = rescued_at
 
 
 class Observer:

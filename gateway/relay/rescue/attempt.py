@@ -35,6 +35,9 @@ class Host(Protocol):
     def on_end(self) -> None:
         """End the stream."""
 
+    def end_rescue(self) -> None:
+        """End the stream, whatever its backend still does."""
+
     def on_error(self, error: UpstreamError) -> None:
         """Try another backend, or end with an error."""
 
@@ -182,15 +185,18 @@ class Rescue:
         self.is_waiting = False
         if events := continued.feed(data):
             self._host.on_data(events)
-        if continued.is_done:
-            self._host.on_end()
+        if continued.is_stopped:
+            self._host.end_rescue()
         elif continued.has_error:
             self._fail("broken", "ended the rest of an answer with an error")
 
     def on_end(self) -> None:
-        """Go on with the decoded text; a stream ends with its last event, so this one is cut."""
+        """Go on with the decoded text, or end the stream."""
+        assert self._host is not None
         if self._continued is None:
             self._continue()
+        elif self._continued.is_done:
+            self._host.on_end()
         else:
             self._fail("broken", "ended the rest of an answer before it was complete")
 
@@ -233,7 +239,7 @@ class Rescue:
         remaining = request.remaining_tokens(len(passed.ids))
         if remaining is not None and remaining <= 0:
             host.on_data(continued.close("length"))
-            host.on_end()
+            host.end_rescue()
             return
         body = request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist())
         host.send_rescue(COMPLETIONS_TARGET, body, self)

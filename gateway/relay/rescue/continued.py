@@ -85,7 +85,9 @@ class ContinuedStream:
     ----------
     is_done
         Whether the stream is complete.
-    error
+    is_stopped
+        Whether it is, at a stop string that its backend does not see.
+    has_error
         Whether the backend has ended it with an error.
     """
 
@@ -101,6 +103,7 @@ class ContinuedStream:
         self._new_chars = 0
         self._is_at_seam = True
         self.is_done = False
+        self.is_stopped = False
         self.has_error = False
 
     def feed(self, data: bytes) -> bytes:
@@ -146,6 +149,7 @@ class ContinuedStream:
         reason = choice.get("finish_reason") or ""
         shown, stop = self._shown(text, is_last=bool(reason))
         if stop:
+            self.is_stopped = True
             yield self._chunk(shown, "stop", stop)
             yield from self._end()
         elif shown or reason or self._request.with_running_usage:
