@@ -107,6 +107,9 @@ class Ongoing(Protocol):
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if the exchange waits for the first byte from this one."""
 
+    def move(self, backend: Backend) -> bool:
+        """Go on with a stream on another backend than this one, if possible; return whether it does."""
+
     def check_silence(self, now_s: float) -> None:
         """Fail if the backend has been silent for too long, or the request's time is over; retry if it is down."""
 
@@ -155,6 +158,10 @@ class RelayContext:
         """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
         for exchange in list(self.exchanges):
             exchange.backend_is_down(backend)
+
+    def move(self, backend: Backend) -> int:
+        """Go on with the streams of a backend on others, where that is possible; return how many do."""
+        return sum([exchange.move(backend) for exchange in list(self.exchanges)])
 
     def sweep(self) -> None:
         """Check all exchanges for silent backends; called about once a second."""

@@ -119,6 +119,8 @@ class Model:
         Chooses a backend when the policy fails.
     retry_budget
         Bounds how many of its requests are sent a second time.
+    rescue
+        Whether streams outlive their backends.
     bytes_per_token
         Mean size of a streamed token. Learned from streams with usage, and used to count tokens in those without.
     """
@@ -132,6 +134,7 @@ class Model:
     bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
     observe: Callable[[Outcome], None] | None = None
     retry_budget: RetryBudget = field(init=False)
+    rescue: bool = False
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)

@@ -94,7 +94,9 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
             for backend in backends
             if backend.model == name
         }
-        model = models[name] = Model(name, policy, assumed_temperature(model_settings), upstreams)
+        model = models[name] = Model(
+            name, policy, assumed_temperature(model_settings), upstreams, rescue=model_settings.rescue
+        )
         if (drafting := _shadow(model)) is not None:
             shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)

@@ -22,6 +22,7 @@ class Drained:
     model: str
     backend: str
     drained: bool
+    move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +87,17 @@ class WorkerMessages:
     >>> messages = WorkerMessages(worker=1, send=sent.append)
     >>> messages.share_drain("llama", "plain", drained=True)
     >>> sent
-    [Drained(model='llama', backend='plain', drained=True)]
+    [Drained(model='llama', backend='plain', drained=True, move=False)]
     """
 
     worker: int = 0
     send: Callable[[WorkerMessage], None] | None = None
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def share_drain(self, model: str, backend: str, *, drained: bool) -> None:
-        """Send that an operator has drained or resumed a replica."""
+    def share_drain(self, model: str, backend: str, *, drained: bool, move: bool = False) -> None:
+        """Send that an operator has drained or resumed a replica; `move` as in `RelayContext.move`."""
         if self.send is not None:
-            self.send(Drained(model, backend, drained))
+            self.send(Drained(model, backend, drained, move))
 
     def share_response(self, response_id: str, backend: str) -> None:
         """Send which backend created a response that later requests may refer to."""
@@ -113,10 +114,12 @@ class WorkerMessages:
         match message:
             case Launched(replicas):
                 self.launched = replicas
-            case Drained(model, name, drained):
+            case Drained(model, name, drained, move):
                 for backend in gateway.pool.of(model):
                     if backend.name == name:
                         gateway.pool.set_drained(backend, drained=drained)
+                        if move:
+                            gateway.relay.move(backend)
             case KeysUsed(worker, used):
                 for key, use in used.items():
                     if (client := gateway.relay.access.keyring.named(key)) is not None:

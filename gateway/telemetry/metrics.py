@@ -143,6 +143,9 @@ class Metrics:
             "Requests not sent elsewhere: the retry budget is spent",
             ("model",),
         )
+        self.rescues = counter(
+            "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))

@@ -72,6 +72,7 @@ async def start_gateway(
     fast: bool = True,
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
+    rescue: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -86,7 +87,8 @@ async def start_gateway(
             backends_settings[name] = {"method": method, "url": upstreams[name].url}
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
-        model: dict[str, Any] = {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}
+        policy = policy or {"name": "round_robin"}
+        model: dict[str, Any] = {"policy": policy, "backends": backends_settings, "rescue": rescue}
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
