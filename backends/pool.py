@@ -67,6 +67,8 @@ class _Record:
     engine: EngineMetrics | None = None
     progress: tuple[int, int] = (-1, -1)  # prompt and generation tokens; no engine reports these values
     progress_at_s: float = 0.0
+    peers_in_flight: int = 0  # requests that other gateway processes have in flight to it
+    foreign: int = 0  # requests in the engine that no known gateway process has sent
 
 
 class Pool:
@@ -86,6 +88,8 @@ class Pool:
     on_down
         Called with a replica that went down, so that its requests without a first byte can be retried. One that is
         ejected may still answer those that it has.
+    on_eject
+        Called with a replica that was ejected on evidence of this process, the seconds, and the reason.
 
     Examples
     --------
@@ -112,6 +116,7 @@ class Pool:
             self._by_model.setdefault(backend.model, []).append(backend)
             self._records[backend.model, backend.name] = _Record(probe(backend, rules.timeout_s))
         self.on_down: Callable[[Backend], None] | None = None
+        self.on_eject: Callable[[Backend, float, str], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -212,6 +217,34 @@ class Pool:
         if record.strikes:
             record.strikes.clear()
 
+    # Called for the peers: other processes that serve the same pool.
+
+    def set_peers_in_flight(self, backend: Backend, in_flight: int, *, recounted: int = 0) -> None:
+        """Set how many requests other gateway processes have in flight to a replica.
+
+        Parameters
+        ----------
+        recounted
+            Requests in `in_flight` that were already in the engine's last report: those of a process that has just
+            become known. Negative for those of one that is no longer heard of, which may still be there.
+        """
+        record = self._records[backend.model, backend.name]
+        record.peers_in_flight = in_flight
+        record.foreign = max(0, record.foreign - recounted)
+        load, others = backend.load, record.foreign + in_flight
+        if others != load.others:
+            # An engine that has never reported is known by what the gateways sent.
+            running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
+            backend.load = EngineLoad(running, load.waiting, load.kv_usage, others, at_s or time.monotonic())
+
+    def eject(self, backend: Backend, duration_s: float, reason: str) -> bool:
+        """Take a replica out for a time, if another one of its model is up; return whether it was taken out."""
+        if backend.state is not State.UP or len(self.up(backend.model)) < 2:
+            return False
+        self._records[backend.model, backend.name].ejected_until_s = time.monotonic() + duration_s
+        self._set(backend, State.EJECTED, f"{reason}; ejected for {duration_s:.3g} s")
+        return True
+
     # Called for an operator.
 
     def set_drained(self, backend: Backend, *, drained: bool) -> None:
@@ -251,7 +284,8 @@ class Pool:
         now_s = time.monotonic()
         if result.engine is not None:
             engine = record.engine = result.engine
-            others = max(0, engine.running + engine.waiting - backend.in_flight)
+            others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
+            record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)
         if record.drained:
             return
@@ -291,6 +325,8 @@ class Pool:
         record.ejection_s = min(2.0 * record.ejection_s if is_relapse else self.rules.eject_s, self.rules.eject_max_s)
         record.ejected_until_s = now_s + record.ejection_s
         self._set(backend, State.EJECTED, f"{message}; ejected for {record.ejection_s:g} s")
+        if self.on_eject is not None:
+            self.on_eject(backend, record.ejection_s, message)
 
     def _set(self, backend: Backend, state: State, reason: str) -> None:
         record = self._records[backend.model, backend.name]
