@@ -79,6 +79,8 @@ class _Record:
     engine: EngineMetrics | None = None
     progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
+    peers_in_flight: int = 0  # requests that other gateway processes have in flight to it
+    foreign: int = 0  # requests in the engine that no known gateway process has sent
 
 
 class Pool:
@@ -250,8 +252,28 @@ class Pool:
         record = self._records[backend.model, backend.name]
         record.ejection_s = duration_s
         record.ejected_until_s = time.monotonic() + duration_s
-        self._set(backend, State.EJECTED, f"{reason}; ejected for {duration_s:g} s")
+        self._set(backend, State.EJECTED, f"{reason}; ejected for {duration_s:.3g} s")
         return True
+
+    # Called for the peers: other processes that serve the same pool.
+
+    def set_peers_in_flight(self, backend: Backend, in_flight: int, *, recounted: int = 0) -> None:
+        """Set how many requests other gateway processes have in flight to a replica.
+
+        Parameters
+        ----------
+        recounted
+            Requests in `in_flight` that were already in the engine's last report: those of a process that has just
+            become known. Negative for those of one that is no longer heard of, which may still be there.
+        """
+        record = self._records[backend.model, backend.name]
+        record.peers_in_flight = in_flight
+        record.foreign = max(0, record.foreign - recounted)
+        load, others = backend.load, record.foreign + in_flight
+        if others != load.others:
+            # An engine that has never reported is known by what the gateways sent.
+            running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
+            backend.load = EngineLoad(running, load.waiting, load.kv_usage, others, at_s or time.monotonic())
 
     # Called for an operator.
 
@@ -292,7 +314,8 @@ class Pool:
         now_s = time.monotonic()
         if result.engine is not None:
             engine = record.engine = result.engine
-            others = max(0, engine.running + engine.waiting - backend.in_flight)
+            others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
+            record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)
         if record.drained:
             return

@@ -23,10 +23,12 @@ from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
 from gateway.service.default_temperature import assumed_temperature
+from gateway.service.peer_exchange import PeerExchange
+from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.shadow.replay import ShadowDrafting
 from gateway.state import State
-from gateway.state.location import open_store
+from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from policies.guarded.policy import build
@@ -46,6 +48,10 @@ class Gateway:
         Who may ask for what at the admin address; None if it is the address of the clients.
     state
         State that outlives the process and is shared with others.
+    peers
+        The other processes that serve the pool, as known to this one.
+    peer_exchange
+        Exchanges reports with them.
     policy_versions
         Rules and pins of each model with a learned policy.
     recorder
@@ -61,6 +67,8 @@ class Gateway:
     metrics: Metrics
     admin_access: Access | None
     state: State
+    peers: Peers
+    peer_exchange: PeerExchange
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
     shadow: dict[str, ShadowDrafting]
@@ -129,7 +137,12 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
     policy_versions = policy_versions_of(models, state.documents)
     for versions in policy_versions.values():
         versions.follow()
-    return Gateway(settings, models, pool, relay, metrics, admin_access, state, policy_versions, recorder, shadow)
+    peers = Peers(pool, relay.limits, access.keyring)
+    live = open_live(settings.state, peers.writer)
+    exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
+    return Gateway(
+        settings, models, pool, relay, metrics, admin_access, state, peers, exchange, policy_versions, recorder, shadow
+    )
 
 
 def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
