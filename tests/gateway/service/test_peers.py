@@ -7,19 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from backends.backend import Backend, EngineLoad, State
-from backends.engine_metrics import EngineMetrics
-from backends.pool import HealthRules, Pool
-from backends.probe import ProbeResult
-from backends.speculation import Method
+from backends.backend import EngineLoad, State
 from gateway.http.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
-from gateway.routing.keys import Client, Keyring
-from gateway.service.peers import SILENT_S, Peers
+from gateway.service.peers import SILENT_S
 from gateway.state.report import Ejection, Report, decode
-from policies.load import LoadMeter
-
-TEAM = Client("team", requests_per_minute=60)
+from tests.support.peer_process import TEAM, PeerProcess
 
 
 class Clock:
@@ -29,29 +22,7 @@ class Clock:
         return self.now_s
 
 
-class Process:
-    """One gateway process, without its network."""
-
-    def __init__(self, clock: Clock, host: str = "host", url: str = "http://vllm:8000") -> None:
-        self.backends = [Backend(name, "m", Method.BASELINE, f"{url}{name}") for name in "12"]
-        self.pool = Pool(self.backends, HealthRules(strikes=1))
-        for backend in self.backends:
-            backend.state = State.UP
-        self.limits = Limits(clock=clock)
-        self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), clock, host)
-
-    def load(self) -> list[int]:
-        """Return the requests on each replica, as policies see them."""
-        return LoadMeter().counts(self.backends)
-
-    def scrape(self, *in_engine: int) -> None:
-        """Read the metrics of the engines."""
-        for backend, running in zip(self.backends, in_engine, strict=True):
-            result = ProbeResult(engine=EngineMetrics(running=running))
-            self.pool._judge(backend, self.pool._records["m", backend.name], result)
-
-
-def exchange(*processes: Process, rounds: int = 1, passed_s: float = 0.04) -> None:
+def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -> None:
     """Have processes exchange their reports; the clock goes on with each round."""
     clock = processes[0].peers._clock
     assert isinstance(clock, Clock)
@@ -65,10 +36,10 @@ def exchange(*processes: Process, rounds: int = 1, passed_s: float = 0.04) -> No
             process.peers.settle(0.12, is_reported=True)
 
 
-def known(count: int, **options: str) -> list[Process]:
+def known(count: int, **options: str) -> list[PeerProcess]:
     """Return processes that know each other."""
     clock = Clock()
-    processes = [Process(clock, **options) for _ in range(count)]
+    processes = [PeerProcess(clock, **options) for _ in range(count)]
     exchange(*processes, rounds=2, passed_s=1.0)
     return processes
 
@@ -101,7 +72,7 @@ def test_what_the_engine_has_beyond_that_is_of_other_clients() -> None:
 
 def test_a_process_that_becomes_known_is_not_counted_twice() -> None:
     clock = Clock()
-    one, two = Process(clock), Process(clock)
+    one, two = PeerProcess(clock), PeerProcess(clock)
     two.backends[0].in_flight = 6
     one.scrape(8, 0)
     exchange(one, two, rounds=2, passed_s=1.0)
@@ -135,7 +106,7 @@ def test_the_requests_of_a_dead_worker_count_no_longer() -> None:
 
 def test_a_report_left_by_a_process_that_has_ended_does_not_count() -> None:
     clock = Clock()
-    one, two = Process(clock), Process(clock)
+    one, two = PeerProcess(clock), PeerProcess(clock)
     two.backends[0].in_flight = 6
     two.peers.update()
     for _ in range(3):
@@ -161,7 +132,7 @@ def test_reports_that_arrive_late_or_twice_change_nothing() -> None:
 
 def test_replicas_at_local_addresses_are_those_of_the_host() -> None:
     clock = Clock()
-    here, also_here, there = (Process(clock, host, "http://127.0.0.1:800") for host in ("a", "a", "b"))
+    here, also_here, there = (PeerProcess(clock, host, "http://127.0.0.1:800") for host in ("a", "a", "b"))
     exchange(here, also_here, there, rounds=2, passed_s=1.0)
     also_here.backends[0].in_flight, there.backends[0].in_flight = 2, 5
     exchange(here, also_here, there)
@@ -195,7 +166,7 @@ def test_the_limit_of_a_key_holds_over_all() -> None:
     assert 66 <= sum(statuses) <= 69, "60, and one per second"
 
 
-def rounds_of(processes: list[Process]) -> Iterable[Process]:
+def rounds_of(processes: list[PeerProcess]) -> Iterable[PeerProcess]:
     for process in processes:
         exchange(*processes)
         yield process
