@@ -122,6 +122,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "simulated": backend.simulated,
         "weight": backend.weight,
         "in_flight": backend.in_flight,
+        "others": load.others,
         "engine": None
         if engine is None
         else dataclasses.asdict(engine)
