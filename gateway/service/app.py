@@ -117,8 +117,8 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         recorder = gateway.recorder
-        await _start(gateway)
-        tasks = [asyncio.create_task(_tick(gateway, worker_messages))]
+        await _start(gateway, worker_messages)
+        tasks = [asyncio.create_task(_tick(gateway))]
         tasks += [
             asyncio.create_task(_learn(policy, model.fallback))
             for model in gateway.models.values()
@@ -140,6 +140,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
+            await gateway.peer_exchange.stop()
             await gateway.state.stop()
             gateway.metrics.flush()  # other workers still report this worker's counts
             await gateway.pool.stop()
@@ -226,11 +227,12 @@ def _client(gateway: Gateway, request: Request) -> Client:
     return gateway.relay.access.identify(request.method, dict(request.scope["headers"]))
 
 
-async def _start(gateway: Gateway) -> None:
+async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     """Start everything that the first request needs."""
     if gateway.recorder is not None:
         gateway.recorder.start()
     await gateway.state.start()
+    gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
     await gateway.pool.start()
     for shadow in gateway.shadow.values():
         shadow.start()  # its process loads during the warm-up
@@ -240,12 +242,11 @@ async def _start(gateway: Gateway) -> None:
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
-async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
+async def _tick(gateway: Gateway) -> None:
     """Run the periodic tasks every half second."""
     while True:
         await asyncio.sleep(_TICK_S)
         gateway.relay.sweep()
-        worker_messages.share_limits(gateway.relay.limits)
         for name, shadow in gateway.shadow.items():
             shadow.deliver(gateway.models[name].fallback)
         _refresh(gateway)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
 from gateway.service.default_temperature import assumed_temperature
+from gateway.service.peer_exchange import PeerExchange
+from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.shadow.replay import ShadowDrafting
 from gateway.state import State
-from gateway.state.location import open_store
+from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from policies.guarded.policy import build
@@ -45,6 +48,10 @@ class Gateway:
         Who may ask for what at the admin address; None if it is the address of the clients.
     state
         State that outlives the process and is shared with others.
+    peers
+        The other processes that serve the pool, as known to this one.
+    peer_exchange
+        Exchanges reports with them.
     policy_versions
         Rules and pins of each model with a learned policy.
     recorder
@@ -60,6 +67,8 @@ class Gateway:
     metrics: Metrics
     admin_access: Access | None
     state: State
+    peers: Peers
+    peer_exchange: PeerExchange
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
     shadow: dict[str, ShadowDrafting]
@@ -93,12 +102,20 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
             for backend in backends
             if backend.model == name
         }
-        model = models[name] = Model(name, policy, assumed_temperature(model_settings), upstreams)
+        model = models[name] = Model(
+            name, policy, assumed_temperature(model_settings), upstreams, rescue=model_settings.rescue
+        )
         if (drafting := _shadow(model)) is not None:
             shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     health, timeouts = settings.health, settings.timeouts
-    rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
+    rules = HealthRules(
+        health.interval_s,
+        health.timeout_s,
+        eject_s=health.eject_s,
+        eject_max_s=health.eject_max_s,
+        slow_start_s=health.slow_start_s,
+    )
     pool = Pool(backends, rules)
     access, admin_access = _access(settings, admin_digest)
     relay = RelayContext(
@@ -107,7 +124,7 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         access,
         Limits(settings.server.max_in_flight),
         metrics,
-        Timeouts(timeouts.first_byte_s, timeouts.idle_s),
+        Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s),
         writes,
     )
     pool.on_down = relay.abandon
@@ -120,7 +137,12 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
     policy_versions = policy_versions_of(models, state.documents)
     for versions in policy_versions.values():
         versions.follow()
-    return Gateway(settings, models, pool, relay, metrics, admin_access, state, policy_versions, recorder, shadow)
+    peers = Peers(pool, relay.limits, access.keyring)
+    live = open_live(settings.state, peers.writer)
+    exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
+    return Gateway(
+        settings, models, pool, relay, metrics, admin_access, state, peers, exchange, policy_versions, recorder, shadow
+    )
 
 
 def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:

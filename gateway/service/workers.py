@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import multiprocessing
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,15 @@ import uvloop
 
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
-from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages, WorkerStarted
+from gateway.service.worker_messages import (
+    Drained,
+    Launched,
+    Reported,
+    WorkerDied,
+    WorkerMessage,
+    WorkerMessages,
+    WorkerStarted,
+)
 from gateway.telemetry.log_format import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -188,7 +198,17 @@ class Workers:
     @staticmethod
     def _send(worker: _Worker, message: WorkerMessage) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            worker.pipe.send(message)
+            _send(worker.pipe, message)
+
+
+def _send(pipe: Connection, message: WorkerMessage) -> None:
+    """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
+    if isinstance(message, Reported):
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        if not poll.poll(0):
+            return
+    pipe.send(message)
 
 
 def work(assignment: Assignment, pipe: Connection) -> None:
@@ -208,7 +228,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
         share = math.ceil(settings.server.max_in_flight / settings.server.workers)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
     gateway = assemble(settings, assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, pipe.send)
+    worker_messages = WorkerMessages(assignment.number, functools.partial(_send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
     server = Server(
         gateway, worker_messages, has_process=True, on_started=lambda: pipe.send(WorkerStarted(assignment.number))
