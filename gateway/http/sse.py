@@ -93,6 +93,8 @@ class EventStream:
     def rest(self) -> bytes:
         """Return the held data, at the end of the stream."""
         held, self._held = self._held, b""
+        if held:
+            self._recent.append(held)
         return held
 
     def last_documents(self) -> Iterator[dict[str, object]]:

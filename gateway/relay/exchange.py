@@ -630,6 +630,10 @@ class Exchange:
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
+        if answer.events is not None and not answer.events.is_complete(self.endpoint):
+            # By the book of HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks so.
+            self._retry_or_fail("broken", "ended the stream before its last event", is_strike=not self._was_paused)
+            return
         if isinstance(answer, WholeAnswer) and answer.body is not None:
             for observer in self._observers:
                 observer.on_answer(answer.body, answer.document)
