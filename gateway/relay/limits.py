@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.http.errors import GatewayError
-from gateway.routing.keys import UNAUTHENTICATED, Client
+from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
+
+_NAMES_WITHOUT_KEY = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
 
 
 @dataclass(slots=True)
@@ -153,6 +155,19 @@ class Limits:
         for account in self._accounts.values():
             account.elsewhere.pop(worker, None)
 
+    def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
+        """Replace the limits, keeping what has been used of them; keys without requests in flight that are gone end."""
+        self._max_in_flight = max_in_flight
+        known = {client.name: client for client in clients}
+        now_s = self._clock()
+        for name, account in list(self._accounts.items()):
+            client = known.get(name)
+            if client is not None:
+                account.requests = _changed(account.requests, client.requests_per_minute, now_s)
+                account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
+            elif not account.all_in_flight() and name not in _NAMES_WITHOUT_KEY:
+                del self._accounts[name]
+
     def _charge(self, account: _Account, requests: int, tokens: int) -> None:
         if account.requests is not None:
             account.requests.level -= requests
@@ -167,6 +182,14 @@ class Limits:
                 _bucket(client.requests_per_minute, now_s), _bucket(client.tokens_per_minute, now_s)
             )
         return account
+
+
+def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:
+    """Return a bucket with another limit, at the level of the old one."""
+    if bucket is None or per_minute is None:
+        return _bucket(per_minute, now_s)
+    bucket.wait_s(now_s)
+    return _Bucket(per_minute, min(bucket.level, per_minute), now_s)
 
 
 def _bucket(per_minute: float | None, now_s: float) -> _Bucket | None:
