@@ -121,7 +121,8 @@ class Reloader:
                 log.exception("a reload has failed")
                 raise ReloadError("failed", "The settings could not be applied; see the log.") from error
             self._settings = settings
-        log.info("reload (%s): %s", cause, f"{len(lines)} changes" if lines else "nothing has changed")
+        if lines or cause != "file":
+            log.info("reload (%s): %s", cause, f"{len(lines)} changes" if lines else "nothing has changed")
         for line in lines:
             log.info("reload: %s", line)
         self._on_end(cause, "changed" if lines else "unchanged")

@@ -25,6 +25,7 @@ from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.recorder import with_salt
 from gateway.reload.reloader import Cause, Outcome, Reloader
+from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_table, start_lines
@@ -71,7 +72,7 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
         run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
-        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, load)
+        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
@@ -94,8 +95,10 @@ class _Serving:
         replicas: Replicas,
         sockets: list[socket.socket],
         run_dir: Path,
+        config_path: Path,
         load: Callable[[], PoolSettings],
     ) -> None:
+        self._config_path = config_path
         self._settings = with_salt(settings)
         self._reloader = Reloader(load, settings, self._apply, self._on_reload)
         self._gateway: Gateway | None = None
@@ -114,9 +117,13 @@ class _Serving:
         """Start the replicas, serve, and stop the replicas."""
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
         console.print(pool_table(self._settings))
-        announce = asyncio.create_task(self._announce(console))
-        reloading = asyncio.create_task(self._reloader.run())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reloader.request, "signal")
+        request, is_watched = self._reloader.request, lambda: self._settings.server.watch
+        background = [
+            asyncio.create_task(self._announce(console)),
+            asyncio.create_task(self._reloader.run()),
+            asyncio.create_task(watch(self._config_path, is_watched, lambda: request("file"))),
+        ]
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, request, "signal")
         try:
             await self._launcher.start()
             if self._settings.server.workers > 1:
@@ -126,8 +133,8 @@ class _Serving:
             print(error, file=sys.stderr)
             return 1
         finally:
-            announce.cancel()
-            reloading.cancel()
+            for task in background:
+                task.cancel()
             await self._launcher.stop()
 
     async def _serve_alone(self) -> int:

@@ -16,7 +16,7 @@ from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_com
 from tests.support.upstream import Upstream
 
 POOL = """
-server: {{drain_s: 3}}
+server: {{drain_s: 3, watch: {watch}}}
 health: {{interval_s: 0.2}}
 models:
   m:
@@ -42,7 +42,7 @@ class Pool:
 
     def write(self, names: str, key: str = "sk-1", *, watch: bool = False, more: str = "") -> None:
         backends = "\n".join(f'      {name}: {{method: baseline, url: "{self.urls[name]}"}}' for name in names)
-        text = POOL.format(backends=backends, key=key, admin=ADMIN_KEY) + more
+        text = POOL.format(backends=backends, key=key, admin=ADMIN_KEY, watch=str(watch).lower()) + more
         self.path.write_text(text)
 
 
@@ -176,3 +176,20 @@ def command_line(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+@pytest.mark.slow
+def test_a_watched_file_is_reloaded_when_a_link_to_it_changes(pool: Pool, tmp_path: Path) -> None:
+    pool.write("a", watch=True)
+    link = tmp_path / "linked.yaml"
+    link.symlink_to(pool.path)
+    with gateway_command(link, tmp_path) as command:
+        assert served_by(command) == {"a"}
+        pool.path = tmp_path / "next.yaml"
+        pool.write("b", watch=True)
+        replacement = tmp_path / "replacement"
+        replacement.symlink_to(pool.path)
+        replacement.replace(link)
+        until(lambda: served_by(command, 2) == {"b"})
+        assert "reload (file): 2 changes" in command.printed()
+        assert "nothing has changed" not in command.printed()
