@@ -18,6 +18,7 @@ from gateway.recorder import Recorder
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
+from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -117,7 +118,8 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s),
         writes,
     )
-    pool.on_down = relay.abandon
+    pool.on_down, pool.on_ready = relay.abandon, relay.ready
+    relay.set_queues(_queues(settings))
     for name, model in models.items():
         followers: list[Follower | None] = [shadow.get(name), recorder]
         relay.followers[name] = [follower for follower in followers if follower is not None]
@@ -141,6 +143,25 @@ def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access
     closed = {"/admin"} | (metrics if settings.admin.metrics else set())
     closed_at_admin = {"/v1/models"} | (set() if settings.admin.metrics else metrics)
     return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin)
+
+
+def _queues(settings: PoolSettings) -> dict[str, ModelQueue]:
+    """Return the queue of each model that has one, with this worker's part of its bounds."""
+    workers = settings.server.workers
+    return {
+        name: ModelQueue(
+            name,
+            QueueBounds(
+                math.ceil(queue.max_in_flight_per_backend / workers),
+                math.ceil(queue.max_waiting / workers),
+                math.ceil(queue.max_waiting_mib * 2**20 / workers),
+                queue.max_wait_s,
+                queue.pass_priority,
+            ),
+        )
+        for name, model in settings.models.items()
+        if (queue := model.queue) is not None
+    }
 
 
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
@@ -176,4 +197,5 @@ def _client_of(key: KeySettings) -> Client:
         None if key.slo is None or key.slo.ttft_ms is None else 1e-3 * key.slo.ttft_ms,
         None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
         key.admin,
+        key.priority,
     )

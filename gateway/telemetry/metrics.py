@@ -143,6 +143,16 @@ class Metrics:
             "Requests not sent elsewhere: the retry budget is spent",
             ("model",),
         )
+        self.queue_length = gauge("gateway_queue_length", "Requests waiting in the gateway", ("model",), "livesum")
+        self.queue_wait = histogram(
+            "gateway_queue_wait_seconds",
+            "Waiting in the gateway, of requests then sent",
+            ("model",),
+            _LATENCY_S,
+        )
+        self.queue_refused = counter(
+            "gateway_queue_refused", "Requests that left the queue of the gateway unsent", ("model", "reason")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -282,6 +292,13 @@ class Metrics:
             self.ratio.labels(model).set(ratio)
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
+
+    def refresh_queue(self, model: str, waiting: int, refused: dict[str, int]) -> None:
+        """Update the series of a queue, and take over what it has refused, by reason."""
+        self.queue_length.labels(model).set(waiting)
+        for reason, count in refused.items():
+            self.queue_refused.labels(model, reason).inc(count)
+            refused[reason] = 0
 
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes."""

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
 
 
@@ -78,6 +79,8 @@ class ModelSettings(Settings):
     default_temperature
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         reads the generation config of engines that it starts, and asks other engines once.
+    queue
+        Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends
         The replicas by name.
     """
@@ -85,6 +88,7 @@ class ModelSettings(Settings):
     aliases: list[Name] = []
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    queue: QueueSettings | None = None
     backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
 
     @classmethod

@@ -125,7 +125,7 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
         if relay.backends["b"].in_flight:
             relay.receiver("b").on_error(UpstreamError("broken", "closed the connection"))
         codes.append(reply.code)
-        relay.backends["a"].state = State.UP
+        assert relay.backends["a"].state is State.UP, "without a second attempt there is no evidence"
     assert set(codes) == {"backend_broken"}
     retried = len(relay.clients["b"].heads)
     assert 10 + 0.2 * 190 <= retried <= 10 + 0.2 * 200 + 1 + 60, "and one for each second that this takes"
