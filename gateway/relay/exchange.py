@@ -366,12 +366,8 @@ class Exchange:
             return
         if not self._retry(kind, message):
             self._fail(kind, message)
-            if (
-                is_strike
-                and not self._has_no_retry
-                and self.endpoint is not _OTHER
-                and (first is None or not first.message)
-            ):
+            has_no_other = first is None or not first.message
+            if is_strike and has_no_other and not self._has_no_retry and self.endpoint is not _OTHER:
                 pool.report_strike(backend, self._request_hash(), message)
         pool.report_failure(backend)
 

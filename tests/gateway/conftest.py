@@ -72,6 +72,7 @@ async def start_gateway(
     fast: bool = True,
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
+    queue: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -87,6 +88,8 @@ async def start_gateway(
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
         model: dict[str, Any] = {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}
+        if queue is not None:
+            model["queue"] = queue
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
