@@ -118,6 +118,8 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s),
         writes,
     )
+    for name in models:
+        metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     pool.on_down, pool.on_ready = relay.abandon, relay.ready
     relay.set_queues(_queues(settings))
     for name, model in models.items():
