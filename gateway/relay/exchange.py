@@ -193,9 +193,7 @@ class Exchange:
             free = queue.free(self._candidates(()))
             if not free and self._relay.pool.recovery.replicas:  # the one on trial may be full
                 free = queue.free(self._candidates((), may_try=False))
-        except GatewayError as error:
-            if error.code != "no_backend":
-                raise
+        except GatewayError:  # raised again where the client is told
             return []
         return free
 

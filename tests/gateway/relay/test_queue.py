@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
-from backends.backend import State
-from backends.http.client import UpstreamError
+from backends.backend import Backend, State
+from backends.http.client import AnswerHead, UpstreamError
 from backends.probe import ProbeResult
+from backends.speculation import Method
+from gateway.config.settings import PoolSettings
 from gateway.http.headers import Header
 from gateway.http.paths import RelayedPaths
 from gateway.relay.exchange import Exchange
@@ -17,6 +20,7 @@ from gateway.relay.priority import with_priority
 from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
+from gateway.service.assembly import assemble
 from tests.gateway.relay.test_attempts import (
     ANSWER,
     EVENTS_HEAD,
@@ -246,6 +250,86 @@ def test_requests_that_only_a_full_backend_can_serve_hold_up_no_others() -> None
     assert [reply.status for reply in named] == [0] * 4
     drain(relay)
     assert {reply.status for reply in named} == {200}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None:
+    rng, names = random.Random(seed), "abc"
+    relay = queued(*names, bound=2, waiting=12, size=4000)
+    queue = relay.context.queues["m"]
+    exchanges: list[tuple[Exchange, RecordingReply]] = []
+    for _ in range(400):
+        act = rng.random()
+        ongoing = [each for each in exchanges if each[0] in relay.context.exchanges]
+        sent = [each for each in ongoing if each[0]._call is not None]
+        if act < 0.5:
+            headers: list[Header] = [(b"authorization", b"Bearer " + rng.choice([b"sk", b"batch"]))]
+            if rng.random() < 0.3:
+                headers.append((b"x-gateway-backend", rng.choice(names).encode()))
+            body = {"model": "m", "messages": [], "priority": rng.randrange(3), "text": "x" * rng.randrange(600)}
+            exchanges.append(relay.send(json.dumps(body).encode(), headers=headers))
+        elif act < 0.6 and ongoing:
+            rng.choice(ongoing)[0].client_gone()
+        elif act < 0.65:
+            backend = relay.backends[rng.choice(names)]
+            relay.pool.report_unreachable(backend, "refused")
+            relay.context.abandon(backend)
+        elif act < 0.75:
+            name = rng.choice(names)
+            relay.pool._judge(relay.backends[name], relay.pool._records["m", name], ProbeResult())
+        elif sent:
+            exchange, _ = rng.choice(sent)
+            call = exchange._call
+            assert call is not None
+            if rng.random() < 0.2:
+                call.receiver.on_error(UpstreamError("broken", "closed the connection"))
+            else:
+                call.receiver.on_whole(AnswerHead(200, JSON_HEAD), ANSWER)  # type: ignore[attr-defined]
+        places = [exchange for exchange, _ in exchanges if exchange._place is not None]
+        places = [exchange for exchange in places if exchange in relay.context.exchanges]
+        assert len(places) == queue.waiting <= 12
+        assert queue.waiting_bytes == sum(len(exchange._inbound.body) for exchange in places) <= 4000
+        assert not any(exchange.free_candidates() for exchange in places)
+        in_flight = [
+            sum(
+                each[0]._upstream is not None and each[0]._upstream.backend is backend
+                for each in exchanges
+                if each[0]._call is not None
+            )
+            for backend in relay.backends.values()
+        ]
+        assert in_flight == [backend.in_flight for backend in relay.backends.values()]
+    for exchange, _ in exchanges:
+        exchange.client_gone()
+    assert (queue.waiting, relay.in_flight()) == (0, [0] * 6)
+    assert all(reply.status or not reply.ended for _, reply in exchanges)
+
+
+def test_each_worker_has_its_part_of_the_bounds() -> None:
+    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
+    other = {"b": {"method": "baseline", "url": "http://127.0.0.1:2"}}
+    queue = {
+        "max_in_flight_per_backend": 9,
+        "max_waiting": 10,
+        "max_waiting_mib": 3.0,
+        "max_wait_s": 5,
+        "pass_priority": True,
+    }
+    model = {"policy": {"name": "least_loaded"}, "backends": backends}
+    settings = PoolSettings.model_validate(
+        {
+            "server": {"workers": 4},
+            "models": {"m": {**model, "queue": queue}, "n": {**model, "backends": other}},
+            "state": "none",
+            "keys": [{"name": "batch", "key": "sk", "priority": 10}],
+        }
+    )
+    gateway = assemble(settings, [Backend(name, name, Method.BASELINE, "http://127.0.0.1:1") for name in "mn"], b"")
+    bounds = {name: queue.bounds for name, queue in gateway.relay.queues.items()}
+    assert bounds == {"m": QueueBounds(3, 3, 786_432, 5.0, passes_priority=True)}
+    client = gateway.relay.access.keyring.named("batch")
+    assert client is not None
+    assert client.priority == 10
 
 
 def test_a_retry_prefers_a_backend_with_room_and_frees_the_place_at_the_first() -> None:
