@@ -312,7 +312,7 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
-        if kind not in _FREE_RETRIES and not self._take_retry():
+        if kind not in _FREE_RETRIES and not self._is_on_trial() and not self._take_retry():
             return False
         self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
@@ -415,6 +415,8 @@ class Exchange:
     def _expire(self) -> None:
         """Fail since the request's time is over, which is no evidence against a backend."""
         self._timer = None
+        if self not in self._relay.exchanges:
+            return  # it has ended in the same sweep
         if self._place is not None and self._queue is not None:
             self._queue.refused["deadline"] += 1
         self.end_with_error(exceeded(min(self._inbound.request_headers.timeout_s, self._relay.timeouts.total_s)))
@@ -674,4 +676,5 @@ class Exchange:
         if self._queue is not None:
             if self._place is not None:
                 self._queue.leave(self._place)
+                self._place = None
             self._queue.dispatch()

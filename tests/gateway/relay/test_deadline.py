@@ -94,6 +94,14 @@ def test_a_request_cannot_lengthen_its_time() -> None:
     assert reply.code == "deadline_exceeded"
 
 
+def test_an_exchange_that_has_ended_is_not_ended_again_by_its_deadline() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send()
+    relay.answer("a")
+    exchange.check_silence(later(31.0))
+    assert (reply.status, relay.in_flight()) == (200, [0] * 4)
+
+
 async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
     relay = limited("a")
     exchange, reply = relay.send(headers=[(b"x-request-timeout", b"0.05")])
