@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
 
 
@@ -80,6 +81,8 @@ class ModelSettings(Settings):
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
         Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
+    queue
+        Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends
         The replicas by name.
     """
@@ -88,6 +91,7 @@ class ModelSettings(Settings):
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     rescue: bool = False
+    queue: QueueSettings | None = None
     backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
 
     @classmethod
