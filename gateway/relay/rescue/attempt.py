@@ -10,7 +10,7 @@ from backends.http.client import HeaderList, UpstreamError
 from gateway.http.headers import media_type
 from gateway.http.sse import EventStream
 from gateway.http.usage import Usage
-from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text
+from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
 from gateway.relay.rescue.passed import PassedStream
 from gateway.relay.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
 from policies.features.request import Endpoint
@@ -233,7 +233,7 @@ class Rescue:
             decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
             if not isinstance(decoded, str):
                 raise InexactSeamError  # noqa: TRY301
-            pending = pending_text(passed.text, decoded, request.stops)
+            pending = pending_text(passed.text, decoded, (2 * len(self.failures) - 1) * reach(request.stops))
         except (orjson.JSONDecodeError, KeyError, TypeError, InexactSeamError):
             host.rescue_is_inexact()
             return
