@@ -114,6 +114,7 @@ async def client(served: Served) -> Any:
 
 async def test_streams_go_on_when_their_replica_is_drained(served: Served, client: AsyncOpenAI) -> None:
     expected = await ask_all(client, to(VICTIM))
+    await asyncio.to_thread(served.wait_up)  # a busy machine may have kept one from answering its probes
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
 
     async def drain() -> None:
@@ -132,6 +133,7 @@ async def test_streams_go_on_when_their_replica_is_drained(served: Served, clien
 
 async def test_streams_go_on_when_their_replica_is_killed(served: Served, client: AsyncOpenAI) -> None:
     expected = await ask_all(client, to(VICTIM))
+    await asyncio.to_thread(served.wait_up)  # a busy machine may have kept one from answering its probes
     before = served.metric("gateway_rescues_total", backend=VICTIM, outcome="complete")
     process = served.backends()[VICTIM]["pid"]
 
