@@ -132,7 +132,9 @@ class Rescue:
     @property
     def is_possible(self) -> bool:
         """Whether another backend can go on from where the stream is."""
-        return self.passed is not None and len(self.failures) < MAX_RESCUES and self.passed.is_exact
+        if self.passed is None or not self.passed.is_exact:
+            return False
+        return len(self.failures) < MAX_RESCUES or self.is_generated
 
     @property
     def is_generated(self) -> bool:
