@@ -235,7 +235,7 @@ class Rescue:
             decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
             if not isinstance(decoded, str):
                 raise InexactSeamError  # noqa: TRY301
-            pending = pending_text(passed.text, decoded, (2 * len(self.failures) - 1) * reach(request.stops))
+            pending = pending_text(passed.text, decoded, self._most_withheld())
         except (orjson.JSONDecodeError, KeyError, TypeError, InexactSeamError):
             host.rescue_is_inexact()
             return
@@ -256,6 +256,11 @@ class Rescue:
             return
         body = request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist())
         host.send_rescue(COMPLETIONS_TARGET, body, self)
+
+    def _most_withheld(self) -> int:
+        """Return how many characters may have been withheld, by the last engine and at each earlier seam."""
+        chars = reach(self.request.stops)
+        return (0 if self.request.includes_stop else chars) + 2 * (len(self.failures) - 1) * chars
 
     def _fail(self, kind: str, message: str) -> None:
         assert self._host is not None

@@ -58,12 +58,12 @@ def pending_text(text: str, decoded: str, most_chars: int) -> str | None:
             elif not _SPECIAL.fullmatch(piece):
                 raise InexactSeamError
         elif _SPECIAL.fullmatch(piece):
-            is_certain = False
+            is_certain = is_certain and len(piece) > most_chars  # else it may be text that was withheld
         else:
             pending += piece
     if pending.endswith("\ufffd"):
         return None
-    if at < len(text) or len(pending) > most_chars or not (is_certain or most_chars == 0):
+    if at < len(text) or len(pending) > most_chars or not is_certain:
         raise InexactSeamError
     return pending
 

@@ -51,7 +51,7 @@ def cut_and_continued(
         assert passed.is_exact
         if passed.finish_reason:
             return client + ContinuedStream(request, passed).close(passed.finish_reason)
-        most_chars = (2 * number + 1) * reach(request.stops)
+        most_chars = (2 * number + (not request.includes_stop)) * reach(request.stops)
         while passed.ids and (pending := pending_text(passed.text, decode(passed.ids.tolist()), most_chars)) is None:
             passed.drop_ids(1)
         continued = ContinuedStream(request, passed, pending if passed.ids else "")
@@ -123,6 +123,7 @@ def test_what_an_engine_withholds_is_pending() -> None:
     assert pending_text("ab", "abc", 2) == "c"
     assert pending_text(" ab", "ab<b", 2) == "<b"
     assert pending_text("ab", "ab\ufffd", 0) is None
+    assert pending_text("ab", "ab<|im_end|>c", 3) == "c"
     with pytest.raises(InexactSeamError):  # a special token, or text that may begin a stop string
         pending_text("ab", "ab<b>", 9)
 
