@@ -131,7 +131,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
             output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
         elif endpoint is not _EMBEDDINGS:
             output_tokens = round(ended.unread_bytes / routed.model.bytes_per_token)
-    elif stream is not None and single:
+    elif stream is not None and single and not ended.rescued_from:
         routed.model.learn_token_size(stream.text_bytes(), output_tokens)
     tokens_per_step = usage.tokens_per_step
     if tokens_per_step is None and stream is not None and single and output_tokens and not ended.rescued_from:

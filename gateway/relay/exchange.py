@@ -505,7 +505,7 @@ class Exchange:
         if not (routed.model.rescue and self._head_sent):
             return False
         if rescue is None or not rescue.is_possible:
-            return self._not_rescued()
+            return False if may_return else self._not_rescued()
         if rescue.is_generated:
             self._cancel_call()
             self.on_data(rescue.ending())
@@ -515,7 +515,7 @@ class Exchange:
         try:
             candidates = self._candidates((name, *[failure.backend for failure in rescue.failures]))
         except GatewayError:
-            return self._not_rescued()
+            return False if may_return else self._not_rescued()
         tokens = rescue.tokens_so_far
         was_paused = self._call is not None and self._call.paused
         if may_return and self._call is not None:
