@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -77,7 +77,6 @@ class _Account:
 
     requests: _Bucket | None
     tokens: _Bucket | None
-    is_limited: bool
     in_flight: int = 0
     sum_requests: int = 0
     sum_tokens: int = 0
@@ -150,6 +149,8 @@ class Limits:
         self._clock = clock
         self._rng = random.Random() if rng is None else rng
         self._accounts: dict[str, _Account] = {}
+        self._limited: dict[str, _Account] = {}  # those of keys with a limit
+        self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
         self._is_shared = False
         self._even_share = 1.0
         self._round_s = self._clock()
@@ -232,8 +233,8 @@ class Limits:
         now_s = self._clock()
         self._measure(now_s)
         used = {}
-        for name, account in self._accounts.items():
-            if account.is_limited and now_s - account.used_s <= QUIET_S:
+        for name, account in self._limited.items():
+            if now_s - account.used_s <= QUIET_S:
                 used[name] = account.reported = KeyUse(
                     account.sum_requests,
                     account.sum_tokens,
@@ -263,16 +264,17 @@ class Limits:
         _charge(account.tokens, now_s, tokens, use.tokens_left if is_new else math.inf)
         account.peers[peer] = use
 
-    def no_longer_uses(self, peer: str, reported: Mapping[str, KeyUse]) -> None:
+    def no_longer_uses(self, peer: str, reported: Set[str]) -> None:
         """Drop the requests in flight and the demand of a peer for keys that it no longer reports."""
-        for name, account in self._accounts.items():
-            use = account.peers.get(peer)
-            if use is not None and name not in reported and (use.in_flight or use.demand):
+        for name in self._reported_keys.get(peer, frozenset()) - reported:
+            if (account := self._limited.get(name)) is not None and (use := account.peers.get(peer)) is not None:
                 account.peers[peer] = use._replace(in_flight=0, demand=0.0)
+        self._reported_keys[peer] = reported
 
     def forget(self, peer: str) -> None:
         """Drop what is known of a peer that has ended or is silent."""
-        for account in self._accounts.values():
+        self._reported_keys.pop(peer, None)
+        for account in self._limited.values():
             account.peers.pop(peer, None)
 
     def divide(self, peers: int, window_s: float) -> None:
@@ -287,7 +289,7 @@ class Limits:
         """
         self._is_shared = peers > 0
         self._even_share = 1.0 / (1 + peers)
-        for account in self._accounts.values():
+        for account in self._limited.values():
             account.peers_in_flight = 0
             reported = 0.0 if account.reported is None else account.reported.demand
             own = demand = min(reported, account.known_demand)  # peers may not have read the last report yet
@@ -307,7 +309,7 @@ class Limits:
         if passed_s <= 0.0:
             return
         weight = 1.0 - math.exp(-passed_s / _DEMAND_S)
-        for account in self._accounts.values():
+        for account in self._limited.values():
             if account.asked or account.in_flight:
                 if now_s - account.used_s > QUIET_S and account.reported is not None:
                     account.before = account.reported.requests, account.reported.tokens
@@ -322,10 +324,11 @@ class Limits:
             account = self._accounts[client.name] = _Account(
                 _bucket(client.requests_per_minute, now_s),
                 _bucket(client.tokens_per_minute, now_s),
-                is_limited=client is not UNAUTHENTICATED
-                and not (client.requests_per_minute is client.tokens_per_minute is client.max_in_flight is None),
                 share=self._even_share,
             )
+            limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
+            if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
+                self._limited[client.name] = account
         return account
 
 

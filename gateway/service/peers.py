@@ -131,7 +131,7 @@ class Peers:
         for key, use in report.keys.items():
             if (client := self._keyring.named(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
-        self._limits.no_longer_uses(report.writer, report.keys)
+        self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():
             if ejection.number > peer.ejections.get(replica, 0):
                 peer.ejections[replica] = ejection.number

@@ -198,10 +198,10 @@ class Workers:
     @staticmethod
     def _send(worker: _Worker, message: WorkerMessage) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            _send(worker.pipe, message)
+            send(worker.pipe, message)
 
 
-def _send(pipe: Connection, message: WorkerMessage) -> None:
+def send(pipe: Connection, message: WorkerMessage) -> None:
     """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
     if isinstance(message, Reported):
         poll = select.poll()
@@ -228,7 +228,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
         share = math.ceil(settings.server.max_in_flight / settings.server.workers)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
     gateway = assemble(settings, assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, functools.partial(_send, pipe))
+    worker_messages = WorkerMessages(assignment.number, functools.partial(send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
     server = Server(
         gateway, worker_messages, has_process=True, on_started=lambda: pipe.send(WorkerStarted(assignment.number))
