@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.http.errors import GatewayError
-from gateway.routing.keys import UNAUTHENTICATED, Client
+from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 
 QUIET_S: Final = 70.0
 """Seconds after which the use of a key is no longer reported: its buckets are full again."""
@@ -23,6 +23,9 @@ _DEMAND_S: Final = 0.5
 
 _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
+
+
+_NAMES_WITHOUT_KEY: Final = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
 
 
 @dataclass(slots=True)
@@ -226,6 +229,21 @@ class Limits:
         if account.tokens is not None:
             account.tokens.level -= tokens
 
+    def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
+        """Replace the limits, keeping what has been used of them; keys without requests in flight that are gone end."""
+        self._max_in_flight = max_in_flight
+        known = {client.name: client for client in clients}
+        now_s = self._clock()
+        for name, account in list(self._accounts.items()):
+            client = known.get(name)
+            if client is not None:
+                account.requests = _changed(account.requests, client.requests_per_minute, now_s)
+                account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
+                self._list(client, account)
+            elif not account.in_flight + account.peers_in_flight and name not in _NAMES_WITHOUT_KEY:
+                del self._accounts[name]
+                self._limited.pop(name, None)
+
     # Exchange with the peers: other processes that serve the same pool.
 
     def report(self) -> dict[str, KeyUse]:
@@ -326,10 +344,24 @@ class Limits:
                 _bucket(client.tokens_per_minute, now_s),
                 share=self._even_share,
             )
-            limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
-            if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
-                self._limited[client.name] = account
+            self._list(client, account)
         return account
+
+    def _list(self, client: Client, account: _Account) -> None:
+        """Keep an account among those that are reported to peers if its key has a limit."""
+        limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
+        if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
+            self._limited[client.name] = account
+        else:
+            self._limited.pop(client.name, None)
+
+
+def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:
+    """Return a bucket with another limit, at the level of the old one."""
+    if bucket is None or per_minute is None:
+        return _bucket(per_minute, now_s)
+    bucket.wait_s(now_s)
+    return _Bucket(per_minute, min(bucket.level, per_minute), now_s)
 
 
 def _bucket(per_minute: float | None, now_s: float) -> _Bucket | None:
