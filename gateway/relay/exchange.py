@@ -484,6 +484,8 @@ class Exchange:
         self._relay.pool.report_failure(backend)
         if not self._continue("ended the answer with an error", is_strike=engine_error(error) != _OVERLOADED):
             self._reply.data(error)
+            if self._answer is not None:
+                self._answer.error_status = engine_error(error)
 
     def _waits_for_rescue(self) -> bool:
         return self._rescue is not None and self._rescue.is_waiting
@@ -570,12 +572,6 @@ class Exchange:
         assert answer is not None
         if self._status in _RETRYABLE and self._retry_status(self._status):
             return
-        if self._rescue is not None and self._rescue.is_cut(answer.events):
-            assert self._upstream is not None
-            backend = self._upstream.backend
-            if self._continue("ended the answer before it was complete", is_strike=True):
-                self._relay.pool.report_failure(backend)
-                return
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
@@ -702,7 +698,11 @@ class Exchange:
                     if failure.is_strike:
                         backend = self._routed.model.upstreams[failure.backend].backend
                         pool.report_strike(backend, self._request_hash(), failure.message)
+        elif answer.error_status and answer.error_status != _OVERLOADED and (first is None or not first.message):
+            pool.report_strike(self._upstream.backend, self._request_hash(), "ended a stream with an error")
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
+        if answer.error_status:
+            label = "engine_error"
         self._finish(status, label)
 
     def _finish(self, status: int, label: str) -> None:
