@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from backends.backend import Backend, EngineLoad, State
@@ -81,6 +81,23 @@ class _Record:
     progress_at_s: float = 0.0
     peers_in_flight: int = 0  # requests that other gateway processes have in flight to it
     foreign: int = 0  # requests in the engine that no known gateway process has sent
+    watch: asyncio.Task[None] | None = None
+    has_left: bool = False  # the pool, though requests to it may be in flight
+
+
+@dataclass(slots=True)
+class Joining:
+    """A replica that is about to join the pool, with its probe and the result of the first one.
+
+    Parameters
+    ----------
+    result
+        None if the probe did not end in time.
+    """
+
+    backend: Backend
+    probe: Probe
+    result: ProbeResult | None
 
 
 class Pool:
@@ -127,6 +144,7 @@ class Pool:
         probe: Callable[[Backend, float], Probe] = Probe,
     ) -> None:
         self.rules = rules
+        self._probe = probe
         self._by_model: dict[str, list[Backend]] = {}
         self._records: dict[tuple[str, str], _Record] = {}
         for backend in backends:
@@ -136,12 +154,18 @@ class Pool:
         self.on_down: Callable[[Backend], None] | None = None
         self.on_ready: Callable[[Backend], None] | None = None
         self.on_eject: Callable[[Backend, float, str], None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = False
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start probing."""
+        self._is_started = True
         for backend in self:
-            self._tasks.append(asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}"))
+            self._start_watch(backend)
+
+    def _start_watch(self, backend: Backend) -> None:
+        record = self._records[backend.model, backend.name]
+        record.watch = asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}")
 
     async def wait_until_probed(self, timeout_s: float) -> None:
         """Wait until every replica has been probed once, for at most `timeout_s` seconds.
@@ -156,12 +180,88 @@ class Pool:
 
     async def stop(self) -> None:
         """Stop probing."""
-        for task in self._tasks:
+        self._is_started = False
+        tasks = [record.watch for record in self._records.values() if record.watch is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
         for record in self._records.values():
             await record.probe.close()
+
+    # Replicas that come and go.
+
+    async def probe(self, backends: Iterable[Backend], rules: HealthRules, timeout_s: float) -> list[Joining]:
+        """Probe replicas that are about to join, all at once, for at most `timeout_s` seconds.
+
+        The caller passes the result to `update`, or closes the probes.
+        """
+        joining = [Joining(backend, self._probe(backend, rules.timeout_s), None) for backend in backends]
+
+        async def run(each: Joining) -> None:
+            each.result = await each.probe.run(admit=True)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(run(each) for each in joining))
+        return joining
+
+    def update(self, backends: Collection[Backend], joining: Iterable[Joining], rules: HealthRules) -> None:
+        """Replace the replicas and the rules.
+
+        A replica that leaves gets no further requests and no probes. What the relay reports of its requests in flight
+        is accepted until `forget`. A replica that is drained stays so if another one takes its name.
+
+        Parameters
+        ----------
+        backends
+            All replicas, in the order of the pool file.
+        joining
+            Those that are new, from `probe`.
+        """
+        self.rules = rules
+        self.recovery.slow_start_s = rules.slow_start_s
+        staying = {id(backend) for backend in backends}
+        leaving = [backend for backend in self if id(backend) not in staying]
+        self._by_model = {}
+        for backend in backends:
+            self._by_model.setdefault(backend.model, []).append(backend)
+        for record in self._records.values():
+            record.probe.set_timeout(rules.timeout_s)
+        for backend in leaving:
+            self._dismiss(backend)
+        for each in joining:
+            self._admit(each)
+
+    def forget(self, backend: Backend) -> None:
+        """Drop the record of a replica that left and whose requests have ended."""
+        record = self._records.get((backend.model, backend.name))
+        if record is not None and record.has_left:  # else another replica has the name
+            del self._records[backend.model, backend.name]
+
+    def _dismiss(self, backend: Backend) -> None:
+        record = self._records[backend.model, backend.name]
+        record.has_left = True
+        if record.watch is not None:
+            record.watch.cancel()
+        task = asyncio.get_running_loop().create_task(record.probe.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self.recovery.leave(backend)
+        backend.state, backend.state_reason = State.DRAINING, "removed from the pool"
+        logger.info("%s/%s has left the pool, with %d requests", backend.model, backend.name, backend.in_flight)
+
+    def _admit(self, joining: Joining) -> None:
+        backend, key = joining.backend, (joining.backend.model, joining.backend.name)
+        before = self._records.get(key)
+        record = self._records[key] = _Record(joining.probe)
+        if before is not None and before.drained:
+            record.drained = True
+            self._set(backend, State.DRAINING, "drained by an operator")
+        if joining.result is not None:
+            self._judge(backend, record, joining.result)
+            record.probed.set()
+        if self._is_started:
+            self._start_watch(backend)
 
     def __iter__(self) -> Iterator[Backend]:
         """Iterate over all backends, model by model."""
@@ -182,7 +282,8 @@ class Pool:
 
     async def reported_temperature(self, backend: Backend) -> float | None:
         """Ask a replica for the temperature that it takes for a request without one; None if it does not say."""
-        return await self._records[backend.model, backend.name].probe.default_temperature()
+        record = self._records.get((backend.model, backend.name))  # it may have left while others were asked
+        return None if record is None else await record.probe.default_temperature()
 
     def model_card(self, model: str) -> dict[str, object] | None:
         """Return the model's entry in the `/v1/models` of a replica that is or was up; None if there is none yet."""

@@ -575,6 +575,10 @@ class ServerConnection:
         else:
             self.abort()
 
+    def forget_head(self) -> None:
+        """Have the service admit the next request, even if it has the head of an earlier one."""
+        self._pattern = self._known_head = None
+
     def idle_since_s(self) -> float:
         """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
         return self._since_s if self._reply is None and self._transport is not None else math.inf
@@ -653,6 +657,11 @@ class HttpServer:
     def connect(self) -> ServerConnection:
         """Return the protocol of a new connection."""
         return ServerConnection(self)
+
+    def forget_heads(self) -> None:
+        """Have the service admit the next request of each connection: it would decide otherwise than before."""
+        for connection in self.connections:
+            connection.forget_head()
 
     def register(self, connection: ServerConnection) -> bool:
         """Keep a connection until it is lost, and check its time; return whether there is room for it."""

@@ -150,6 +150,15 @@ class RelayContext:
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
+    def successor(
+        self, router: Router, access: Access, timeouts: Timeouts, followers: dict[str, list[Follower]]
+    ) -> RelayContext:
+        """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
+        later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
+        later.exchanges, later.followers = self.exchanges, followers
+        later._id_prefix, later._id_numbers = self._id_prefix, self._id_numbers
+        return later
+
     def new_request_id(self) -> bytes:
         """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))

@@ -66,6 +66,17 @@ class _Failure:
         self.message = message
 
 
+class _Place:
+    """The backend of a stream that is being moved away, which may still go on with it; its call is paused."""
+
+    __slots__ = ("call", "decision", "upstream")
+
+    def __init__(self, call: Call, upstream: Upstream, decision: Decision | None) -> None:
+        self.call = call
+        self.upstream = upstream
+        self.decision = decision
+
+
 class Exchange:
     """One request from arrival to outcome; the receiver of its upstream call."""
 
@@ -78,6 +89,7 @@ class Exchange:
         "_headers",
         "_inbound",
         "_last_read_s",
+        "_left",
         "_observers",
         "_relay",
         "_reply",
@@ -106,6 +118,7 @@ class Exchange:
         self._call: Call | None = None
         self._retried: _Failure | None = None
         self._rescue: Rescue | None = None
+        self._left: _Place | None = None
         self._times = Times(inbound.arrived_s)
         self._last_read_s = inbound.arrived_s
         self._status = 0
@@ -239,6 +252,8 @@ class Exchange:
         return self._decision is not None and self._decision.reason == TRIAL
 
     def _cancel_call(self) -> None:
+        if self._left is not None:
+            self._leave_place(self._left)
         if self._call is not None:
             self._call.cancel()
         self._release()
@@ -389,16 +404,20 @@ class Exchange:
             or self._upstream.backend is not backend
         ):
             return False
-        return self._retry("moved") or self._continue("is being drained")
+        return self._retry("moved") or self._continue("is being drained", may_return=True)
 
-    def _continue(self, message: str, *, is_strike: bool = False) -> bool:
+    def _continue(self, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
         """Go on with a stream on another backend; return whether it does.
 
         Parameters
         ----------
         message, is_strike
             See `Failure`.
+        may_return
+            Whether its backend goes on if no other one can.
         """
+        if self._left is not None:
+            return self._return()
         rescue, relay, routed, upstream = self._rescue, self._relay, self._routed, self._upstream
         assert routed is not None
         assert upstream is not None
@@ -418,10 +437,11 @@ class Exchange:
             return self._not_rescued()
         tokens = rescue.tokens_so_far
         was_paused = self._call is not None and self._call.paused
-        self._cancel_call()
-        if self._answer is not None and self._answer.events is not None:
-            self._answer.events.rest()  # part of an event, which the client does not get
-            self._answer.events.watcher = None
+        if may_return and self._call is not None:
+            self._call.pause()
+            self._left, self._call = _Place(self._call, upstream, self._decision), None
+        else:
+            self._cancel_call()
         decision = replace(relay.router.choose(routed, candidates, headers.routing_headers), reason="rescue")
         upstream = routed.model.upstreams[decision.backend]
         self._decision, self._upstream = decision, upstream
@@ -446,13 +466,42 @@ class Exchange:
         if was_paused:
             self._call.pause()
 
+    def leave(self) -> None:
+        """Leave the backend that the stream came from for good."""
+        if self._left is not None:
+            self._leave_place(self._left)
+        if self._answer is not None and self._answer.events is not None:
+            self._answer.events.rest()  # part of an event, which the client does not get
+            self._answer.events.watcher = None
+
+    def _leave_place(self, left: _Place) -> None:
+        self._left = None
+        left.call.cancel()
+        left.upstream.backend.in_flight -= 1
+
+    def _return(self) -> bool:
+        """Let the backend go on from which a stream was to be moved; return whether there is one."""
+        left, rescue = self._left, self._rescue
+        if left is None or rescue is None:
+            return False
+        self._left = None
+        is_paused = self._call is not None and self._call.paused
+        self._cancel_call()
+        self._call, self._upstream, self._decision = left.call, left.upstream, left.decision
+        rescue.give_up()
+        if not is_paused:
+            self.resume()
+        return True
+
     def end_rescue(self) -> None:
         """End the stream, whatever its backend still does."""
         self._cancel_call()
         self.on_end()
 
     def rescue_is_inexact(self) -> None:
-        """End with the failure that has interrupted the stream."""
+        """End with the failure that has interrupted the stream, unless its backend can go on."""
+        if self._return():
+            return
         assert self._rescue is not None
         failure = self._rescue.failures[-1]
         assert self._routed is not None
@@ -593,6 +642,13 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
+        if self._left is not None:  # the stream can be nowhere but where it is being moved to
+            self._leave_place(self._left)
+            return
+        self.on_rescue_error(error)
+
+    def on_rescue_error(self, error: UpstreamError) -> None:
+        """Retry on another backend, or fail; called for the backend that the stream is at, or is being moved to."""
         # A server may cut an answer that nobody reads: then the client was too slow.
         is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
         self._retry_or_fail(error.kind, str(error), is_strike=is_strike)

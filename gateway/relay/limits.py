@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.http.errors import GatewayError
-from gateway.routing.keys import UNAUTHENTICATED, Client
+from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
+
+_NAMES_WITHOUT_KEY = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
 
 QUIET_S: Final = 70.0
 """Seconds after which the use of a key is no longer reported: its buckets are full again."""
@@ -225,6 +227,20 @@ class Limits:
         if account.tokens is not None:
             account.tokens.level -= tokens
 
+    def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
+        """Replace the limits, keeping what has been used of them; keys without requests in flight that are gone end."""
+        self._max_in_flight = max_in_flight
+        known = {client.name: client for client in clients}
+        now_s = self._clock()
+        for name, account in list(self._accounts.items()):
+            client = known.get(name)
+            if client is not None:
+                account.requests = _changed(account.requests, client.requests_per_minute, now_s)
+                account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
+                account.is_limited = _is_limited(client)
+            elif not (account.in_flight or account.peers_in_flight or name in _NAMES_WITHOUT_KEY):
+                del self._accounts[name]
+
     # Exchange with the peers: other processes that serve the same pool.
 
     def report(self) -> dict[str, KeyUse]:
@@ -322,11 +338,23 @@ class Limits:
             account = self._accounts[client.name] = _Account(
                 _bucket(client.requests_per_minute, now_s),
                 _bucket(client.tokens_per_minute, now_s),
-                is_limited=client is not UNAUTHENTICATED
-                and not (client.requests_per_minute is client.tokens_per_minute is client.max_in_flight is None),
+                is_limited=_is_limited(client),
                 share=self._even_share,
             )
         return account
+
+
+def _is_limited(client: Client) -> bool:
+    limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
+    return client is not UNAUTHENTICATED and any(limit is not None for limit in limits)
+
+
+def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:
+    """Return a bucket with another limit, at the level of the old one."""
+    if bucket is None or per_minute is None:
+        return _bucket(per_minute, now_s)
+    bucket.wait_s(now_s)
+    return _Bucket(per_minute, min(bucket.level, per_minute), now_s)
 
 
 def _bucket(per_minute: float | None, now_s: float) -> _Bucket | None:

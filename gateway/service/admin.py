@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from backends.backend import Backend, State
 from gateway.http.errors import GatewayError
+from gateway.reload.reloader import ReloadError
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutingHeaders
 from gateway.service.admin_policy import add_policy_routes
@@ -39,6 +40,11 @@ class DrainRequest(BackendReference):
     move: bool = False
 
 
+_RELOAD_ERRORS: dict[str, tuple[int, str]] = {
+    "invalid": (400, "invalid_pool_file"),
+    "refused": (409, "restart_needed"),
+    "failed": (500, "reload_failed"),
+}
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
@@ -98,6 +104,20 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         """Send requests to a drained replica again."""
         return _change(gateway, worker_messages, reference, drained=False)
 
+    @router.post("/reload")
+    async def reload(
+        dry_run: Annotated[bool, Query(description="Only check the pool file, and tell what would change")] = False,
+    ) -> dict[str, Any]:
+        """Read the pool file again, and apply it as a whole or not at all; requests in flight are not disturbed."""
+        if gateway.reload is None:
+            raise GatewayError(409, "This gateway was not started with a pool file.", code="reload_failed")
+        try:
+            lines = await gateway.reload(dry_run=dry_run)
+        except ReloadError as error:
+            status, code = _RELOAD_ERRORS[error.outcome]
+            raise GatewayError(status, f"Nothing was changed: {error.message}", code=code) from None
+        return {"dry_run": dry_run, "changes": lines}
+
     @router.post("/explain")
     async def explain(
         request: Request,
@@ -122,6 +142,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "simulated": backend.simulated,
         "weight": backend.weight,
         "in_flight": backend.in_flight,
+        "others": load.others,
         "engine": None
         if engine is None
         else dataclasses.asdict(engine)

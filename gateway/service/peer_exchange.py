@@ -99,9 +99,10 @@ class PeerExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        if self._live is not None:
+        live, self._live = self._live, None
+        if live is not None:
             with contextlib.suppress(StateError, TimeoutError):
-                leaving = asyncio.get_running_loop().run_in_executor(self._thread, self._live.leave)
+                leaving = asyncio.get_running_loop().run_in_executor(self._thread, live.leave)
                 await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)
 

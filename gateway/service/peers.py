@@ -92,6 +92,11 @@ class Peers:
         self._ids: dict[str, str] = {}  # of replicas, by URL
         pool.on_eject = self._note_ejection
 
+    def follow(self, keyring: Keyring) -> None:
+        """Take other keys for known from now on, and forget the names of replicas, which may be others too."""
+        self._keyring = keyring
+        self._ids.clear()
+
     def update(self) -> None:
         """Write a new report if the state has changed, or the last one is a second old."""
         now_s = self._clock()

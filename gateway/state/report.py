@@ -56,7 +56,7 @@ class Report(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
-        return orjson.dumps([_FORMAT, *self])
+        return orjson.dumps([_FORMAT, *self], default=tuple)  # it takes no subclass of a tuple
 
 
 def decode(data: bytes) -> Report:

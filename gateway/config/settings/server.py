@@ -47,6 +47,8 @@ class ServerSettings(Settings):
     max_in_flight
         Most requests in flight at once, over all models and workers; further ones are answered with 503. Null sets no
         limit.
+    watch
+        Whether the pool file is reloaded when it has changed; else on SIGHUP and `POST /admin/reload` only.
 
     Examples
     --------
@@ -67,6 +69,7 @@ class ServerSettings(Settings):
     max_connections: Count = 10_000
     max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_in_flight: Count | None = None
+    watch: bool = False
 
     @property
     def max_body_bytes(self) -> int:

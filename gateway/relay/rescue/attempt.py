@@ -38,11 +38,14 @@ class Host(Protocol):
     def end_rescue(self) -> None:
         """End the stream, whatever its backend still does."""
 
-    def on_error(self, error: UpstreamError) -> None:
+    def leave(self) -> None:
+        """Leave the backend that the stream came from for good."""
+
+    def on_rescue_error(self, error: UpstreamError) -> None:
         """Try another backend, or end with an error."""
 
     def rescue_is_inexact(self) -> None:
-        """End with the error of the backend that failed first."""
+        """Go back to the backend that the stream came from if it can go on, or end with the error there was."""
 
 
 class Failure:
@@ -147,7 +150,13 @@ class Rescue:
             self._decode()
         else:  # as the request was: nothing has been generated
             self._continued = ContinuedStream(self.request, self.passed)
+            host.leave()
             host.send_rescue(self._target, self.request.body, self)
+
+    def give_up(self) -> None:
+        """Forget the last failure: the backend goes on."""
+        self.failures.pop()
+        self.is_waiting = False
 
     def usage(self) -> Usage | None:
         """Return the usage of a rescued stream."""
@@ -197,7 +206,7 @@ class Rescue:
     def on_error(self, error: UpstreamError) -> None:
         """Try another backend, or end with an error."""
         assert self._host is not None
-        self._host.on_error(error)
+        self._host.on_rescue_error(error)
 
     # The two calls
 
@@ -205,7 +214,8 @@ class Rescue:
         assert self._host is not None
         assert self.passed is not None
         self._decoded, self._decoded_bytes = [], 0
-        body = orjson.dumps({"model": self.request.model, "tokens": self.passed.ids.tolist()})
+        ids = self.passed.ids[: len(self.passed.ids) - self._dropped].tolist()
+        body = orjson.dumps({"model": self.request.model, "tokens": ids})
         self._host.send_rescue(_DECODE_TARGET, body, self)
 
     def _continue(self) -> None:
@@ -223,12 +233,13 @@ class Rescue:
             return
         if pending is None:
             self._dropped += 1
-            if self._dropped > _MAX_DROPPED or len(passed.ids) < 2:
+            if self._dropped > min(_MAX_DROPPED, len(passed.ids) - 1):
                 host.rescue_is_inexact()
-                return
-            passed.drop_ids(1)
-            self._decode()
+            else:
+                self._decode()
             return
+        passed.drop_ids(self._dropped)
+        host.leave()
         continued = self._continued = ContinuedStream(request, passed, pending)
         remaining = request.remaining_tokens(len(passed.ids))
         if remaining is not None and remaining <= 0:
@@ -240,7 +251,7 @@ class Rescue:
 
     def _fail(self, kind: str, message: str) -> None:
         assert self._host is not None
-        self._host.on_error(UpstreamError(kind, message))
+        self._host.on_rescue_error(UpstreamError(kind, message))
 
 
 def rescue_for(endpoint: Endpoint, target: bytes, body: bytes) -> Rescue | None:

@@ -125,7 +125,7 @@ def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
             return set(last) == {429}
 
         until(refused_by_all)
-        assert 4 <= statuses.count(200) <= 8  # 4 in one process; each worker may allow 4 before it receives a message
+        assert 4 <= statuses.count(200) <= 6, "4, or one more for each worker"
 
 
 @pytest.mark.slow
@@ -164,21 +164,6 @@ def test_the_address_is_printed_once_all_workers_accept_connections(pool: Path, 
         assert listeners(port) == workers
         for _ in range(8):
             assert command.get("/health").status_code == 200  # without waiting
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sighup_changes_nothing(pool: Path, tmp_path: Path, workers: int) -> None:
-    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
-        processes = family(command.process.pid)
-        for _ in range(2):
-            os.killpg(command.process.pid, signal.SIGHUP)  # as a terminal that is closed does
-            command.process.send_signal(signal.SIGHUP)
-            until(lambda: "SIGHUP is ignored" in command.printed())
-        until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
-        assert alive(processes) == processes
-        assert "exited" not in command.printed()
-        assert command.end() == 0
 
 
 @pytest.mark.slow
