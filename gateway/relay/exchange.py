@@ -38,7 +38,7 @@ _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
-_OVERLOADED: Final = 503  # an engine that says so is busy, not at fault
+_OVERLOADED: Final = 503  # an engine that says so, and is at work, is not at fault
 _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
@@ -303,8 +303,9 @@ class Exchange:
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
         assert self._upstream is not None
-        self._relay.pool.report_failure(self._upstream.backend)
-        is_evidence = status != _OVERLOADED
+        pool, backend = self._relay.pool, self._upstream.backend
+        pool.report_failure(backend)
+        is_evidence = status != _OVERLOADED or not pool.is_at_work(backend)
         return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
 
     def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
