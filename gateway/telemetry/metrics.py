@@ -194,6 +194,10 @@ class Metrics:
             "gateway_state_rows", "Rows of statistics exchanged with the state store", (*_STORE, "direction")
         )
         self.state_errors = counter("gateway_state_errors", "Errors of the state store", (*_STORE, "kind"))
+        self.discoveries = counter(
+            "gateway_discoveries", "Answers of a source of replicas, by outcome", ("model", "source", "outcome")
+        )
+        self.discovered = gauge("gateway_discovered_backends", "Replicas that a source has found", ("model", "source"))
         self.reloads = counter("gateway_reloads", "Reloads of the pool file, by outcome", ("cause", "outcome"))
         self.last_reload = gauge(
             "gateway_last_reload_timestamp_seconds",
@@ -240,6 +244,11 @@ class Metrics:
     def count_refusal(self) -> None:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
+
+    def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
+        """Count an answer of a source of replicas, and set the number of those that it has found."""
+        self.discoveries.labels(model, source, outcome).inc()
+        self.discovered.labels(model, source).set(replicas)
 
     def count_reload(self, cause: str, outcome: str) -> None:
         """Count a reload of the pool file."""
