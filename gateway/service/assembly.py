@@ -263,7 +263,11 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         policy = build(settings.policy.name, settings.policy.settings)
         if isinstance(policy, Heir):
             policy.take_over(before.policy)
-    knows = (must_ask(old) and must_ask(settings)) or assumed_temperature(old) == assumed_temperature(settings)
+    knows = (
+        (old.backends, old.default_temperature) == (settings.backends, settings.default_temperature)
+        or (must_ask(old) and must_ask(settings))
+        or assumed_temperature(old) == assumed_temperature(settings)
+    )
     temperature = before.default_temperature if knows else assumed_temperature(settings)
     if policy is before.policy and temperature == before.default_temperature:
         return before
