@@ -7,9 +7,10 @@ replicas pass through one gateway, or are split at random over three, each with 
 observations through a real store, as the gateway does (`gateway.state.ledger`): an SQLite file, or Redis. They exchange
 once per virtual second, fit as often as one gateway does, and know their own requests in flight exactly.
 
-A gateway knows the requests in flight of the others from the engines' reports, which are up to two seconds old. That
-has a cost of its own, which has nothing to do with learning; so each run is played with these reports (`reports`) and
-with the others' requests known exactly (`exact`). The table shows the mean end-to-end time as a geometric mean over
+A gateway with Redis knows the requests in flight of the others as they were up to a tenth of a second ago
+(`exchange`: here always as of 0.1 s ago); without Redis, from the engines' reports, which are up to two seconds old
+(`reports`). What that costs has nothing to do with learning, so each run is also played with the others' requests known
+exactly (`exact`). The table shows the mean end-to-end time as a geometric mean over
 mixes and loads, with 95% intervals over all runs: relative to one gateway, and as regret relative to one gateway that
 was trained on other requests before.
 """
@@ -17,6 +18,7 @@ was trained on other requests before.
 from __future__ import annotations
 
 import argparse
+import heapq
 import math
 import tempfile
 import time
@@ -52,6 +54,8 @@ SYNC_S = 1.0
 MAINTENANCE_S = 0.5
 MAINTENANCE_REQUESTS = 50
 REPORT_S = 2.0
+EXCHANGE_S = 0.1
+"""Age of the other gateways' counts with `exchange`."""
 
 
 @dataclass(slots=True)
@@ -89,11 +93,11 @@ class Simulation:
 
     Parameters
     ----------
-    exact
-        Whether each gateway always knows the requests in flight of the others.
+    loads
+        How each gateway knows the requests in flight of the others: `exact`, `exchange` or `reports`.
     """
 
-    def __init__(self, specs: Sequence[ReplicaSpec], members: Sequence[Member], seed: int, *, exact: bool) -> None:
+    def __init__(self, specs: Sequence[ReplicaSpec], members: Sequence[Member], seed: int, loads: str) -> None:
         self._specs = specs
         replicas = []
         for spec in specs:
@@ -102,7 +106,10 @@ class Simulation:
             replicas.append(Replica(spec.name, calibration, spec.method, spec.config, parameters=parameters))
         self._fleet = Fleet(replicas, seed)
         self._members = members
-        self._exact = exact
+        self._loads = loads
+        self._changes: list[tuple[float, int, int, int]] = []  # to publish: time, member, replica, +1 or -1
+        self._published = [[0] * len(specs) for _ in members]
+        self._foreign = [[0] * len(specs) for _ in members]
         self._rng = Random(seed)
         self._shadow = SimulatedShadowDrafting(specs, members[0].policy.shadow, seed)
         self._base_s = time.time()  # stores drop expired pages
@@ -127,6 +134,7 @@ class Simulation:
             identity = self._fleet.submit_script(index, script, self._now_s)
             member.in_flight[identity] = number, request, decision
             member.replicas[index].in_flight += 1
+            self._change(self._now_s, member, index, 1)
         self._advance(math.inf, e2e_s)
         return e2e_s
 
@@ -135,6 +143,7 @@ class Simulation:
             member = next(each for each in self._members if completion.request_id in each.in_flight)
             number, request, decision = member.in_flight.pop(completion.request_id)
             member.replicas[completion.replica].in_flight -= 1
+            self._change(completion.ended_s, member, completion.replica, -1)
             e2e_s[number] = completion.e2e_s
             outcome = outcome_of(request.features, decision, completion, self._specs[completion.replica].method)
             member.policy.observe(replace(outcome, shadow=self._shadow.of(request)))
@@ -150,13 +159,36 @@ class Simulation:
             for member in self._members:
                 if (work := member.policy.maintenance()) is not None:
                     work()
-        if len(self._members) > 1 and (self._exact or self._now_s >= self._report_s):
+        if len(self._members) > 1:
+            self._update_loads()
+
+    def _change(self, at_s: float, member: Member, replica: int, by: int) -> None:
+        if self._loads == "exchange":
+            number = next(number for number, each in enumerate(self._members) if each is member)
+            heapq.heappush(self._changes, (at_s + EXCHANGE_S, number, replica, by))
+
+    def _update_loads(self) -> None:
+        """Give each gateway the loads that it knows; with `exchange` as in `Pool.set_peers_in_flight`."""
+        while self._changes and self._changes[0][0] <= self._now_s:
+            _, number, replica, by = heapq.heappop(self._changes)
+            self._published[number][replica] += by
+        is_report = self._now_s >= self._report_s
+        if is_report:
             self._report_s = self._now_s + REPORT_S
-            for index in range(len(self._specs)):
-                total = sum(member.replicas[index].in_flight for member in self._members)
-                for member in self._members:
-                    view = member.replicas[index]
-                    view.load = EngineLoad(running=total, others=total - view.in_flight, at_s=math.inf)
+        for index in range(len(self._specs)):
+            total = sum(member.replicas[index].in_flight for member in self._members)
+            published = sum(counts[index] for counts in self._published)
+            for number, member in enumerate(self._members):
+                view = member.replicas[index]
+                others = total - view.in_flight
+                if self._loads == "exchange":
+                    peers = published - self._published[number][index]
+                    if is_report:
+                        self._foreign[number][index] = max(0, others - peers)
+                    others = self._foreign[number][index] + peers
+                elif self._loads == "reports" and not is_report:
+                    continue
+                view.load = EngineLoad(running=total, others=others, at_s=math.inf)
 
 
 def members(specs: Sequence[ReplicaSpec], count: int, seed: int, stores: Callable[[], Store] | None) -> list[Member]:
@@ -183,15 +215,16 @@ def play(ground: Ground, task: Task, stores: Callable[[], Callable[[], Store]]) 
     trained = members(specs, 1, task.seed, None)
     set_learned(trained[0].policy, ground.warm[task.pool], time.time())
     setups = {
-        "trained": (trained, True),
-        "one": (members(specs, 1, task.seed, None), True),
-        "three, exact": (members(specs, 3, task.seed, stores()), True),
-        "three that do not share, exact": (members(specs, 3, task.seed, None), True),
-        "three, reports": (members(specs, 3, task.seed, stores()), False),
+        "trained": (trained, "exact"),
+        "one": (members(specs, 1, task.seed, None), "exact"),
+        "three, exact": (members(specs, 3, task.seed, stores()), "exact"),
+        "three, exchange": (members(specs, 3, task.seed, stores()), "exchange"),
+        "three that do not share, exact": (members(specs, 3, task.seed, None), "exact"),
+        "three, reports": (members(specs, 3, task.seed, stores()), "reports"),
     }
     logs = {}
-    for name, (gateways, exact) in setups.items():
-        e2e_s = Simulation(specs, gateways, task.seed, exact=exact).play(requests)
+    for name, (gateways, loads) in setups.items():
+        e2e_s = Simulation(specs, gateways, task.seed, loads).play(requests)
         logs[name] = {part: math.log(e2e_s[which].mean()) for part, which in PARTS.items()}
         for member in gateways:
             if member.store is not None:

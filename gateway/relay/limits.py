@@ -1,16 +1,30 @@
-"""Limits of each API key: requests and tokens per minute, and requests in flight."""
+"""Limits of each API key: requests and tokens per minute, and requests in flight, over all processes of a pool."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.http.errors import GatewayError
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 
 _NAMES_WITHOUT_KEY = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
+
+QUIET_S: Final = 70.0
+"""Seconds after which the use of a key is no longer reported: its buckets are full again."""
+
+_EVEN_SHARE: Final = 0.25
+"""Part of what is left that is divided evenly; the rest is divided by demand."""
+
+_DEMAND_S: Final = 0.5
+"""Time constant of the demand for a key."""
+
+_ROUNDS: Final = 3
+"""Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
 
 
 @dataclass(slots=True)
@@ -29,28 +43,73 @@ class _Bucket:
 
 
 class KeyUse(NamedTuple):
-    """The use of a key at one worker: requests and tokens since the last report, and requests in flight.
+    """The use of a key at one process, as it reports it to its peers.
 
     A tuple, since it is sent between processes and instances of compiled classes cannot be pickled.
+
+    Parameters
+    ----------
+    requests, tokens
+        Sums since the process started.
+    requests_before, tokens_before
+        These sums when it began to use the key, after not having used it for over a minute.
+    demand
+        Requests per second that it was asked for, those that it refused too; in steps, so that it rarely changes.
+    requests_left, tokens_left
+        What it knows to be left of the limits per minute; 0.0 where there is no limit.
     """
 
     requests: int
     tokens: int
+    requests_before: int
+    tokens_before: int
     in_flight: int
+    demand: float
+    requests_left: float
+    tokens_left: float
+
+    def steady(self) -> tuple[int, int, int, float]:
+        """Return the part that does not change with time alone."""
+        return self.requests, self.tokens, self.in_flight, self.demand
 
 
 @dataclass(slots=True)
 class _Account:
+    """The use of a key: at this process, and as last reported by each peer."""
+
     requests: _Bucket | None
     tokens: _Bucket | None
+    is_limited: bool
     in_flight: int = 0
-    new_requests: int = 0
-    new_tokens: int = 0
-    reported_in_flight: int = 0
-    elsewhere: dict[int, int] = field(default_factory=dict)  # requests in flight at each other worker
+    sum_requests: int = 0
+    sum_tokens: int = 0
+    reported: KeyUse | None = None
+    before: tuple[int, int] = (0, 0)  # the sums when the key came into use
+    used_s: float = -math.inf
+    peers: dict[str, KeyUse] = field(default_factory=dict)
+    peers_in_flight: int = 0
+    expected: float = 0.0  # requests to all processes until the peers know of one admitted now
+    share: float = 1.0  # of what is left, until then
+    asked: int = 0  # since the last exchange
+    demand: float = 0.0
+    known_demand: float = 0.0
+    spent: int = 0  # requests admitted that peers may not know of
+    spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
 
-    def all_in_flight(self) -> int:
-        return self.in_flight + sum(self.elsewhere.values())
+    def may_take(self, left: float, chance: float) -> bool:
+        """Return whether this process may admit a request of those that are left.
+
+        Until the peers know of it, it may use its share. If that is less than one request, it draws: each of the
+        requests that come to any process in that time has the same chance, and as many win as are left.
+
+        Parameters
+        ----------
+        chance
+            A random number from 0 to 1.
+        """
+        if self.share * (left + self.spent) - self.spent >= 1.0:
+            return True
+        return self.spent == 0 and left > chance * self.expected
 
 
 class Limits:
@@ -58,8 +117,10 @@ class Limits:
 
     Requests without a key have a limit of their own, and take no places of `max_in_flight`.
 
-    Workers report the use of their keys to each other twice a second; a key can exceed its limit by what it sends in
-    between.
+    The processes that serve a pool report the use of their keys to each other some 20 times per second. Until the next
+    report, each may admit its share of the requests that are left: by its demand in the last second, and a quarter
+    evenly; if that is less than one request, they draw lots. So together they admit no more than one process would,
+    but for one request each in the worst case.
 
     Parameters
     ----------
@@ -67,6 +128,8 @@ class Limits:
         Limit of requests in flight in this process, over all keys; None for no limit.
     clock
         Returns monotonic seconds.
+    rng
+        Source of random numbers.
 
     Examples
     --------
@@ -78,11 +141,25 @@ class Limits:
     gateway.http.errors.GatewayError: Key 'team' is limited to 1 requests per minute: try again in 60 s.
     """
 
-    def __init__(self, max_in_flight: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_in_flight: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._clock = clock
+        self._rng = random.Random() if rng is None else rng
         self._accounts: dict[str, _Account] = {}
+        self._is_shared = False
+        self._even_share = 1.0
+        self._round_s = self._clock()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight in this process, over all keys."""
+        return self._in_flight
 
     def enter(self, client: Client) -> None:
         """Admit a request. Each call that returns must be followed by one of `leave`.
@@ -101,18 +178,29 @@ class Limits:
                 retry_after_s=1.0,
             )
         account = self._account(client)
-        if client.max_in_flight is not None and account.all_in_flight() >= client.max_in_flight:
-            raise GatewayError(
-                429,
-                f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: wait for one to end.",
-                code="too_many_in_flight",
-                retry_after_s=1.0,
-            )
+        account.asked += 1
+        if client.max_in_flight is not None:
+            left = client.max_in_flight - account.in_flight - account.peers_in_flight
+            if left < 1 or (self._is_shared and has_key and not account.may_take(float(left), self._rng.random())):
+                raise GatewayError(
+                    429,
+                    f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: "
+                    "wait for one to end.",
+                    code="too_many_in_flight",
+                    retry_after_s=1.0,
+                )
         now_s = self._clock()
         for bucket, unit in ((account.requests, "requests"), (account.tokens, "tokens")):
             if bucket is None:
                 continue
             wait_s = bucket.wait_s(now_s)
+            if (
+                wait_s == 0.0
+                and self._is_shared
+                and bucket is account.requests
+                and not account.may_take(bucket.level, self._rng.random())
+            ):
+                wait_s = 1.0
             if wait_s > 0.0:
                 raise GatewayError(
                     429,
@@ -123,37 +211,21 @@ class Limits:
                 )
         account.in_flight += 1
         self._in_flight += has_key
-        self._charge(account, requests=1, tokens=0)
-        account.new_requests += 1
+        account.sum_requests += 1
+        if self._is_shared:
+            account.spent += 1
+            account.spent_by_round[-1] += 1
+        if account.requests is not None:
+            account.requests.level -= 1.0
 
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""
         account = self._account(client)
         account.in_flight -= 1
         self._in_flight -= client is not UNAUTHENTICATED
-        self._charge(account, requests=0, tokens=tokens)
-        account.new_tokens += tokens
-
-    def take_used(self) -> dict[str, KeyUse]:
-        """Return what each key has used since the last call, for the other workers; omits unused keys."""
-        used = {}
-        for name, account in self._accounts.items():
-            if account.new_requests or account.new_tokens or account.in_flight != account.reported_in_flight:
-                used[name] = KeyUse(account.new_requests, account.new_tokens, account.in_flight)
-                account.new_requests = account.new_tokens = 0
-                account.reported_in_flight = account.in_flight
-        return used
-
-    def used_elsewhere(self, worker: int, client: Client, use: KeyUse) -> None:
-        """Charge a key for what it used at another worker."""
-        account = self._account(client)
-        account.elsewhere[worker] = use.in_flight
-        self._charge(account, use.requests, use.tokens)
-
-    def worker_died(self, worker: int) -> None:
-        """Drop the requests in flight of a worker that died."""
-        for account in self._accounts.values():
-            account.elsewhere.pop(worker, None)
+        account.sum_tokens += tokens
+        if account.tokens is not None:
+            account.tokens.level -= tokens
 
     def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
         """Replace the limits, keeping what has been used of them; keys without requests in flight that are gone end."""
@@ -165,23 +237,116 @@ class Limits:
             if client is not None:
                 account.requests = _changed(account.requests, client.requests_per_minute, now_s)
                 account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
-            elif not account.all_in_flight() and name not in _NAMES_WITHOUT_KEY:
+                account.is_limited = _is_limited(client)
+            elif not (account.in_flight or account.peers_in_flight or name in _NAMES_WITHOUT_KEY):
                 del self._accounts[name]
 
-    def _charge(self, account: _Account, requests: int, tokens: int) -> None:
-        if account.requests is not None:
-            account.requests.level -= requests
-        if account.tokens is not None:
-            account.tokens.level -= tokens
+    # Exchange with the peers: other processes that serve the same pool.
+
+    def report(self) -> dict[str, KeyUse]:
+        """Return the use of each key with a limit that was used in the last minute."""
+        now_s = self._clock()
+        self._measure(now_s)
+        used = {}
+        for name, account in self._accounts.items():
+            if account.is_limited and now_s - account.used_s <= QUIET_S:
+                used[name] = account.reported = KeyUse(
+                    account.sum_requests,
+                    account.sum_tokens,
+                    *account.before,
+                    account.in_flight,
+                    _coarse(account.demand),
+                    0.0 if account.requests is None else round(account.requests.level, 2),
+                    0.0 if account.tokens is None else round(account.tokens.level, 2),
+                )
+        return used
+
+    def hear(self, peer: str, client: Client, use: KeyUse, *, is_new: bool) -> None:
+        """Take over the use of a key at a peer; call `divide` after all peers have been heard.
+
+        Parameters
+        ----------
+        is_new
+            Whether this is the first report of the peer since it started or was silent. What it used before that is
+            not charged; rather the lower of both levels counts.
+        """
+        now_s = self._clock()
+        account = self._account(client)
+        before = account.peers.get(peer)
+        requests = use.requests - max(use.requests_before, 0 if before is None else before.requests)
+        tokens = use.tokens - max(use.tokens_before, 0 if before is None else before.tokens)
+        _charge(account.requests, now_s, requests, use.requests_left if is_new else math.inf)
+        _charge(account.tokens, now_s, tokens, use.tokens_left if is_new else math.inf)
+        account.peers[peer] = use
+
+    def no_longer_uses(self, peer: str, reported: Mapping[str, KeyUse]) -> None:
+        """Drop the requests in flight and the demand of a peer for keys that it no longer reports."""
+        for name, account in self._accounts.items():
+            use = account.peers.get(peer)
+            if use is not None and name not in reported and (use.in_flight or use.demand):
+                account.peers[peer] = use._replace(in_flight=0, demand=0.0)
+
+    def forget(self, peer: str) -> None:
+        """Drop what is known of a peer that has ended or is silent."""
+        for account in self._accounts.values():
+            account.peers.pop(peer, None)
+
+    def divide(self, peers: int, window_s: float) -> None:
+        """Set the shares until the next exchange; called after each exchange.
+
+        Parameters
+        ----------
+        peers
+            Number of other processes that serve the pool.
+        window_s
+            Seconds until what is used here is known to all of them.
+        """
+        self._is_shared = peers > 0
+        self._even_share = 1.0 / (1 + peers)
+        for account in self._accounts.values():
+            account.peers_in_flight = 0
+            reported = 0.0 if account.reported is None else account.reported.demand
+            own = demand = min(reported, account.known_demand)  # peers may not have read the last report yet
+            account.known_demand = reported
+            for use in account.peers.values():
+                account.peers_in_flight += use.in_flight
+                demand += use.demand
+            account.expected = demand * window_s
+            by_demand = own / demand if demand > 0.0 else self._even_share
+            account.share = (1.0 - _EVEN_SHARE) * by_demand + _EVEN_SHARE * self._even_share
+            account.spent_by_round.append(0)
+            account.spent -= account.spent_by_round.pop(0)
+
+    def _measure(self, now_s: float) -> None:
+        """Update the demand for each key."""
+        passed_s, self._round_s = now_s - self._round_s, now_s
+        if passed_s <= 0.0:
+            return
+        weight = 1.0 - math.exp(-passed_s / _DEMAND_S)
+        for account in self._accounts.values():
+            if account.asked or account.in_flight:
+                if now_s - account.used_s > QUIET_S and account.reported is not None:
+                    account.before = account.reported.requests, account.reported.tokens
+                account.used_s = now_s
+            account.demand += weight * (account.asked / passed_s - account.demand)
+            account.asked = 0
 
     def _account(self, client: Client) -> _Account:
         account = self._accounts.get(client.name)
         if account is None:
             now_s = self._clock()
             account = self._accounts[client.name] = _Account(
-                _bucket(client.requests_per_minute, now_s), _bucket(client.tokens_per_minute, now_s)
+                _bucket(client.requests_per_minute, now_s),
+                _bucket(client.tokens_per_minute, now_s),
+                is_limited=_is_limited(client),
+                share=self._even_share,
             )
         return account
+
+
+def _is_limited(client: Client) -> bool:
+    limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
+    return client is not UNAUTHENTICATED and any(limit is not None for limit in limits)
 
 
 def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:
@@ -194,3 +359,16 @@ def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> 
 
 def _bucket(per_minute: float | None, now_s: float) -> _Bucket | None:
     return None if per_minute is None else _Bucket(per_minute, per_minute, now_s)
+
+
+def _charge(bucket: _Bucket | None, now_s: float, used: int, most: float) -> None:
+    """Charge a bucket what a peer used; or, if `most` is finite, set its level to at most that."""
+    if bucket is None:
+        return
+    bucket.wait_s(now_s)
+    bucket.level = bucket.level - used if math.isinf(most) else min(bucket.level, most)
+
+
+def _coarse(demand: float) -> float:
+    """Return a demand rounded to a power of the square root of 2; 0.0 for next to none."""
+    return 0.0 if demand < 0.05 else round(2.0 ** (round(2.0 * math.log2(demand)) / 2.0), 3)

@@ -91,6 +91,7 @@ class Keyring:
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:
         self._clients = tuple(clients)
+        self._by_name = {client.name: client for _, client in self._clients}
         self._admin = admin
 
     @property
@@ -105,7 +106,7 @@ class Keyring:
 
     def named(self, name: str) -> Client | None:
         """Return the client of the key with a given name; None if there is no such key."""
-        return next((client for _, client in self._clients if client.name == name), None)
+        return self._by_name.get(name)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sent a request.

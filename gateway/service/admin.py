@@ -34,6 +34,12 @@ class BackendReference(BaseModel):
     backend: str
 
 
+class DrainRequest(BackendReference):
+    """A replica to be drained; `move` also has others go on with its streams, where the model has `rescue`."""
+
+    move: bool = False
+
+
 _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "invalid": (400, "invalid_pool_file"),
     "refused": (409, "restart_needed"),
@@ -89,9 +95,9 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         return gateway.settings.model_dump(mode="json", exclude=_NOT_SHOWN)
 
     @router.post("/drain")
-    async def drain(reference: BackendReference) -> dict[str, Any]:
-        """Stop sending requests to a replica; those in flight finish."""
-        return _change(gateway, worker_messages, reference, drained=True)
+    async def drain(reference: DrainRequest) -> dict[str, Any]:
+        """Stop sending requests to a replica; those in flight finish, or are moved to other replicas if possible."""
+        return _change(gateway, worker_messages, reference, drained=True, move=reference.move)
 
     @router.post("/resume")
     async def resume(reference: BackendReference) -> dict[str, Any]:
@@ -136,6 +142,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "simulated": backend.simulated,
         "weight": backend.weight,
         "in_flight": backend.in_flight,
+        "others": load.others,
         "engine": None
         if engine is None
         else dataclasses.asdict(engine)
@@ -148,15 +155,22 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
 
 
 def _change(
-    gateway: Gateway, worker_messages: WorkerMessages, reference: BackendReference, *, drained: bool
+    gateway: Gateway,
+    worker_messages: WorkerMessages,
+    reference: BackendReference,
+    *,
+    drained: bool,
+    move: bool = False,
 ) -> dict[str, Any]:
     backend = next((member for member in gateway.pool.of(reference.model) if member.name == reference.backend), None)
     if backend is None:
         names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
         raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
     gateway.pool.set_drained(backend, drained=drained)
-    worker_messages.share_drain(backend.model, backend.name, drained=drained)
-    return {"model": backend.model, "backend": backend.name, "state": backend.state, "in_flight": backend.in_flight}
+    moved = {"moved": gateway.relay.move(backend)} if move else {}
+    worker_messages.share_drain(backend.model, backend.name, drained=drained, move=move)
+    about = {"model": backend.model, "backend": backend.name, "state": backend.state}
+    return {**about, **moved, "in_flight": backend.in_flight}
 
 
 def _public(choice: Decision) -> dict[str, Any]:

@@ -133,8 +133,8 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await _start(gateway)
-        tasks = _Tasks(gateway, worker_messages)
+        await _start(gateway, worker_messages)
+        tasks = _Tasks(gateway)
         gateway.on_change.append(tasks.follow)
         try:
             yield
@@ -147,6 +147,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
             if recorder is not None:
                 await asyncio.to_thread(recorder.stop)
                 recorder.count(gateway.metrics)
+            await gateway.peer_exchange.stop()
             await gateway.state.stop()
             gateway.metrics.flush()  # other workers still report this worker's counts
             await gateway.pool.stop()
@@ -237,9 +238,9 @@ def _client(gateway: Gateway, request: Request) -> Client:
 class _Tasks:
     """The periodic tasks of a gateway process, which follow its models."""
 
-    def __init__(self, gateway: Gateway, worker_messages: WorkerMessages) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._tick = asyncio.create_task(_tick(gateway, worker_messages))
+        self._tick = asyncio.create_task(_tick(gateway))
         self._of_policies: dict[int, tuple[Policy, asyncio.Task[None]]] = {}
         self._of_models: dict[int, tuple[Model, asyncio.Task[None]]] = {}
         self.follow()
@@ -270,12 +271,13 @@ class _Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _start(gateway: Gateway) -> None:
+async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     """Start everything that the first request needs."""
     gateway.is_started = True
     if gateway.recorder is not None:
         gateway.recorder.start()
     await gateway.state.start()
+    gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
     await gateway.pool.start()
     for shadow in gateway.shadow.values():
         shadow.start()  # its process loads during the warm-up
@@ -285,12 +287,11 @@ async def _start(gateway: Gateway) -> None:
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
-async def _tick(gateway: Gateway, worker_messages: WorkerMessages) -> None:
+async def _tick(gateway: Gateway) -> None:
     """Run the periodic tasks every half second."""
     while True:
         await asyncio.sleep(_TICK_S)
         gateway.relay.sweep()
-        worker_messages.share_limits(gateway.relay.limits)
         for name, shadow in gateway.shadow.items():
             shadow.deliver(gateway.models[name].fallback)
         gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,12 @@ from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
 from gateway.service.default_temperature import assumed_temperature, must_ask
+from gateway.service.peer_exchange import PeerExchange
+from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.shadow.replay import ShadowDrafting
 from gateway.state import State
-from gateway.state.location import open_store
+from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from policies.guarded.policy import build
@@ -62,6 +65,10 @@ class Gateway:
         Who may ask for what at the admin address; None if it is the address of the clients.
     state
         State that outlives the process and is shared with others.
+    peers
+        The other processes that serve the pool, as known to this one.
+    peer_exchange
+        Exchanges reports with them.
     policy_versions
         Rules and pins of each model with a learned policy.
     recorder
@@ -89,6 +96,8 @@ class Gateway:
     metrics: Metrics
     admin_access: Access | None
     state: State
+    peers: Peers
+    peer_exchange: PeerExchange
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
     shadow: dict[str, ShadowDrafting]
@@ -137,17 +146,20 @@ def assemble(
         followers[name] = [follower for follower in both if follower is not None]
     access, admin_access = _access(settings, admin_digest, previous)
     router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
-    timeouts = Timeouts(settings.timeouts.first_byte_s, settings.timeouts.idle_s)
+    timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
         relay.followers = followers
         pool.on_down = relay.abandon
         state = _state(settings, models, metrics)
+        peers = Peers(pool, limits, access.keyring)
+        live = open_live(settings.state, peers.writer)
+        exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
     else:
         router.locations = previous.relay.router.locations
         relay = previous.relay.successor(router, access, timeouts, followers)
-        state = previous.state
+        state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
         explain_for(recorder, models)
@@ -161,6 +173,8 @@ def assemble(
         metrics,
         admin_access,
         state,
+        peers,
+        exchange,
         policy_versions,
         recorder,
         shadow,
@@ -172,7 +186,18 @@ def assemble(
 def health_rules(settings: PoolSettings) -> HealthRules:
     """Return when a replica is taken out of service, by the settings."""
     health = settings.health
-    return HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
+    return HealthRules(
+        health.interval_s,
+        health.timeout_s,
+        eject_s=health.eject_s,
+        eject_max_s=health.eject_max_s,
+        slow_start_s=health.slow_start_s,
+    )
+
+
+def _timeouts(settings: PoolSettings) -> Timeouts:
+    timeouts = settings.timeouts
+    return Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s)
 
 
 def explain_for(recorder: Recorder | None, models: Mapping[str, Model]) -> None:
@@ -256,7 +281,7 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     before = None if previous is None else previous.models.get(name)
     if previous is None or before is None:
         policy = build(settings.policy.name, settings.policy.settings)
-        return Model(name, policy, assumed_temperature(settings), upstreams)
+        return Model(name, policy, assumed_temperature(settings), upstreams, rescue=settings.rescue)
     old = previous.settings.models[name]
     policy = before.policy
     if old.policy != settings.policy:
@@ -269,7 +294,7 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         or assumed_temperature(old) == assumed_temperature(settings)
     )
     temperature = before.default_temperature if knows else assumed_temperature(settings)
-    if policy is before.policy and temperature == before.default_temperature:
+    if (policy, temperature, settings.rescue) == (before.policy, before.default_temperature, before.rescue):
         return before
     return Model(
         name,
@@ -279,6 +304,7 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         before.traffic,
         before.fallback,
         before.bytes_per_token,
+        rescue=settings.rescue,
     )
 
 

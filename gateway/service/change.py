@@ -79,6 +79,7 @@ class Change:
             backend.weight = self.weights[backend.model, backend.name]
         gateway.pool.update(self.members, self.joining, health_rules(later.settings))
         gateway.relay.limits.update(later.relay.access.keyring.clients, later.settings.server.max_in_flight)
+        gateway.peers.follow(later.relay.access.keyring)
         self._replace_models(retired)
         gone = Gone(
             gateway,

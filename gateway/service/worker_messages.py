@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway.relay.limits import KeyUse, Limits
-
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
@@ -22,14 +20,15 @@ class Drained:
     model: str
     backend: str
     drained: bool
+    move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class KeysUsed:
-    """Use of the limits of keys at one worker since its last message."""
+class Reported:
+    """The report of a worker to its peers: requests in flight, use of keys, ejections (`gateway.state.report`)."""
 
     worker: int
-    used: Mapping[str, KeyUse]
+    report: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class WorkerStarted:
     worker: int
 
 
-WorkerMessage = Drained | KeysUsed | Launched | WorkerDied | WorkerStarted | ResponseStored
+WorkerMessage = Drained | Reported | Launched | WorkerDied | WorkerStarted | ResponseStored
 
 
 @dataclass(slots=True)
@@ -86,42 +85,44 @@ class WorkerMessages:
     >>> messages = WorkerMessages(worker=1, send=sent.append)
     >>> messages.share_drain("llama", "plain", drained=True)
     >>> sent
-    [Drained(model='llama', backend='plain', drained=True)]
+    [Drained(model='llama', backend='plain', drained=True, move=False)]
     """
 
     worker: int = 0
     send: Callable[[WorkerMessage], None] | None = None
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _writers: dict[int, str] = field(default_factory=dict)  # names of the workers in their reports
 
-    def share_drain(self, model: str, backend: str, *, drained: bool) -> None:
-        """Send that an operator has drained or resumed a replica."""
+    def share_drain(self, model: str, backend: str, *, drained: bool, move: bool = False) -> None:
+        """Send that an operator has drained or resumed a replica; `move` as in `RelayContext.move`."""
         if self.send is not None:
-            self.send(Drained(model, backend, drained))
+            self.send(Drained(model, backend, drained, move))
 
     def share_response(self, response_id: str, backend: str) -> None:
         """Send which backend created a response that later requests may refer to."""
         if self.send is not None:
             self.send(ResponseStored(response_id, backend))
 
-    def share_limits(self, limits: Limits) -> None:
-        """Send the use of limits at this worker since the last call."""
-        if self.send is not None and (used := limits.take_used()):
-            self.send(KeysUsed(self.worker, used))
+    def share_report(self, report: bytes) -> None:
+        """Send a report of this worker to its peers."""
+        if self.send is not None:
+            self.send(Reported(self.worker, report))
 
     def receive(self, message: WorkerMessage, gateway: Gateway) -> None:
         """Apply a message from another worker."""
         match message:
             case Launched(replicas):
                 self.launched = replicas
-            case Drained(model, name, drained):
+            case Drained(model, name, drained, move):
                 for backend in gateway.pool.of(model):
                     if backend.name == name:
                         gateway.pool.set_drained(backend, drained=drained)
-            case KeysUsed(worker, used):
-                for key, use in used.items():
-                    if (client := gateway.relay.access.keyring.named(key)) is not None:
-                        gateway.relay.limits.used_elsewhere(worker, client, use)
+                        if move:
+                            gateway.relay.move(backend)
+            case Reported(worker, report):
+                self._writers[worker] = gateway.peers.receive(report)
             case ResponseStored(response_id, backend):
                 gateway.relay.router.locations.remember(response_id, backend)
             case WorkerDied(worker):
-                gateway.relay.limits.worker_died(worker)
+                if (writer := self._writers.pop(worker, None)) is not None:
+                    gateway.peers.died(writer)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,7 +34,15 @@ from gateway.reload.messages import (
     ToWorker,
 )
 from gateway.reload.reloader import ReloadError
-from gateway.service.worker_messages import Drained, Launched, WorkerDied, WorkerMessage, WorkerMessages, WorkerStarted
+from gateway.service.worker_messages import (
+    Drained,
+    Launched,
+    Reported,
+    WorkerDied,
+    WorkerMessage,
+    WorkerMessages,
+    WorkerStarted,
+)
 from gateway.telemetry.log_format import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -288,7 +298,17 @@ class Workers:
     @staticmethod
     def _send(worker: _Worker, message: WorkerMessage | ToWorker) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            worker.pipe.send(message)
+            _send(worker.pipe, message)
+
+
+def _send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
+    """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
+    if isinstance(message, Reported):
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        if not poll.poll(0):
+            return
+    pipe.send(message)
 
 
 def work(assignment: Assignment, pipe: Connection) -> None:
@@ -305,7 +325,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     from gateway.service.worker_reload import WorkerReload, share_of_worker
 
     gateway = assemble(share_of_worker(assignment.settings), assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, pipe.send)
+    worker_messages = WorkerMessages(assignment.number, functools.partial(_send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
     reload = WorkerReload(assignment.number, gateway, pipe.send)
 

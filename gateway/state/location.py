@@ -7,10 +7,14 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.config.settings import PoolSettings, StateSettings
 from gateway.state.sqlite import SqliteStore, is_corrupt, probe
 from gateway.state.store import StateError, Store
+
+if TYPE_CHECKING:
+    from gateway.state.live import LiveExchange
 
 _FOLDER = "speculation-gateway"
 
@@ -57,6 +61,15 @@ def open_store(state: StateSettings | None) -> Store | None:
 
         return RedisStore(state.redis.get_secret_value(), state.prefix)
     return SqliteStore(state.file) if state.file is not None else None
+
+
+def open_live(state: StateSettings | None, writer: str) -> LiveExchange | None:
+    """Return the exchange with other gateways, which opens nothing before it is used; None without Redis."""
+    if state is None or state.redis is None:
+        return None
+    from gateway.state.live import LiveExchange
+
+    return LiveExchange(state.redis.get_secret_value(), state.prefix, writer)
 
 
 def describe(state: StateSettings | None) -> str:

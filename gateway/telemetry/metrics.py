@@ -37,6 +37,7 @@ OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_AGE_S = (0.02, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
 _OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
 """How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
@@ -79,6 +80,15 @@ class StateMetrics:
     sync: Distribution
     pushed: Count
     read: Count
+    errors: dict[str, Count]
+
+
+@dataclass(slots=True)
+class PeerMetrics:
+    """The series of the exchange with other processes of the pool; errors by kind."""
+
+    peers: Gauge
+    age: Distribution | None
     errors: dict[str, Count]
 
 
@@ -145,6 +155,14 @@ class Metrics:
         self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
         self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.retries_refused = counter(
+            "gateway_retries_refused",
+            "Requests not sent elsewhere: the retry budget is spent",
+            ("model",),
+        )
+        self.rescues = counter(
+            "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -198,6 +216,13 @@ class Metrics:
             "gateway_discoveries", "Answers of a source of replicas, by outcome", ("model", "source", "outcome")
         )
         self.discovered = gauge("gateway_discovered_backends", "Replicas that a source has found", ("model", "source"))
+        self.peers = gauge("gateway_peers", "Other processes of the pool whose requests are known", (), "livemin")
+        self.peers_age = histogram(
+            "gateway_peers_exchange_interval_seconds", "Time between two exchanges with other gateways", _STORE, _AGE_S
+        )
+        self.peers_errors = counter(
+            "gateway_peers_errors", "Errors of the exchange with other gateways", (*_STORE, "kind")
+        )
         self.reloads = counter("gateway_reloads", "Reloads of the pool file, by outcome", ("cause", "outcome"))
         self.last_reload = gauge(
             "gateway_last_reload_timestamp_seconds",
@@ -241,6 +266,13 @@ class Metrics:
             {kind: self.state_errors.labels(store, kind) for kind in kinds},
         )
 
+    def bind_peers(self, store: str | None, kinds: Iterable[str]) -> PeerMetrics:
+        """Return the series of the exchange through a store, as in `bind_state`; None for that of workers alone."""
+        if store is None:
+            return PeerMetrics(self.peers, None, {})
+        errors = {kind: self.peers_errors.labels(store, kind) for kind in kinds}
+        return PeerMetrics(self.peers, self.peers_age.labels(store), errors)
+
     def count_refusal(self) -> None:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
@@ -279,7 +311,7 @@ class Metrics:
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
-            self.up.labels(*labels).set(backend.state is State.UP)
+            self.up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)

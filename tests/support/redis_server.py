@@ -19,10 +19,17 @@ from tests.support.waiting import eventually_blocking
 
 
 class RedisServer:
-    """A `redis-server` on a free port, which writes to disk only on `save`."""
+    """A `redis-server` on a free port, which writes to disk only on `save`.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    options
+        More arguments of the command.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self._options = options
         self.port = free_port()
         self.socket = folder / "redis.sock"
         self.url = f"redis://127.0.0.1:{self.port}/0"
@@ -35,7 +42,7 @@ class RedisServer:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--unixsocket", str(self.socket), "--dir", str(self.folder)],
+                [*command, "--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -78,9 +85,9 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server() -> Iterator[RedisServer]:
+def redis_server(*options: str) -> Iterator[RedisServer]:
     folder = Path(tempfile.mkdtemp(prefix="gateway-redis-"))
-    server = RedisServer(folder)
+    server = RedisServer(folder, *options)
     server.start()
     try:
         yield server

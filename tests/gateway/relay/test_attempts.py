@@ -160,11 +160,10 @@ class Relay:
 
     def in_flight(self) -> list[int]:
         """Return all counts of what is in flight: at backends, of the model, of the limits, and exchanges."""
-        used = self.limits.take_used().get(self.client.name)
         return [
             *(backend.in_flight for backend in self.backends.values()),
             self.model.traffic.in_flight,
-            0 if used is None else used.in_flight,
+            self.limits.in_flight,
             len(self.context.exchanges),
         ]
 

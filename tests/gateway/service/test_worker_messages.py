@@ -6,15 +6,14 @@ from multiprocessing import Pipe
 
 import pytest
 
-from gateway.relay.limits import KeyUse
-from gateway.service.worker_messages import Drained, KeysUsed, Launched, ResponseStored, WorkerDied, WorkerMessage
+from gateway.service.worker_messages import Drained, Launched, Reported, ResponseStored, WorkerDied, WorkerMessage
 
 
 @pytest.mark.parametrize(
     "message",
     [
         Drained("m", "a", drained=True),
-        KeysUsed(1, {"team": KeyUse(3, 2048, 1)}),
+        Reported(1, b"a report"),
         Launched({"m/a": {"pid": 7, "restarts": 0}}),
         WorkerDied(2),
         ResponseStored("resp_1", "a"),

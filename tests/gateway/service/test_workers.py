@@ -125,7 +125,7 @@ def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
             return set(last) == {429}
 
         until(refused_by_all)
-        assert 4 <= statuses.count(200) <= 8  # 4 in one process; each worker may allow 4 before it receives a message
+        assert 4 <= statuses.count(200) <= 6, "4, or one more for each worker"
 
 
 @pytest.mark.slow

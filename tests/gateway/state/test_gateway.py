@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from backends.backend import Candidate
-from gateway.state import redis as redis_store
-from gateway.state import sync
+from gateway.state import redis_client, sync
 from gateway.state.store import StateError
 from policies import policy
 from policies.features.request import RequestFeatures
@@ -44,7 +43,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(policy._REGISTRY, Tally.name, Tally)
     monkeypatch.setattr(sync, "PERIOD_S", 0.05)
     monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
-    monkeypatch.setattr(redis_store, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(redis_client, "_ANSWER_S", 0.3)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.state.redis import RedisStore, without_credentials
+from gateway.state.redis import RedisStore
+from gateway.state.redis_client import without_credentials
 from gateway.state.store import Entry, StateError
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.redis_server import RedisServer

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state import State, StateError, sync
-from gateway.state import redis as redis_store
+from gateway.state import State, StateError, redis_client, sync
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
@@ -29,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "_MIN_PAUSE_S", 0.01)
     monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
     monkeypatch.setattr(sync, "_LOG_INTERVAL_S", 3600.0)
-    monkeypatch.setattr(redis_store, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(redis_client, "_ANSWER_S", 0.3)
 
 
 class Gateway:

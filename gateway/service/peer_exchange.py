@@ -1,0 +1,160 @@
+"""The exchange of reports with the peers, some 20 times per second and off the request path.
+
+Workers of the same gateway get them from their parent, other gateways from Redis. If Redis is slow or out of reach,
+nothing waits: its peers are forgotten after some seconds, and found again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from gateway.service.peers import SILENT_S, Peers
+from gateway.state.store import StateError
+from gateway.telemetry.metrics import PeerMetrics
+
+if TYPE_CHECKING:  # an extra
+    from gateway.state.live import LiveExchange
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.04
+"""A count is at most two periods old, as the writer and the reader each wait for one."""
+
+_FULL_RATE_PROCESSES = 20
+"""With more processes than this, all exchange less often, since what Redis sends grows with their square."""
+
+_MAX_CPU_SHARE = 0.05
+"""Largest share of a core for the exchange; many keys in use are exchanged less often."""
+
+_WINDOW_PERIODS = 3
+"""Periods until all peers know of a request that is admitted now: two, and one to spare."""
+
+_FIRST_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 2.0
+_LEAVE_S = 1.0
+
+
+class PeerExchange:
+    """Sends the reports of this process, and has `peers` apply those of others.
+
+    Parameters
+    ----------
+    live
+        The exchange through Redis; None without Redis.
+    metrics
+        Metrics of the exchange.
+    """
+
+    def __init__(self, peers: Peers, live: LiveExchange | None, metrics: PeerMetrics) -> None:
+        self._peers = peers
+        self._live = live
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
+        self._task: asyncio.Task[None] | None = None
+        self._pending: asyncio.Future[tuple[list[bytes], float]] | None = None
+        self._pending_number = self._written = self._shared = 0
+        self._exchanged_s = time.monotonic()
+        self._retry_s = 0.0
+        self._failures = 0
+        self._cpu_s = 0.0
+
+    def start(self, share: Callable[[bytes], None] | None) -> None:
+        """Begin to exchange reports, if there is anybody to exchange them with.
+
+        Parameters
+        ----------
+        share
+            Sends a report to the other workers of this gateway; None if there are none.
+        """
+        if share is not None or self._live is not None:
+            self._task = asyncio.create_task(self._run(share), name="peers")
+            self._task.add_done_callback(_report)
+
+    async def _run(self, share: Callable[[bytes], None] | None) -> None:
+        period_s = PERIOD_S
+        while True:
+            began_s, began_cpu_s = time.monotonic(), time.thread_time()
+            self._peers.update()
+            if share is not None and self._shared != self._peers.number:
+                self._shared = self._peers.number
+                share(self._peers.report)
+            self._cpu_s = time.thread_time() - began_cpu_s
+            is_reported = self._live is None or await self._exchange(self._live, period_s)
+            began_cpu_s = time.thread_time()
+            alive = self._peers.settle(_WINDOW_PERIODS * period_s, is_reported=is_reported)
+            self._metrics.peers.set(alive)
+            self._cpu_s += time.thread_time() - began_cpu_s
+            period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES)
+            period_s = max(period_s, self._cpu_s / _MAX_CPU_SHARE)
+            await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
+
+    async def stop(self) -> None:
+        """Remove the report of this process from Redis, waiting up to a second."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(StateError, TimeoutError):
+                leaving = asyncio.get_running_loop().run_in_executor(self._thread, live.leave)
+                await asyncio.wait_for(leaving, _LEAVE_S)
+        self._thread.shutdown(wait=False)
+
+    async def _exchange(self, live: LiveExchange, wait_s: float) -> bool:
+        """Return whether the last report has reached Redis, or Redis has not been reached for long."""
+        now_s = time.monotonic()
+        if self._pending is None and now_s >= self._retry_s:
+            self._pending_number = self._peers.number
+            report = self._peers.report if self._pending_number != self._written else b""
+            gone = self._peers.gone()
+
+            def call() -> tuple[list[bytes], float]:
+                began_s = time.thread_time()
+                return live.exchange(report, gone), time.thread_time() - began_s
+
+            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        if self._pending is not None:
+            await asyncio.wait({self._pending}, timeout=wait_s)
+            if self._pending.done():
+                pending, self._pending = self._pending, None
+                if self._apply(pending, live):
+                    return True
+        return time.monotonic() - self._exchanged_s > SILENT_S
+
+    def _apply(self, done: asyncio.Future[tuple[list[bytes], float]], live: LiveExchange) -> bool:
+        now_s = time.monotonic()
+        try:
+            reports, cpu_s = done.result()
+        except StateError as error:
+            if not self._failures:
+                logger.warning("%s: %s; this gateway goes by its own counts until Redis is back", error.kind, error)
+            self._retry_s = now_s + min(_FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10), _MAX_BACKOFF_S)
+            self._failures += 1
+            self._metrics.errors[error.kind].inc()
+            return False
+        if self._failures or not self._written:
+            logger.info("requests in flight and limits are shared through %s", live.location)
+        self._failures = 0
+        self._written = self._pending_number
+        if self._metrics.age is not None:
+            self._metrics.age.observe(now_s - self._exchanged_s)
+        self._exchanged_s = now_s
+        began_s = time.thread_time()
+        for report in reports:
+            try:
+                self._peers.receive(report)
+            except ValueError:
+                self._metrics.errors["foreign"].inc()
+        self._cpu_s += cpu_s + time.thread_time() - began_s
+        return True
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the exchange with other processes has stopped", exc_info=error)

@@ -1,0 +1,220 @@
+"""The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
+
+Each process reports its requests in flight, its use of keys, and the replicas that it has ejected, to workers of the
+same gateway through their parent and to other gateways through Redis. No clock is compared: whether a peer lives is
+known by the numbers of its reports, which grow at least once a second.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from backends.backend import Backend
+from backends.pool import Pool
+from gateway.relay.limits import Limits
+from gateway.routing.keys import Keyring
+from gateway.state.report import Ejection, Report, decode
+
+HEARTBEAT_S = 1.0
+"""A process reports at least this often."""
+
+SILENT_S = 3.0
+"""A peer without a new report for this long is forgotten."""
+
+GONE_S = 60.0
+"""A peer that was silent for this long is removed from Redis."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of a peer.
+
+    Parameters
+    ----------
+    counts
+        Whether its last report counts: it has reported twice, and lately.
+    """
+
+    number: int
+    heard_s: float
+    counts: bool = False
+    was_counted: bool = False  # in the sums of `settle`
+    in_flight: dict[str, int] = field(default_factory=dict)
+    ejections: dict[str, int] = field(default_factory=dict)  # number of the last one applied, by replica
+
+
+class Peers:
+    """Reports the state of this process, and applies the reports of its peers.
+
+    Parameters
+    ----------
+    clock
+        Returns monotonic seconds.
+    host
+        Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
+
+    Attributes
+    ----------
+    report
+        The last report, encoded; empty before the first `update`.
+    number
+        Its number.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        limits: Limits,
+        keyring: Keyring,
+        clock: Callable[[], float] = time.monotonic,
+        host: str | None = None,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._keyring = keyring
+        self._clock = clock
+        self._host = platform.node() if host is None else host
+        self.writer = uuid4().hex
+        self.number = 0
+        self.report = b""
+        self._reported_s = 0.0
+        self._reported: tuple[object, ...] = ()
+        self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
+        self._ejection_count = 0
+        self._peers: dict[str, _Peer] = {}
+        self._ids: dict[str, str] = {}  # of replicas, by URL
+        pool.on_eject = self._note_ejection
+
+    def follow(self, keyring: Keyring) -> None:
+        """Take other keys for known from now on, and forget the names of replicas, which may be others too."""
+        self._keyring = keyring
+        self._ids.clear()
+
+    def update(self) -> None:
+        """Write a new report if the state has changed, or the last one is a second old."""
+        now_s = self._clock()
+        in_flight = {self._id(backend): backend.in_flight for backend in self._pool if backend.in_flight}
+        keys = self._limits.report()
+        state: tuple[object, ...] = (in_flight, {key: use.steady() for key, use in keys.items()}, self._ejection_count)
+        if state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
+            return
+        self._reported, self._reported_s = state, now_s
+        self.number += 1
+        ejected = {
+            replica: Ejection(number, round(end_s - now_s, 3), reason)
+            for replica, (number, end_s, reason) in self._ejections.items()
+            if end_s > now_s
+        }
+        self.report = Report(self.writer, self.number, in_flight, keys, ejected).encode()
+
+    def receive(self, data: bytes) -> str:
+        """Apply a report of a peer, unless it is known; return the name of its writer.
+
+        Raises
+        ------
+        ValueError
+            If it is no report.
+        """
+        report = decode(data)
+        if report.writer == self.writer:
+            return report.writer
+        peer = self._peers.get(report.writer)
+        if peer is None:  # perhaps left by a process that has ended: its next report will tell
+            self._peers[report.writer] = _Peer(report.number, self._clock())
+            return report.writer
+        if report.number <= peer.number:
+            return report.writer
+        is_new = not peer.counts
+        peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
+        for key, use in report.keys.items():
+            if (client := self._keyring.named(key)) is not None:
+                self._limits.hear(report.writer, client, use, is_new=is_new)
+        self._limits.no_longer_uses(report.writer, report.keys)
+        for replica, ejection in report.ejected.items():
+            if ejection.number > peer.ejections.get(replica, 0):
+                peer.ejections[replica] = ejection.number
+                self._apply(replica, ejection)
+        return report.writer
+
+    def died(self, writer: str) -> None:
+        """Forget a peer that has ended, with its requests."""
+        if self._peers.pop(writer, None) is not None:
+            self._limits.forget(writer)
+
+    def settle(self, window_s: float, *, is_reported: bool) -> int:
+        """Forget the silent peers, and have load and limits count the others; return the number of those.
+
+        Parameters
+        ----------
+        window_s
+            Seconds until all peers know of a request that is admitted now.
+        is_reported
+            Whether the last report was delivered.
+        """
+        now_s = self._clock()
+        counts: Counter[str] = Counter()
+        recounted: Counter[str] = Counter()
+        for writer, peer in list(self._peers.items()):
+            if peer.counts and now_s - peer.heard_s > SILENT_S:
+                peer.counts = False
+                self._limits.forget(writer)
+            elif now_s - peer.heard_s > 2.0 * GONE_S:
+                del self._peers[writer]
+            if peer.counts:
+                counts.update(peer.in_flight)
+            if peer.counts is not peer.was_counted:
+                peer.was_counted = peer.counts
+                (recounted.update if peer.counts else recounted.subtract)(peer.in_flight)
+        for backend in self._pool:
+            replica = self._id(backend)
+            self._pool.set_peers_in_flight(backend, counts[replica], recounted=recounted[replica])
+        alive = sum(peer.counts for peer in self._peers.values())
+        if is_reported or not alive:
+            self._limits.divide(alive, window_s)
+        return alive
+
+    def gone(self) -> list[str]:
+        """Return the peers whose last report can be removed."""
+        now_s = self._clock()
+        return [writer for writer, peer in self._peers.items() if now_s - peer.heard_s > GONE_S]
+
+    def _apply(self, replica: str, ejection: Ejection) -> None:
+        for backend in self._pool:
+            if self._id(backend) == replica and ejection.left_s > 0.0:
+                self._pool.eject(backend, ejection.left_s, f"{ejection.reason} (seen by another gateway process)")
+
+    def _note_ejection(self, backend: Backend, duration_s: float, reason: str) -> None:
+        self._ejection_count += 1
+        self._ejections[self._id(backend)] = (self._ejection_count, self._clock() + duration_s, reason)
+
+    def _id(self, backend: Backend) -> str:
+        """Return the name of a replica for all gateways: its address, with the host if it is only valid there."""
+        name = self._ids.get(backend.url)
+        if name is None:
+            name = f"{self._host} {backend.url}" if _is_local(backend.url) else backend.url
+            self._ids[backend.url] = name
+        return name
+
+
+def _is_local(url: str) -> bool:
+    """Return whether an address is valid on its own host only.
+
+    Examples
+    --------
+    >>> _is_local("http://127.0.0.1:8000"), _is_local("unix:/run/vllm.sock"), _is_local("http://vllm-1:8000")
+    (True, True, False)
+    """
+    host = urlsplit(url).hostname
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

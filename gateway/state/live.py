@@ -1,0 +1,67 @@
+"""The exchange of reports between gateways: one hash in Redis, with a field for each process.
+
+It runs in a thread of its own, some 20 times per second; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.state.redis_client import RedisConnection
+
+_EXPIRE_S = 120
+"""The hash outlives its last writer by this many seconds."""
+
+
+class LiveExchange:
+    """Writes the report of this process, and reads those of the others.
+
+    Parameters
+    ----------
+    url
+        As `gateway.state.redis_client.redis_address` takes.
+    prefix
+        Prefix of the pool's keys.
+    writer
+        Unique name of this process.
+    """
+
+    def __init__(self, url: str, prefix: str, writer: str) -> None:
+        self._connection = RedisConnection(url, prefix)
+        self.location = self._connection.location
+        self._key = f"{self._connection.prefix}:live"
+        self._writer = writer.encode()
+        self._last: dict[bytes, bytes] = {}
+
+    def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
+        """Return the reports of others that changed since the last call.
+
+        Parameters
+        ----------
+        report
+            The own report; empty if it has not changed.
+        gone
+            Processes whose reports are removed.
+
+        Raises
+        ------
+        StateError
+            If Redis fails or cannot be reached.
+        """
+        with self._connection.translate_errors(), self._connection.client().pipeline(transaction=False) as pipeline:
+            if report:
+                pipeline.hset(self._key, self._writer, report)
+                pipeline.expire(self._key, _EXPIRE_S)
+            if gone:
+                pipeline.hdel(self._key, *gone)
+            pipeline.hgetall(self._key)
+            found: dict[bytes, bytes] = pipeline.execute()[-1]
+        found.pop(self._writer, None)
+        last, self._last = self._last, found
+        return [data for writer, data in found.items() if last.get(writer) != data]
+
+    def leave(self) -> None:
+        """Remove the own report; raise `StateError` if Redis fails."""
+        with self._connection.translate_errors():
+            self._connection.client().hdel(self._key, self._writer)
+        self._connection.close()

@@ -1,0 +1,87 @@
+"""What a gateway process reports to the others that serve the same pool, its peers: its present state, as a whole.
+
+A report replaces the one before it, so one that was lost is made up for by the next.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from gateway.relay.limits import KeyUse
+
+_FORMAT = 1
+_MAX_BYTES = 4 << 20
+
+
+class Ejection(NamedTuple):
+    """A replica that the process has ejected on evidence of its own.
+
+    Parameters
+    ----------
+    number
+        Counted by the process, from 1: an ejection is applied once.
+    left_s
+        Seconds left of it when the report was written.
+    """
+
+    number: int
+    left_s: float
+    reason: str
+
+
+class Report(NamedTuple):
+    """The state of a process.
+
+    Parameters
+    ----------
+    writer
+        Unique name of the process, never reused.
+    number
+        Grows with each report of the process.
+    in_flight
+        Its requests in flight, by replica.
+    keys
+        Its use of the keys with limits, by name.
+    ejected
+        By replica.
+    """
+
+    writer: str
+    number: int
+    in_flight: dict[str, int]
+    keys: dict[str, KeyUse]
+    ejected: dict[str, Ejection]
+
+    def encode(self) -> bytes:
+        """Return the report as JSON."""
+        return orjson.dumps([_FORMAT, *self], default=tuple)  # it takes no subclass of a tuple
+
+
+def decode(data: bytes) -> Report:
+    """Return the report in `data`.
+
+    Raises
+    ------
+    ValueError
+        If it was not written by a gateway of this version.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"a report of {len(data)} bytes")
+    try:
+        version, writer, number, in_flight, keys, ejected = orjson.loads(data)
+        if version != _FORMAT:
+            raise ValueError(f"a report of format {version}")
+        return Report(
+            str(writer),
+            int(number),
+            {str(replica): int(count) for replica, count in in_flight.items()},
+            {str(key): KeyUse(*use) for key, use in keys.items()},
+            {
+                str(replica): Ejection(int(count), float(left_s), str(why))
+                for replica, (count, left_s, why) in ejected.items()
+            },
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not a report: {error}") from None

@@ -1,0 +1,175 @@
+"""Gateways that exchange reports through a real Redis that is killed, frozen, emptied, slow, or holds other things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from backends.backend import State
+from gateway.service import peer_exchange, peers
+from gateway.service.peer_exchange import PeerExchange
+from gateway.state import redis_client
+from gateway.state.live import LiveExchange
+from gateway.state.store import ERRORS
+from gateway.telemetry.metrics import Metrics
+from tests.gateway.service.test_peers import admits
+from tests.support.peer_process import PeerProcess
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.waiting import eventually, stays
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def _redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    monkeypatch.setattr(redis_client, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(peer_exchange, "SILENT_S", 1.5)
+    monkeypatch.setattr(peers, "SILENT_S", 1.5)
+    _redis.flush()
+    return _redis
+
+
+class Gateway(PeerProcess):
+    """A process with its exchange; another worker of it gets `shared`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(time.monotonic)
+        self.metrics = Metrics()
+        self.live = LiveExchange(url, "test", self.peers.writer)
+        self.exchange = PeerExchange(self.peers, self.live, self.metrics.bind_peers("redis", ERRORS))
+        self.shared: list[bytes] = []
+
+    def errors(self, kind: str) -> float:
+        self.metrics.flush()
+        return (
+            self.metrics.registry.get_sample_value("gateway_peers_errors_total", {"store": "redis", "kind": kind})
+            or 0.0
+        )
+
+    def peers_seen(self) -> float:
+        return self.metrics.registry.get_sample_value("gateway_peers") or 0.0
+
+
+@contextlib.asynccontextmanager
+async def gateways(redis: RedisServer, count: int = 2, url: str = "") -> AsyncIterator[list[Gateway]]:
+    """Start gateways, and wait until they know each other."""
+    started = [Gateway(url or redis.url) for _ in range(count)]
+    for gateway in started:
+        gateway.exchange.start(gateway.shared.append)
+    try:
+        await eventually(lambda: all(gateway.peers_seen() == count - 1 for gateway in started), what="all know all")
+        yield started
+    finally:
+        for gateway in started:
+            await gateway.exchange.stop()
+
+
+async def test_gateways_know_the_load_the_limits_and_the_ejections_of_each_other(redis: RedisServer) -> None:
+    async with gateways(redis, 3) as (one, two, three):
+        one.backends[0].in_flight, two.backends[0].in_flight = 3, 4
+        await eventually(lambda: three.load() == [7, 0] and one.load() == [7, 0])
+        assert sum(admits(one.limits) for _ in range(100)) >= 60 // 3
+        await eventually(lambda: sum(admits(one.limits) for _ in range(100)) == 0)
+        await eventually(lambda: not admits(two.limits) and not admits(three.limits), what="the limit is of all")
+        two.pool.report_strike(two.backends[1], 1, "broke the connection")
+        await eventually(lambda: one.backends[1].state is three.backends[1].state is State.EJECTED)
+        one.metrics.flush()
+        page = one.metrics.render().decode()
+        assert "gateway_peers 2.0" in page
+        assert 'gateway_peers_exchange_interval_seconds_count{store="redis"}' in page
+
+
+async def test_what_a_gateway_leaves_behind(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+        two.backends[0].in_flight = 4
+        await eventually(lambda: one.load() == [4, 0])
+        await two.exchange.stop()
+        assert redis.client.hkeys("test:live") == [one.peers.writer.encode()]
+        assert 0 < redis.client.ttl("test:live") <= 120
+        await eventually(lambda: one.peers_seen() == 0, what="forgotten")
+
+
+async def test_redis_is_killed_and_comes_back_empty(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+        redis.kill()
+        try:
+            await eventually(lambda: one.peers_seen() == two.peers_seen() == 0 and one.errors("unreachable"))
+            assert sum(admits(one.limits) for _ in range(70)) >= 59, "each goes by its own counts"
+        finally:
+            redis.start()
+        two.backends[0].in_flight = 4
+        await eventually(lambda: one.load() == [4, 0] and one.peers_seen() == two.peers_seen() == 1)
+
+
+async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+        two.backends[0].in_flight = 4
+        await eventually(lambda: one.load() == [4, 0])
+        redis.freeze()
+        try:
+            one.shared.clear()
+            await eventually(lambda: one.errors("timeout"))
+            assert one.load() == [4, 0], "the last that is known"
+            one.backends[0].in_flight = 1
+            await eventually(lambda: len(one.shared) >= 2, what="workers are told meanwhile")
+            await eventually(lambda: one.peers_seen() == 0)
+        finally:
+            redis.thaw()
+        await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
+
+
+async def test_a_redis_that_is_emptied_again_and_again(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+        for number in range(1, 6):
+            redis.flush()
+            two.backends[0].in_flight = number
+            await eventually(lambda number=number: one.load() == [number, 0])  # type: ignore[misc]
+        redis.flush()
+        await eventually(lambda: redis.client.hlen("test:live") == 2, what="written again without a change")
+        assert one.peers_seen() == two.peers_seen() == 1
+
+
+async def test_a_slow_redis_makes_counts_old_but_loses_none(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+
+        async def slow_down() -> None:
+            for _ in range(8):
+                await asyncio.to_thread(redis.client.client_pause, 200)
+
+        slowing = asyncio.create_task(slow_down())
+        for number in range(1, 4):
+            two.backends[0].in_flight = number
+            await eventually(lambda number=number: one.load() == [number, 0])  # type: ignore[misc]
+        await slowing
+        assert one.peers_seen() == 1
+
+
+async def test_other_things_in_the_hash_are_counted_and_ignored(redis: RedisServer) -> None:
+    async with gateways(redis) as (one, two):
+        redis.client.hset("test:live", "someone", "no report")
+        await eventually(lambda: one.errors("foreign") == 1)
+        two.backends[0].in_flight = 4
+        await eventually(lambda: one.load() == [4, 0])
+        redis.client.set("test:live", "a text")
+        await eventually(lambda: one.errors("refused"))
+        redis.client.delete("test:live")
+        two.backends[0].in_flight = 5
+        await eventually(lambda: one.load() == [5, 0])
+
+
+async def test_without_peers_nothing_runs(redis: RedisServer) -> None:
+    process = PeerProcess(time.monotonic)
+    exchange = PeerExchange(process.peers, None, Metrics().bind_peers(None, ERRORS))
+    exchange.start(None)
+    await stays(lambda: process.peers.number == 0, for_s=0.1)
+    await exchange.stop()

@@ -1,0 +1,212 @@
+"""Processes of one pool that report to each other: loads, limits and ejections, in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from backends.backend import EngineLoad, State
+from gateway.http.errors import GatewayError
+from gateway.relay.limits import KeyUse, Limits
+from gateway.service.peers import SILENT_S
+from gateway.state.report import Ejection, Report, decode
+from tests.support.peer_process import TEAM, PeerProcess
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -> None:
+    """Have processes exchange their reports; the clock goes on with each round."""
+    clock = processes[0].peers._clock
+    assert isinstance(clock, Clock)
+    for _ in range(rounds):
+        clock.now_s += passed_s
+        for process in processes:
+            process.peers.update()
+        for reader, writer in itertools.permutations(processes, 2):
+            reader.peers.receive(writer.peers.report)
+        for process in processes:
+            process.peers.settle(0.12, is_reported=True)
+
+
+def known(count: int, **options: str) -> list[PeerProcess]:
+    """Return processes that know each other."""
+    clock = Clock()
+    processes = [PeerProcess(clock, **options) for _ in range(count)]
+    exchange(*processes, rounds=2, passed_s=1.0)
+    return processes
+
+
+def test_requests_of_others_count_at_the_next_exchange() -> None:
+    one, two, three = known(3)
+    one.backends[0].in_flight = 4
+    two.backends[0].in_flight = 2
+    exchange(one, two, three)
+    assert [process.load() for process in (one, two, three)] == [[6, 0], [6, 0], [6, 0]]
+    one.backends[0].in_flight = 1
+    one.backends[1].in_flight = 5
+    exchange(one, two, three)
+    assert three.load() == [3, 5]
+
+
+def test_what_the_engine_has_beyond_that_is_of_other_clients() -> None:
+    one, two = known(2)
+    one.backends[0].in_flight, two.backends[0].in_flight = 4, 2
+    exchange(one, two)
+    one.scrape(9, 1)
+    assert one.load() == [9, 1]
+    two.backends[0].in_flight = 7
+    exchange(one, two)
+    assert one.load() == [14, 1]
+    assert one.backends[0].load.running == 9
+    one.scrape(3, 0)
+    assert one.load() == [11, 0], "the engine's report is older than those of the gateways"
+
+
+def test_a_process_that_becomes_known_is_not_counted_twice() -> None:
+    clock = Clock()
+    one, two = PeerProcess(clock), PeerProcess(clock)
+    two.backends[0].in_flight = 6
+    one.scrape(8, 0)
+    exchange(one, two, rounds=2, passed_s=1.0)
+    assert one.load() == [8, 0]
+    two.backends[0].in_flight = 0
+    exchange(one, two)
+    assert one.load() == [2, 0]
+
+
+def test_a_silent_process_counts_until_the_engine_reports() -> None:
+    one, two = known(2)
+    two.backends[0].in_flight = 6
+    exchange(one, two)
+    exchange(one, rounds=2, passed_s=SILENT_S)
+    assert one.load() == [6, 0], "Redis may be out of reach, and the requests still there"
+    one.scrape(0, 0)
+    assert one.load() == [0, 0]
+    two.backends[0].in_flight = 3
+    exchange(one, two)
+    assert one.load() == [3, 0], "heard of again"
+
+
+def test_the_requests_of_a_dead_worker_count_no_longer() -> None:
+    one, two = known(2)
+    two.backends[0].in_flight = 6
+    exchange(one, two)
+    one.peers.died(two.peers.writer)
+    exchange(one)
+    assert one.load() == [0, 0]
+
+
+def test_a_report_left_by_a_process_that_has_ended_does_not_count() -> None:
+    clock = Clock()
+    one, two = PeerProcess(clock), PeerProcess(clock)
+    two.backends[0].in_flight = 6
+    two.peers.update()
+    for _ in range(3):
+        one.peers.receive(two.peers.report)
+        exchange(one, passed_s=1.0)
+    assert one.load() == [0, 0]
+    exchange(one, rounds=70, passed_s=1.0)
+    assert one.peers.gone() == [two.peers.writer]
+
+
+def test_reports_that_arrive_late_or_twice_change_nothing() -> None:
+    one, two = known(2)
+    two.backends[0].in_flight = 6
+    two.peers.update()
+    late = two.peers.report
+    two.backends[0].in_flight = 1
+    exchange(one, two)
+    for _ in range(2):
+        one.peers.receive(late)
+        one.peers.settle(0.12, is_reported=True)
+    assert one.load() == [1, 0]
+
+
+def test_replicas_at_local_addresses_are_those_of_the_host() -> None:
+    clock = Clock()
+    here, also_here, there = (PeerProcess(clock, host, "http://127.0.0.1:800") for host in ("a", "a", "b"))
+    exchange(here, also_here, there, rounds=2, passed_s=1.0)
+    also_here.backends[0].in_flight, there.backends[0].in_flight = 2, 5
+    exchange(here, also_here, there)
+    assert here.load() == [2, 0]
+
+
+def test_an_ejection_applies_to_all_for_the_time_left() -> None:
+    one, two = known(2)
+    one.pool.report_strike(one.backends[0], 1, "broke the connection")
+    assert one.backends[0].state is State.EJECTED
+    exchange(one, two)
+    assert two.backends[0].state is State.EJECTED
+    assert two.backends[0].state_reason.startswith("broke the connection (seen by another gateway process); ejected")
+    two.backends[0].state = State.UP  # after its time, or as its last one
+    exchange(one, two, rounds=3)
+    assert two.backends[0].state is State.UP, "an ejection is applied once"
+    assert decode(two.peers.report).ejected == {}, "and not passed on"
+
+
+def test_the_last_replica_that_is_up_stays() -> None:
+    one, two = known(2)
+    two.backends[1].state = State.DOWN
+    one.pool.report_strike(one.backends[0], 1, "broke the connection")
+    exchange(one, two)
+    assert two.backends[0].state is State.UP
+
+
+def test_the_limit_of_a_key_holds_over_all() -> None:
+    processes = known(3)
+    statuses = [admits(process.limits) for _ in range(60) for process in rounds_of(processes)]
+    assert 66 <= sum(statuses) <= 69, "60, and one per second"
+
+
+def rounds_of(processes: list[PeerProcess]) -> Iterable[PeerProcess]:
+    for process in processes:
+        exchange(*processes)
+        yield process
+
+
+def admits(limits: Limits) -> bool:
+    try:
+        limits.enter(TEAM)
+    except GatewayError:
+        return False
+    limits.leave(TEAM, 0)
+    return True
+
+
+def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
+    one, two = known(2)
+    assert one.backends[0].load == EngineLoad()
+    two.backends[0].in_flight = 2
+    exchange(one, two)
+    assert (one.backends[0].load.others, one.backends[0].load.running) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[2,1,1,{},{},{}]",
+        b'[1,"w","x",{},{},{}]',
+        b'[1,"w",1,[],{},{}]',
+        b'[1,"w",1,{},{"k":[1]},{}]',
+    ],
+)
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(data)
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    use = KeyUse(3, 2048, 1, 0, 1, 0.5, 12.5, -7.0)
+    report = Report("w", 3, {"http://a": 2}, {"team": use}, {"http://a": Ejection(1, 1.5, "broke the connection")})
+    assert decode(report.encode()) == report

@@ -1,0 +1,119 @@
+"""Two gateways as processes of their own, one of them with two workers, that serve the same pool through one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ADMIN_KEY, Command, gateway_command, until
+from tests.support.redis_server import redis_server
+from tests.support.upstream import Upstream, Wire, well
+
+POOL = """
+health: {{interval_s: 0.2}}
+state: {{redis: "{redis}"}}
+models:
+  m:
+    policy: {{name: least_loaded}}
+    default_temperature: 1.0
+    backends:
+      a: {{method: baseline, url: "{a}"}}
+      b: {{method: baseline, url: "{b}"}}
+keys:
+  - {{name: plain, key: sk-plain, may_override: true}}
+  - {{name: slow, key: sk-slow, requests_per_minute: 6}}
+admin: {{key: "{admin}"}}
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def hold(wire: Wire) -> None:
+    """Answer at once, but not requests that ask to be held."""
+    if b"hold" in wire.seen.body:
+        await wire.until_closed()
+    else:
+        await well(wire)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Path]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def enter() -> list[Upstream]:
+        return [await Upstream(name, "m", hold).__aenter__() for name in "ab"]
+
+    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
+    path = tmp_path / "pool.yaml"
+    try:
+        with redis_server() as redis:
+            path.write_text(POOL.format(a=upstreams[0].url, b=upstreams[1].url, redis=redis.url, admin=ADMIN_KEY))
+            yield path
+    finally:
+
+        async def leave() -> None:
+            for upstream in upstreams:
+                await upstream.die()
+
+        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def send_held(command: Command) -> socket.socket:
+    """Send a request that is not answered, to replica a."""
+    port = int(command.url.rpartition(":")[2])
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hold"}]}).encode()
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-plain\r\nx-gateway-backend: a\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    return connection
+
+
+def others(command: Command, backend: str) -> int:
+    document = command.get("/admin/pool", headers=command.admin).json()
+    return int(document["models"]["m"]["backends"][backend]["others"])
+
+
+@pytest.mark.slow
+def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        gateway_command(pool, folders[0], "--workers", "2") as one,
+        gateway_command(pool, folders[1]) as two,
+    ):
+        until(lambda: "gateway_peers 2.0" in two.get("/metrics").text, what="both workers of the other are known")
+        held = [send_held(one) for _ in range(3)]
+        until(lambda: others(two, "a") == 3)
+        headers = {"authorization": "Bearer sk-plain"}
+        answers = [two.post("/v1/chat/completions", CHAT, headers=headers) for _ in range(4)]
+        assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}, "a is busy with requests of one"
+        slow = {"authorization": "Bearer sk-slow"}
+        statuses: list[int] = []
+
+        def refused_by_both() -> bool:
+            last = [each.post("/v1/chat/completions", CHAT, headers=slow).status_code for each in (one, two) * 3]
+            statuses.extend(last)
+            return set(last) == {429}
+
+        until(refused_by_both)
+        assert 6 <= statuses.count(200) <= 9, "6, or one more for each process"
+        os.killpg(one.process.pid, signal.SIGKILL)
+        until(lambda: others(two, "a") == 0, what="the requests of the killed gateway are forgotten")
+        until(lambda: "gateway_peers 0.0" in two.get("/metrics").text)
+        for connection in held:
+            connection.close()

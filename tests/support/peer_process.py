@@ -1,0 +1,39 @@
+"""A gateway process as its peers know it: replicas, limits and reports, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backends.backend import Backend, State
+from backends.engine_metrics import EngineMetrics
+from backends.pool import HealthRules, Pool
+from backends.probe import ProbeResult
+from backends.speculation import Method
+from gateway.relay.limits import Limits
+from gateway.routing.keys import Client, Keyring
+from gateway.service.peers import Peers
+from policies.load import LoadMeter
+
+TEAM = Client("team", requests_per_minute=60)
+
+
+class PeerProcess:
+    """One gateway process, without its network."""
+
+    def __init__(self, clock: Callable[[], float], host: str = "host", url: str = "http://vllm:8000") -> None:
+        self.backends = [Backend(name, "m", Method.BASELINE, f"{url}{name}") for name in "12"]
+        self.pool = Pool(self.backends, HealthRules(strikes=1))
+        for backend in self.backends:
+            backend.state = State.UP
+        self.limits = Limits(clock=clock)
+        self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), clock, host)
+
+    def load(self) -> list[int]:
+        """Return the requests on each replica, as policies see them."""
+        return LoadMeter().counts(self.backends)
+
+    def scrape(self, *in_engine: int) -> None:
+        """Read the metrics of the engines."""
+        for backend, running in zip(self.backends, in_engine, strict=True):
+            result = ProbeResult(engine=EngineMetrics(running=running))
+            self.pool._judge(backend, self.pool._records["m", backend.name], result)
