@@ -94,6 +94,7 @@ async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_wat
 async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
         await it.until("vllm-a")
+        await eventually(lambda: len(api.watches) == 1)
         api.token = "token-2"
         (api.account / "token").write_text("token-2")
         api.send(End)
