@@ -222,7 +222,8 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
         if not client.may_use(name):
             continue
         engine_card = gateway.pool.model_card(name) or {}
-        simulated = all(backend.simulated for backend in gateway.pool.of(name))
+        members = gateway.pool.of(name)
+        simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
             card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}
             card |= engine_card | {"id": alias}

@@ -293,7 +293,11 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         policy = build(settings.policy.name, settings.policy.settings)
         if isinstance(policy, Heir):
             policy.take_over(before.policy)
-    knows = (must_ask(old) and must_ask(settings)) or assumed_temperature(old) == assumed_temperature(settings)
+    knows = (
+        (old.backends, old.default_temperature) == (settings.backends, settings.default_temperature)
+        or (must_ask(old) and must_ask(settings))
+        or assumed_temperature(old) == assumed_temperature(settings)
+    )
     temperature = before.default_temperature if knows else assumed_temperature(settings)
     if (policy, temperature, settings.rescue) == (before.policy, before.default_temperature, before.rescue):
         return before

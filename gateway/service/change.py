@@ -82,11 +82,12 @@ class Change:
         gateway.relay.limits.update(later.relay.access.keyring.clients, later.settings.server.max_in_flight)
         gateway.peers.follow(later.relay.access.keyring)
         self._replace_models(retired)
+        keys = {key.name for key in later.settings.keys}
         gone = Gone(
             gateway,
             [upstream.backend for upstream in retired],
             [name for name in gateway.models if name not in later.models],
-            [key.name for key in gateway.settings.keys if key.name not in {each.name for each in later.settings.keys}],
+            [key.name for key in gateway.settings.keys if key.name not in keys],
             set(gateway.relay.exchanges),
         )
         for name, shadow in later.shadow.items():

@@ -222,6 +222,10 @@ class Metrics:
             "gateway_state_rows", "Rows of statistics exchanged with the state store", (*_STORE, "direction")
         )
         self.state_errors = counter("gateway_state_errors", "Errors of the state store", (*_STORE, "kind"))
+        self.discoveries = counter(
+            "gateway_discoveries", "Answers of a source of replicas, by outcome", ("model", "source", "outcome")
+        )
+        self.discovered = gauge("gateway_discovered_backends", "Replicas that a source has found", ("model", "source"))
         self.peers = gauge("gateway_peers", "Other processes of the pool whose requests are known", (), "livemin")
         self.peers_age = histogram(
             "gateway_peers_exchange_interval_seconds", "Time between two exchanges with other gateways", _STORE, _AGE_S
@@ -282,6 +286,11 @@ class Metrics:
     def count_refusal(self) -> None:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
+
+    def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
+        """Count an answer of a source of replicas, and set the number of those that it has found."""
+        self.discoveries.labels(model, source, outcome).inc()
+        self.discovered.labels(model, source).set(replicas)
 
     def count_reload(self, cause: str, outcome: str) -> None:
         """Count a reload of the pool file."""

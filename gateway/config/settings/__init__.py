@@ -6,6 +6,7 @@ The docstrings of the classes become the explanations in the JSON schema (`gatew
 from gateway.config.settings.backend import BackendSettings, ServeSettings, SimulateSettings
 from gateway.config.settings.base import Settings
 from gateway.config.settings.clients import CorsSettings
+from gateway.config.settings.discover import DiscoverSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
 from gateway.config.settings.pool import PoolSettings
@@ -18,8 +19,10 @@ __all__ = [
     "AdminSettings",
     "BackendSettings",
     "CorsSettings",
+    "DiscoverSettings",
     "HealthSettings",
     "KeySettings",
+    "KubernetesSettings",
     "ModelSettings",
     "PolicyReference",
     "PoolSettings",
