@@ -39,7 +39,7 @@ _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
 }
-_DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
+_DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
 
 
 class _Failure:
@@ -321,6 +321,9 @@ class Exchange:
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
+        if self._left is not None and now_s - self._last_read_s > _DOWN_TIMEOUT_S:
+            self._return()
+            return
         timeouts = self._relay.timeouts
         has_begun = self._times.first_s and not self._waits_for_rescue()
         limit_s = timeouts.idle_s if has_begun else timeouts.first_byte_s
