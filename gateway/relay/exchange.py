@@ -46,7 +46,7 @@ _ADVICE: Final = {
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
 }
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
-_DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
+_DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
 
 
 def _gateway_failed() -> GatewayError:
@@ -422,6 +422,9 @@ class Exchange:
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
+        if self._left is not None and now_s - self._last_read_s > _DOWN_TIMEOUT_S:
+            self._return()
+            return
         timeouts = self._relay.timeouts
         has_begun = self._times.first_s and not self._waits_for_rescue()
         limit_s = timeouts.idle_s if has_begun else timeouts.first_byte_s
