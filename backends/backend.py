@@ -17,6 +17,7 @@ class State(StrEnum):
     UP = "up"
     DOWN = "down"  # refuses, hangs or fails its health check
     EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
+    RECOVERING = "recovering"  # back from one of the two: gets a request on trial, then a growing share
     DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 

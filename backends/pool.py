@@ -3,7 +3,8 @@
 The state of a replica has two sources. Probes poll it every few seconds (`/health`, `/metrics`, and `/v1/models` before
 it is admitted). The relay reports the outcome of requests; a refused connection takes effect immediately, so that the
 next request goes to another replica before any probe has run. Any other failure may be due to the request, so it only
-wakes the probe; a replica is ejected on strikes, each of them evidence against it (`Pool.report_strike`).
+wakes the probe; a replica is ejected on strikes, each of them evidence against it (`Pool.report_strike`). How it comes
+back is in `backends.recovery`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from backends.backend import Backend, EngineLoad, State
 from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult
+from backends.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +39,15 @@ class HealthRules:
     eject_s, eject_max_s
         Seconds of the first ejection, and of the longest. A replica that is ejected again within `eject_max_s` of its
         return stays out twice as long.
+    slow_start_s
+        Seconds until a replica that comes back may have as many requests as the others. One that was down starts slowly
+        only if another one has been up for as long; else all have just started.
     strikes
-        Different requests in a row whose failure is the replica's fault, at which it is ejected.
+        Different requests in a row whose failure is the replica's fault, at which it is ejected; one is enough while it
+        recovers.
     stall_s
-        Seconds without a new token after which a replica that has requests is down, even if it answers probes.
+        Seconds without a new token and without a change of the KV cache after which a replica that has requests is
+        down, even if it answers probes.
     """
 
     interval_s: float = 2.0
@@ -48,8 +55,12 @@ class HealthRules:
     failures: int = 2
     eject_s: float = 2.0
     eject_max_s: float = 60.0
+    slow_start_s: float = 10.0
     strikes: int = 3
     stall_s: float = 30.0
+
+
+_SERVING = frozenset({State.UP, State.RECOVERING})
 
 
 @dataclass(slots=True)
@@ -63,12 +74,30 @@ class _Record:
     strikes: set[int] = field(default_factory=set)  # the requests, each counted once
     ejection_s: float = 0.0  # the length of the last ejection
     ejected_until_s: float = -math.inf
+    up_since_s: float = math.inf  # unknown if it was up from the start
     drained: bool = False
     engine: EngineMetrics | None = None
-    progress: tuple[int, int] = (-1, -1)  # prompt and generation tokens; no engine reports these values
+    progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
     peers_in_flight: int = 0  # requests that other gateway processes have in flight to it
     foreign: int = 0  # requests in the engine that no known gateway process has sent
+    watch: asyncio.Task[None] | None = None
+    has_left: bool = False  # the pool, though requests to it may be in flight
+
+
+@dataclass(slots=True)
+class Joining:
+    """A replica that is about to join the pool, with its probe and the result of the first one.
+
+    Parameters
+    ----------
+    result
+        None if the probe did not end in time.
+    """
+
+    backend: Backend
+    probe: Probe
+    result: ProbeResult | None
 
 
 class Pool:
@@ -88,8 +117,13 @@ class Pool:
     on_down
         Called with a replica that went down, so that its requests without a first byte can be retried. One that is
         ejected may still answer those that it has.
+    on_ready
+        Called with a replica that may be sent more requests than before.
     on_eject
-        Called with a replica that was ejected on evidence of this process, the seconds, and the reason.
+        Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
+        `eject`.
+    recovery
+        The replicas on their way back.
 
     Examples
     --------
@@ -110,19 +144,28 @@ class Pool:
         probe: Callable[[Backend, float], Probe] = Probe,
     ) -> None:
         self.rules = rules
+        self._probe = probe
         self._by_model: dict[str, list[Backend]] = {}
         self._records: dict[tuple[str, str], _Record] = {}
         for backend in backends:
             self._by_model.setdefault(backend.model, []).append(backend)
             self._records[backend.model, backend.name] = _Record(probe(backend, rules.timeout_s))
+        self.recovery = Recovery(rules.slow_start_s)
         self.on_down: Callable[[Backend], None] | None = None
+        self.on_ready: Callable[[Backend], None] | None = None
         self.on_eject: Callable[[Backend, float, str], None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = False
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start probing."""
+        self._is_started = True
         for backend in self:
-            self._tasks.append(asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}"))
+            self._start_watch(backend)
+
+    def _start_watch(self, backend: Backend) -> None:
+        record = self._records[backend.model, backend.name]
+        record.watch = asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}")
 
     async def wait_until_probed(self, timeout_s: float) -> None:
         """Wait until every replica has been probed once, for at most `timeout_s` seconds.
@@ -137,12 +180,88 @@ class Pool:
 
     async def stop(self) -> None:
         """Stop probing."""
-        for task in self._tasks:
+        self._is_started = False
+        tasks = [record.watch for record in self._records.values() if record.watch is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
         for record in self._records.values():
             await record.probe.close()
+
+    # Replicas that come and go.
+
+    async def probe(self, backends: Iterable[Backend], rules: HealthRules, timeout_s: float) -> list[Joining]:
+        """Probe replicas that are about to join, all at once, for at most `timeout_s` seconds.
+
+        The caller passes the result to `update`, or closes the probes.
+        """
+        joining = [Joining(backend, self._probe(backend, rules.timeout_s), None) for backend in backends]
+
+        async def run(each: Joining) -> None:
+            each.result = await each.probe.run(admit=True)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(run(each) for each in joining))
+        return joining
+
+    def update(self, backends: Collection[Backend], joining: Iterable[Joining], rules: HealthRules) -> None:
+        """Replace the replicas and the rules.
+
+        A replica that leaves gets no further requests and no probes. What the relay reports of its requests in flight
+        is accepted until `forget`. A replica that is drained stays so if another one takes its name.
+
+        Parameters
+        ----------
+        backends
+            All replicas, in the order of the pool file.
+        joining
+            Those that are new, from `probe`.
+        """
+        self.rules = rules
+        self.recovery.slow_start_s = rules.slow_start_s
+        staying = {id(backend) for backend in backends}
+        leaving = [backend for backend in self if id(backend) not in staying]
+        self._by_model = {}
+        for backend in backends:
+            self._by_model.setdefault(backend.model, []).append(backend)
+        for record in self._records.values():
+            record.probe.set_timeout(rules.timeout_s)
+        for backend in leaving:
+            self._dismiss(backend)
+        for each in joining:
+            self._admit(each)
+
+    def forget(self, backend: Backend) -> None:
+        """Drop the record of a replica that left and whose requests have ended."""
+        record = self._records.get((backend.model, backend.name))
+        if record is not None and record.has_left:  # else another replica has the name
+            del self._records[backend.model, backend.name]
+
+    def _dismiss(self, backend: Backend) -> None:
+        record = self._records[backend.model, backend.name]
+        record.has_left = True
+        if record.watch is not None:
+            record.watch.cancel()
+        task = asyncio.get_running_loop().create_task(record.probe.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self.recovery.leave(backend)
+        backend.state, backend.state_reason = State.DRAINING, "removed from the pool"
+        logger.info("%s/%s has left the pool, with %d requests", backend.model, backend.name, backend.in_flight)
+
+    def _admit(self, joining: Joining) -> None:
+        backend, key = joining.backend, (joining.backend.model, joining.backend.name)
+        before = self._records.get(key)
+        record = self._records[key] = _Record(joining.probe)
+        if before is not None and before.drained:
+            record.drained = True
+            self._set(backend, State.DRAINING, "drained by an operator")
+        if joining.result is not None:
+            self._judge(backend, record, joining.result)
+            record.probed.set()
+        if self._is_started:
+            self._start_watch(backend)
 
     def __iter__(self) -> Iterator[Backend]:
         """Iterate over all backends, model by model."""
@@ -163,7 +282,8 @@ class Pool:
 
     async def reported_temperature(self, backend: Backend) -> float | None:
         """Ask a replica for the temperature that it takes for a request without one; None if it does not say."""
-        return await self._records[backend.model, backend.name].probe.default_temperature()
+        record = self._records.get((backend.model, backend.name))  # it may have left while others were asked
+        return None if record is None else await record.probe.default_temperature()
 
     def model_card(self, model: str) -> dict[str, object] | None:
         """Return the model's entry in the `/v1/models` of a replica that is or was up; None if there is none yet."""
@@ -193,29 +313,48 @@ class Pool:
         """
         self.report_failure(backend)
         record = self._records[backend.model, backend.name]
-        if backend.state is not State.UP:
+        if backend.state not in _SERVING:
             return  # of a request that was sent before
         if len(record.strikes) < self.rules.strikes:
             record.strikes.add(request)
-        if len(record.strikes) >= self.rules.strikes and len(self.up(backend.model)) > 1:
-            self._eject(backend, record, message)
+        if len(record.strikes) >= self.rules.strikes or backend.state is State.RECOVERING:
+            duration_s = self._ejection_s(record)
+            if self.eject(backend, duration_s, message) and self.on_eject is not None:
+                self.on_eject(backend, duration_s, message)
 
     def report_timeout(self, backend: Backend, request: int, message: str) -> None:
         """Record that a replica did not answer in time, which alone is no evidence: it may be slow.
 
         It is a strike if the engine has no metrics that could show it at work, or reports that it has no request.
         """
-        engine = self.engine(backend)
-        if engine is None or engine.running + engine.waiting == 0:
-            self.report_strike(backend, request, message)
-        else:
+        if self.is_at_work(backend):
             self.report_failure(backend)
+        else:
+            self.report_strike(backend, request, message)
+
+    def is_at_work(self, backend: Backend) -> bool:
+        """Return whether the replica's metrics report that it has requests."""
+        engine = self.engine(backend)
+        return engine is not None and engine.running + engine.waiting > 0
 
     def report_success(self, backend: Backend) -> None:
-        """Record a request for inference that the replica served."""
+        """Record a request for inference that the replica served, or whose answer it has begun if it is on trial."""
         record = self._records[backend.model, backend.name]
         if record.strikes:
             record.strikes.clear()
+        if backend.state is State.RECOVERING and self.recovery.is_on_trial(backend):
+            self._advance(backend, time.monotonic(), served=True)
+
+    def eject(self, backend: Backend, duration_s: float, reason: str) -> bool:
+        """Take a replica out for a time, if another one of its model is up; return whether it was taken out."""
+        others = [other for other in self.up(backend.model) if other is not backend]
+        if backend.state not in _SERVING or not others:
+            return False
+        record = self._records[backend.model, backend.name]
+        record.ejection_s = duration_s
+        record.ejected_until_s = time.monotonic() + duration_s
+        self._set(backend, State.EJECTED, f"{reason}; ejected for {duration_s:.3g} s")
+        return True
 
     # Called for the peers: other processes that serve the same pool.
 
@@ -237,14 +376,6 @@ class Pool:
             running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
             backend.load = EngineLoad(running, load.waiting, load.kv_usage, others, at_s or time.monotonic())
 
-    def eject(self, backend: Backend, duration_s: float, reason: str) -> bool:
-        """Take a replica out for a time, if another one of its model is up; return whether it was taken out."""
-        if backend.state is not State.UP or len(self.up(backend.model)) < 2:
-            return False
-        self._records[backend.model, backend.name].ejected_until_s = time.monotonic() + duration_s
-        self._set(backend, State.EJECTED, f"{reason}; ejected for {duration_s:.3g} s")
-        return True
-
     # Called for an operator.
 
     def set_drained(self, backend: Backend, *, drained: bool) -> None:
@@ -265,7 +396,7 @@ class Pool:
         record = self._records[backend.model, backend.name]
         while True:
             record.wake.clear()
-            result = await record.probe.run(admit=backend.state is not State.UP)
+            result = await record.probe.run(admit=backend.state not in _SERVING)
             self._judge(backend, record, result)
             record.probed.set()
             pause_s = self.rules.interval_s
@@ -291,7 +422,7 @@ class Pool:
             return
         if result.problem is not None:
             record.failed_probes += 1
-            certain = result.refused or backend.state is not State.UP or record.failed_probes >= self.rules.failures
+            certain = result.refused or backend.state not in _SERVING or record.failed_probes >= self.rules.failures
             if backend.state is State.STARTING and result.refused:
                 self._note_unreachable(backend, result.problem)
             elif certain:
@@ -300,10 +431,32 @@ class Pool:
         record.failed_probes = 0
         if self._is_stalled(backend, record, now_s):
             self._set(backend, State.DOWN, f"has requests but produced no token for {self.rules.stall_s:g} s")
-        elif backend.state is State.EJECTED and now_s < record.ejected_until_s and self.up(backend.model):
+        elif backend.state is State.RECOVERING:
+            self._advance(backend, now_s)
+        elif backend.state is not State.UP:
+            self._return(backend, record, now_s)
+
+    def _return(self, backend: Backend, record: _Record, now_s: float) -> None:
+        """Have a replica that passes its probes come back: at once, slowly, or after a request on trial."""
+        others = self.up(backend.model)
+        was_ejected = backend.state is State.EJECTED
+        if was_ejected and others and now_s < record.ejected_until_s:
             return
+        settled_s = now_s - self.rules.slow_start_s
+        is_slow = self.rules.slow_start_s > 0 and any(
+            self._records[other.model, other.name].up_since_s <= settled_s for other in others
+        )
+        if others and (was_ejected or is_slow):
+            self.recovery.enter(backend, on_trial=was_ejected, now_s=now_s)
+            self._set(backend, State.RECOVERING, self.recovery.describe(backend))
         else:
             self._set(backend, State.UP, "")
+
+    def _advance(self, backend: Backend, now_s: float, *, served: bool = False) -> None:
+        if self.recovery.advance(backend, now_s, served=served):
+            self._set(backend, State.UP, "")
+        else:
+            self._set(backend, State.RECOVERING, self.recovery.describe(backend))
 
     def _note_unreachable(self, backend: Backend, problem: str) -> None:
         if not backend.launched and backend.state_reason != problem:
@@ -314,19 +467,15 @@ class Pool:
         engine = record.engine
         if engine is None:
             return False
-        progress = (engine.prompt_tokens, engine.generation_tokens)
+        # The counters of tokens stand still while a long prompt is computed in parts; its part of the KV cache grows.
+        progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage)
         if progress != record.progress or engine.running + engine.waiting == 0:
             record.progress, record.progress_at_s = progress, now_s
         return now_s - record.progress_at_s > self.rules.stall_s
 
-    def _eject(self, backend: Backend, record: _Record, message: str) -> None:
-        now_s = time.monotonic()
-        is_relapse = now_s - record.ejected_until_s <= self.rules.eject_max_s
-        record.ejection_s = min(2.0 * record.ejection_s if is_relapse else self.rules.eject_s, self.rules.eject_max_s)
-        record.ejected_until_s = now_s + record.ejection_s
-        self._set(backend, State.EJECTED, f"{message}; ejected for {record.ejection_s:g} s")
-        if self.on_eject is not None:
-            self.on_eject(backend, record.ejection_s, message)
+    def _ejection_s(self, record: _Record) -> float:
+        is_relapse = time.monotonic() - record.ejected_until_s <= self.rules.eject_max_s
+        return min(2.0 * record.ejection_s if is_relapse else self.rules.eject_s, self.rules.eject_max_s)
 
     def _set(self, backend: Backend, state: State, reason: str) -> None:
         record = self._records[backend.model, backend.name]
@@ -334,14 +483,21 @@ class Pool:
             return
         before = backend.state
         if state is not before:
-            level = logging.INFO if state in {State.UP, State.DRAINING, State.STARTING} else logging.WARNING
+            level = logging.WARNING if state in {State.DOWN, State.EJECTED} else logging.INFO
             logger.log(level, "%s/%s is %s%s", backend.model, backend.name, state, f": {reason}" if reason else "")
             record.strikes.clear()
+            record.up_since_s = time.monotonic() if state is State.UP else math.inf
+        if state is not State.RECOVERING:
+            self.recovery.leave(backend)
         backend.state = state
         backend.state_reason = reason
         if before is State.UP and state is not before and not self.up(backend.model):
-            for other in self.of(backend.model):  # an ejected replica is better than none
+            for other in self.of(backend.model):  # a replica that is not proven is better than none
                 if other.state is State.EJECTED:
                     self._records[other.model, other.name].wake.set()
+                elif other.state is State.RECOVERING:
+                    self._set(other, State.UP, "")
         if state is State.DOWN and before is not State.DOWN and self.on_down is not None:
             self.on_down(backend)
+        if state in _SERVING and self.on_ready is not None:
+            self.on_ready(backend)

@@ -85,6 +85,10 @@ class Probe:
             return ProbeResult(f"fails its health check ({type(error).__name__}: {error})")
         return ProbeResult(engine=read_metrics(page.content) if page.status_code == 200 else None)
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set the seconds until a probe times out."""
+        self._client.timeout = httpx.Timeout(timeout_s)
+
     async def default_temperature(self) -> float | None:
         """Return the temperature that the engine reports for a request without one; None if it reports none."""
         return await reported_temperature(self._client, self._model)

@@ -47,6 +47,25 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Heir(Protocol):
+    """Continues with what another policy of the same model has learned, when the settings of the policy change."""
+
+    def take_over(self, previous: Policy) -> None:
+        """Take over what is of use; called before the first choice.
+
+        The other policy still observes the requests that it has sent, and what both share learns from them.
+        """
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """Remembers something of each backend, which it drops when the backend leaves."""
+
+    def forget(self, backend: str) -> None:
+        """Drop what is kept of a backend; another one may get its name."""
+
+
+@runtime_checkable
 class Explainer(Protocol):
     """Rates the candidates, and returns the decision that `choose` would make now; both change nothing."""
 

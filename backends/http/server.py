@@ -39,6 +39,8 @@ _MAX_WAITING_BYTES = 2**16
 _MAX_IN_A_ROW = 16
 """Requests of a connection that are answered at once before other connections have their turn."""
 _LINGER_S = 2.0
+_BEGIN_S = 1.0
+"""Seconds that a connection has to begin, or to complete a head, while the server is being stopped."""
 SWEEP_S = 1.0
 """Seconds between checks for connections whose time is over."""
 _LOG_EVERY_S = 60.0
@@ -149,7 +151,7 @@ class HttpReply:
         self.is_admitted = False
         self.request = request
         self.source: Source | None = None
-        self.keep_alive = request.keep_alive
+        self.keep_alive = request.keep_alive and not connection.server.is_stopping
         self.is_complete = False
         self.has_ended = False
 
@@ -550,11 +552,14 @@ class ServerConnection:
     # Called by the server
 
     def shutdown(self) -> None:
-        """Close the connection once the current request has been answered."""
+        """Close the connection once the current request has been answered, or one that may be on its way."""
+        self.server.is_stopping = True
         if self._reply is not None:
             self._reply.keep_alive = False
         elif self._transport is not None and not self._is_closing:
-            self._close(lingers=False)
+            may_begin = (self._is_new or self._pending) and time.monotonic() - self._since_s < _BEGIN_S
+            if not may_begin:
+                self._close(lingers=False)
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -569,6 +574,10 @@ class ServerConnection:
             self._refuse(503, "The server holds too many unfinished requests. Send the request again.")
         else:
             self.abort()
+
+    def forget_head(self) -> None:
+        """Have the service admit the next request, even if it has the head of an earlier one."""
+        self._pattern = self._known_head = None
 
     def idle_since_s(self) -> float:
         """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
@@ -592,11 +601,16 @@ class ServerConnection:
                 self._refuse(408, "The body of the request did not arrive in time.")
         elif self._reply is not None:
             return
-        elif self._pending:
+        elif self._pending and not self.server.is_stopping:
             if taken_s > limits.head_s:
                 self._refuse(408, "The head of the request did not arrive in time.")
-        elif taken_s > (limits.head_s if self._is_new else limits.idle_s):
+        elif taken_s > self._idle_limit_s():
             self._close(lingers=False)
+
+    def _idle_limit_s(self) -> float:
+        if self.server.is_stopping:
+            return _BEGIN_S
+        return self.server.limits.head_s if self._is_new else self.server.limits.idle_s
 
 
 class HttpServer:
@@ -610,6 +624,11 @@ class HttpServer:
         Batch in which complete answers are written; None writes them immediately.
     connections
         Set to keep the open connections in.
+
+    Attributes
+    ----------
+    is_stopping
+        Whether the server is being stopped: no connection has another request.
     """
 
     def __init__(
@@ -624,6 +643,7 @@ class HttpServer:
         self.service = service
         self.limits = limits
         self.writes = writes
+        self.is_stopping = False
         self.connections: set[Any] = set() if connections is None else connections
         self._extra_lines = extra_lines
         self._preamble = b""
@@ -637,6 +657,11 @@ class HttpServer:
     def connect(self) -> ServerConnection:
         """Return the protocol of a new connection."""
         return ServerConnection(self)
+
+    def forget_heads(self) -> None:
+        """Have the service admit the next request of each connection: it would decide otherwise than before."""
+        for connection in self.connections:
+            connection.forget_head()
 
     def register(self, connection: ServerConnection) -> bool:
         """Keep a connection until it is lost, and check its time; return whether there is room for it."""

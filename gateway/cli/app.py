@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 from gateway.cli.policy import app as policy
 from gateway.cli.schema import schema
+
+if TYPE_CHECKING:
+    from gateway.config.settings import PoolSettings
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
@@ -57,16 +60,20 @@ def serve(
     if context.invoked_subcommand is not None:
         context.obj = config
         return
-    settings = read_pool(config)
     options = {"host": host, "port": port, "workers": workers}
     overrides = {name: value for name, value in options.items() if value is not None}
-    server = settings.server.model_copy(update=overrides)
+
+    def load() -> PoolSettings:
+        settings = read_pool(config)
+        return settings.model_copy(update={"server": settings.server.model_copy(update=overrides)})
+
+    settings = load()
     if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
         require("simulator", "numba")
 
     from gateway.service.run import serve as run
 
-    raise typer.Exit(run(settings.model_copy(update={"server": server}), config))
+    raise typer.Exit(run(settings, config, load))
 
 
 def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:

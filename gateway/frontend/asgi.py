@@ -112,23 +112,28 @@ class AsgiFrontend:
         self._relay = relay
         self._max_body_bytes = max_body_bytes
 
+    def use(self, relay: RelayContext, max_body_bytes: int) -> None:
+        """Relay the requests that follow with other settings."""
+        self._relay, self._max_body_bytes = relay, max_body_bytes
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
+        relay = self._relay
         headers: list[Header] = scope["headers"]
         path: str = scope["path"]
         try:
-            request_headers = self._relay.access.relayed(scope["method"], target_of(scope), headers)
+            request_headers = relay.access.relayed(scope["method"], target_of(scope), headers)
             body = await self._read(headers, receive)
         except GatewayError as error:
-            self._relay.metrics.count_refusal()
-            request_id = dict(headers).get(b"x-request-id") or self._relay.new_request_id()
-            lines = self._relay.access.lines_of_refusal(target_of(scope), headers)
+            relay.metrics.count_refusal()
+            request_id = dict(headers).get(b"x-request-id") or relay.new_request_id()
+            lines = relay.access.lines_of_refusal(target_of(scope), headers)
             await refuse(error, request_id, path, send, lines)
             return
         if body is None:
             return  # the client disconnected while sending
         reply = AsgiReply()
-        exchange = Exchange(self._relay, Inbound(request_headers, body), reply)
+        exchange = Exchange(relay, Inbound(request_headers, body), reply)
         reply.exchange = exchange
         exchange.begin()
         watch = asyncio.ensure_future(_watch(receive, exchange, reply))

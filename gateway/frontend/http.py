@@ -64,6 +64,10 @@ class HttpFrontend:
         self._tasks = tasks
         self._through_app = through_app
 
+    def use(self, relay: RelayContext, access: Access) -> None:
+        """Relay the requests that follow with other settings."""
+        self._relay, self._access = relay, access
+
     def admit(self, reply: HttpReply) -> None:
         """Check the API key and the path of a request."""
         request = reply.request

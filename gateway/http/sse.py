@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 
@@ -21,6 +21,13 @@ _LAST_TYPES: Final = {
 }
 
 
+class EventWatcher(Protocol):
+    """What sees the complete events of a stream before its client."""
+
+    def take(self, data: bytes) -> bytes:
+        """Return what the client gets of complete events."""
+
+
 class EventStream:
     r"""Passes on complete events and counts them.
 
@@ -35,6 +42,8 @@ class EventStream:
         Events that carry output, if the endpoint marks them; else 0 (see `steps`).
     size_bytes
         Bytes passed on.
+    watcher
+        Sees the events before the client; None for no watcher.
 
     Examples
     --------
@@ -45,7 +54,7 @@ class EventStream:
     (b'data: 2\n\n', 2)
     """
 
-    __slots__ = ("_held", "_marker", "_recent", "_shortest_bytes", "deltas", "events", "size_bytes")
+    __slots__ = ("_held", "_marker", "_recent", "_shortest_bytes", "deltas", "events", "size_bytes", "watcher")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
@@ -55,6 +64,7 @@ class EventStream:
         self.events = 0
         self.deltas = 0
         self.size_bytes = 0
+        self.watcher: EventWatcher | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
@@ -67,6 +77,8 @@ class EventStream:
                 data, self._held = data[:end], data[end:]
                 if not data:
                     return data
+        if self.watcher is not None:
+            data = self.watcher.take(data)
         count = data.count(b"\n\n") or data.count(b"\r\n\r\n")
         self.events += count
         if self._marker is not None:
@@ -81,6 +93,8 @@ class EventStream:
     def rest(self) -> bytes:
         """Return the held data, at the end of the stream."""
         held, self._held = self._held, b""
+        if held:
+            self._recent.append(held)
         return held
 
     def last_documents(self) -> Iterator[dict[str, object]]:

@@ -181,6 +181,9 @@ class RecordBuilder:
             document["propensity"] = decision.propensity
             if ended.retried_from:
                 document["retried_from"] = ended.retried_from
+            if ended.rescued_from:
+                document["rescued_from"] = ended.rescued_from
+                document["rescued_at"] = ended.rescued_at
             if notes.candidates:
                 document["candidates"] = self._candidates.columns(features.model, notes, decision)
         if ended.outcome is not None:

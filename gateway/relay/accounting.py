@@ -47,6 +47,10 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
     else:
         outcome = ended.outcome = outcome_of(ended, decision, upstream)
         ended.tokens = outcome.prompt_tokens + outcome.output_tokens
+        if ended.rescued_from:  # its times and steps are those of no one backend
+            upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
+            upstream.metrics.output_tokens.inc(outcome.output_tokens)
+            return
         _count_outcome(outcome, usage, upstream, metrics)
         if model.observe is not None:
             try:
@@ -129,7 +133,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     elif stream is not None and single:
         routed.model.learn_token_size(stream.text_bytes(), output_tokens)
     tokens_per_step = usage.tokens_per_step
-    if tokens_per_step is None and stream is not None and single and output_tokens:
+    if tokens_per_step is None and stream is not None and single and output_tokens and not ended.rescued_from:
         steps = stream.steps(endpoint, with_usage=usage.output_tokens is not None)
         tokens_per_step = max(1.0, output_tokens / steps) if steps else None
     generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s

@@ -7,8 +7,11 @@ this path waits for a file, a scrape or a fit.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -76,7 +79,7 @@ class Inbound:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a backend may be silent.
+    """How long a backend may be silent, and a request may take.
 
     Parameters
     ----------
@@ -84,15 +87,18 @@ class Timeouts:
         Seconds from sending the request to the first byte of the answer.
     idle_s
         Seconds between two reads of the answer.
+    total_s
+        Seconds from the arrival of a request to the end of its answer.
 
     Examples
     --------
     >>> Timeouts(idle_s=30.0)
-    Timeouts(first_byte_s=600.0, idle_s=30.0)
+    Timeouts(first_byte_s=600.0, idle_s=30.0, total_s=inf)
     """
 
     first_byte_s: float = 600.0
     idle_s: float = 60.0
+    total_s: float = math.inf
 
 
 class Ongoing(Protocol):
@@ -101,8 +107,11 @@ class Ongoing(Protocol):
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if the exchange waits for the first byte from this one."""
 
+    def move(self, backend: Backend) -> bool:
+        """Go on with a stream on another backend than this one, if possible; return whether it does."""
+
     def check_silence(self, now_s: float) -> None:
-        """Fail if the backend has been silent for too long; retry if it is down."""
+        """Fail if the backend has been silent for too long, or the request's time is over; retry if it is down."""
 
     def end_with_error(self, error: GatewayError) -> None:
         """End the exchange with an error."""
@@ -141,6 +150,15 @@ class RelayContext:
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
+    def successor(
+        self, router: Router, access: Access, timeouts: Timeouts, followers: dict[str, list[Follower]]
+    ) -> RelayContext:
+        """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
+        later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
+        later.exchanges, later.followers = self.exchanges, followers
+        later._id_prefix, later._id_numbers = self._id_prefix, self._id_numbers
+        return later
+
     def new_request_id(self) -> bytes:
         """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
@@ -150,11 +168,19 @@ class RelayContext:
         for exchange in list(self.exchanges):
             exchange.backend_is_down(backend)
 
+    def move(self, backend: Backend) -> int:
+        """Go on with the streams of a backend on others, where that is possible; return how many do."""
+        return sum([exchange.move(backend) for exchange in list(self.exchanges)])
+
     def sweep(self) -> None:
         """Check all exchanges for silent backends; called about once a second."""
         now_s = time.perf_counter()
         for exchange in list(self.exchanges):
             exchange.check_silence(now_s)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function after a time, more precisely than `sweep`."""
+        return asyncio.get_running_loop().call_later(delay_s, callback)
 
     def stop(self) -> None:
         """End the exchanges still in flight when the drain time is over."""

@@ -6,18 +6,26 @@ passed on, the request can be retried, once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
+from dataclasses import replace
 from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
+from backends.recovery import TRIAL
+from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
 from gateway.http.headers import relative_location, upstream_head
+from gateway.http.sse import engine_error
 from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
 from gateway.relay.context import Inbound, RelayContext, Reply, send_error
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
+from gateway.relay.rescue import Rescue, rescue_for
+from gateway.relay.rescue.attempt import Failure
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
@@ -35,6 +43,7 @@ _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
 }
+_FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
 
 
@@ -57,24 +66,39 @@ class _Failure:
         self.message = message
 
 
+class _Place:
+    """The backend of a stream that is being moved away, which may still go on with it; its call is paused."""
+
+    __slots__ = ("call", "decision", "upstream")
+
+    def __init__(self, call: Call, upstream: Upstream, decision: Decision | None) -> None:
+        self.call = call
+        self.upstream = upstream
+        self.decision = decision
+
+
 class Exchange:
     """One request from arrival to outcome; the receiver of its upstream call."""
 
     __slots__ = (
         "_answer",
         "_call",
+        "_deadline_s",
         "_decision",
         "_head_sent",
         "_headers",
         "_inbound",
         "_last_read_s",
+        "_left",
         "_observers",
         "_relay",
         "_reply",
         "_request_id",
+        "_rescue",
         "_retried",
         "_routed",
         "_status",
+        "_timer",
         "_times",
         "_upstream",
         "_was_paused",
@@ -93,6 +117,8 @@ class Exchange:
         self._upstream: Upstream | None = None
         self._call: Call | None = None
         self._retried: _Failure | None = None
+        self._rescue: Rescue | None = None
+        self._left: _Place | None = None
         self._times = Times(inbound.arrived_s)
         self._last_read_s = inbound.arrived_s
         self._status = 0
@@ -100,6 +126,8 @@ class Exchange:
         self._answer: PassThrough | None = None
         self._head_sent = False
         self._was_paused = False
+        self._deadline_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     # Called by the frontend
 
@@ -131,9 +159,15 @@ class Exchange:
             relay.limits.leave(headers.client, 0)
             raise
         self._routed = routed
+        if routed.model.rescue and not headers.routing_headers.backend:
+            self._rescue = rescue_for(self.endpoint, inbound.target, inbound.body)
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
+        if headers.timeout_s < relay.timeouts.total_s:
+            self._timer = relay.call_later(headers.timeout_s, self._expire)
+        elif relay.timeouts.total_s < math.inf:
+            self._deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
         if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
@@ -168,7 +202,9 @@ class Exchange:
     def _candidates(self, tried: tuple[str, ...]) -> list[Backend]:
         assert self._routed is not None
         headers = self._inbound.request_headers
-        return self._relay.router.candidates(self._routed, headers.client, headers.routing_headers, tried)
+        routing_headers = headers.routing_headers
+        may_try = not (tried or self.endpoint is _OTHER or routing_headers.backend)
+        return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
         relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
@@ -179,18 +215,11 @@ class Exchange:
         self._times.first_s = 0.0
         for observer in self._observers:
             observer.on_send(decision, candidates)
-        body, api_key = inbound.body, upstream.backend.api_key
-        key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
-        head = upstream_head(
-            headers.method,
-            inbound.target,
-            authority=upstream.client.address.authority,
-            lines=headers.lines,
-            key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
-            request_id=self._request_id,
-            body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
-        )
+        body = inbound.body if self._rescue is None else self._rescue.request.body
+        head = self._upstream_head(upstream, inbound.target, body)
         upstream.backend.in_flight += 1
+        if decision.reason == TRIAL:
+            relay.pool.recovery.begin_trial(upstream.backend)
         self._last_read_s = time.perf_counter()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
@@ -198,13 +227,33 @@ class Exchange:
         method, once = headers.method, not self._may_repeat()
         self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
 
+    def _upstream_head(self, upstream: Upstream, target: bytes, body: bytes) -> bytes:
+        headers, api_key = self._inbound.request_headers, upstream.backend.api_key
+        key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        return upstream_head(
+            headers.method,
+            target,
+            authority=upstream.client.address.authority,
+            lines=headers.lines,
+            key_lines=headers.key_lines if api_key is None and self._relay.access.keyring.is_open else key_lines,
+            request_id=self._request_id,
+            body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
+        )
+
     def _release(self) -> None:
         """Release the backend at the end of the call."""
         if self._upstream is not None and self._call is not None:
             self._upstream.backend.in_flight -= 1
+            if self._is_on_trial():
+                self._relay.pool.recovery.end_trial(self._upstream.backend)
         self._call = None
 
+    def _is_on_trial(self) -> bool:
+        return self._decision is not None and self._decision.reason == TRIAL
+
     def _cancel_call(self) -> None:
+        if self._left is not None:
+            self._leave_place(self._left)
         if self._call is not None:
             self._call.cancel()
         self._release()
@@ -234,11 +283,22 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
+        if kind not in _FREE_RETRIES and not self._take_retry():
+            return False
         self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
         self._send(candidates)
         return True
+
+    def _take_retry(self) -> bool:
+        """Take a retry from the model's budget; return whether there was one left."""
+        assert self._routed is not None
+        model = self._routed.model
+        if model.retry_budget.take(time.monotonic()):
+            return True
+        self._relay.metrics.retries_refused.labels(model.name).inc()
+        return False
 
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
@@ -264,11 +324,11 @@ class Exchange:
             return
         pool, backend, first = self._relay.pool, self._upstream.backend, self._retried
         if kind == "connect":
-            if not self._retry(kind):
+            if not (self._retry(kind) or self._continue(message)):
                 self._fail(kind, message)
             pool.report_unreachable(backend, message)
             return
-        if not self._retry(kind, message):
+        if not (self._retry(kind, message) or self._continue(message, is_strike=is_strike)):
             self._fail(kind, message)
             if is_strike and self.endpoint is not _OTHER and (first is None or not first.message):
                 pool.report_strike(backend, self._request_hash(), message)
@@ -279,9 +339,11 @@ class Exchange:
 
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if this exchange waits for the first byte from `backend`."""
-        if self._call is None or self._upstream is None or self._upstream.backend is not backend or self._head_sent:
+        if self._call is None or self._upstream is None or self._upstream.backend is not backend:
             return
-        if not self._retry("down"):
+        if self._head_sent and not self._waits_for_rescue():
+            return
+        if not (self._retry("down") or self._continue(backend.state_reason)):
             self._fail("down", backend.state_reason)
 
     def check_silence(self, now_s: float) -> None:
@@ -289,18 +351,25 @@ class Exchange:
 
         It may be slow, so another one gets the request only if this one is down: else overload would double the load.
         """
+        if now_s >= self._deadline_s:
+            self._expire()
+            return
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
         timeouts = self._relay.timeouts
-        limit_s = timeouts.idle_s if self._times.first_s else timeouts.first_byte_s
+        has_begun = self._times.first_s and not self._waits_for_rescue()
+        limit_s = timeouts.idle_s if has_begun else timeouts.first_byte_s
         backend = self._upstream.backend
         is_down = backend.state is State.DOWN
         if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        if now_s - self._last_read_s <= limit_s:
+        silent_s = now_s - self._last_read_s
+        if self._is_on_trial() and silent_s > _DOWN_TIMEOUT_S and self._end_trial_in_silence(backend, silent_s):
             return
-        if self._end_if_complete() or (is_down and self._retry("down")):
+        if silent_s <= limit_s:
+            return
+        if self._end_if_complete() or (is_down and (self._retry("down") or self._continue(backend.state_reason))):
             return
         message = f"sent nothing for {limit_s:g} s"
         self._fail("timeout", message)
@@ -308,6 +377,165 @@ class Exchange:
             self._relay.pool.report_failure(backend)
         else:
             self._relay.pool.report_timeout(backend, self._request_hash(), message)
+
+    def _expire(self) -> None:
+        """Fail since the request's time is over, which is no evidence against a backend."""
+        self._timer = None
+        self.end_with_error(exceeded(min(self._inbound.request_headers.timeout_s, self._relay.timeouts.total_s)))
+
+    def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
+        """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
+        pool = self._relay.pool
+        if self._head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+            return False
+        if not self._retry("trial"):
+            return False
+        pool.report_timeout(backend, self._request_hash(), f"sent nothing for {silent_s:.0f} s")
+        return True
+
+    # Rescue of a stream
+
+    def move(self, backend: Backend) -> bool:
+        """Go on with a stream on another backend than `backend`, which does well; return whether it does."""
+        if (
+            self._rescue is None
+            or self._call is None
+            or self._upstream is None
+            or self._upstream.backend is not backend
+        ):
+            return False
+        return self._retry("moved") or self._continue("is being drained", may_return=True)
+
+    def _continue(self, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
+        """Go on with a stream on another backend; return whether it does.
+
+        Parameters
+        ----------
+        message, is_strike
+            See `Failure`.
+        may_return
+            Whether its backend goes on if no other one can.
+        """
+        if self._left is not None:
+            return self._return()
+        rescue, relay, routed, upstream = self._rescue, self._relay, self._routed, self._upstream
+        assert routed is not None
+        assert upstream is not None
+        if not (routed.model.rescue and self._head_sent):
+            return False
+        if rescue is None or not rescue.is_possible:
+            return self._not_rescued()
+        if rescue.is_generated:
+            self._cancel_call()
+            self.on_data(rescue.ending())
+            self.on_end()
+            return True
+        headers, name = self._inbound.request_headers, upstream.backend.name
+        try:
+            candidates = self._candidates((name, *[failure.backend for failure in rescue.failures]))
+        except GatewayError:
+            return self._not_rescued()
+        tokens = rescue.tokens_so_far
+        was_paused = self._call is not None and self._call.paused
+        if may_return and self._call is not None:
+            self._call.pause()
+            self._left, self._call = _Place(self._call, upstream, self._decision), None
+        else:
+            self._cancel_call()
+        decision = replace(relay.router.choose(routed, candidates, headers.routing_headers), reason="rescue")
+        upstream = routed.model.upstreams[decision.backend]
+        self._decision, self._upstream = decision, upstream
+        for observer in self._observers:
+            observer.on_send(decision, candidates)
+        upstream.backend.in_flight += 1
+        relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
+        rescue.begin(self, Failure(name, message, is_strike=is_strike))
+        if was_paused:
+            self.pause()
+        model = routed.model.name
+        log.info("a stream of %s goes on at %s, %d tokens long: %s %s", model, decision.backend, tokens, name, message)
+        return True
+
+    def send_rescue(self, target: bytes, body: bytes, receiver: Rescue) -> None:
+        """Send a request to the backend that goes on with the stream."""
+        upstream = self._upstream
+        assert upstream is not None
+        was_paused = self._call is not None and self._call.paused
+        self._last_read_s = time.perf_counter()
+        self._call = upstream.client.send(self._upstream_head(upstream, target, body), body, receiver)
+        if was_paused:
+            self._call.pause()
+
+    def leave(self) -> None:
+        """Leave the backend that the stream came from for good."""
+        if self._left is not None:
+            self._leave_place(self._left)
+        if self._answer is not None and self._answer.events is not None:
+            self._answer.events.rest()  # part of an event, which the client does not get
+            self._answer.events.watcher = None
+
+    def _leave_place(self, left: _Place) -> None:
+        self._left = None
+        left.call.cancel()
+        left.upstream.backend.in_flight -= 1
+
+    def _return(self) -> bool:
+        """Let the backend go on from which a stream was to be moved; return whether there is one."""
+        left, rescue = self._left, self._rescue
+        if left is None or rescue is None:
+            return False
+        self._left = None
+        is_paused = self._call is not None and self._call.paused
+        self._cancel_call()
+        self._call, self._upstream, self._decision = left.call, left.upstream, left.decision
+        rescue.give_up()
+        if not is_paused:
+            self.resume()
+        return True
+
+    def end_rescue(self) -> None:
+        """End the stream, whatever its backend still does."""
+        self._cancel_call()
+        self.on_end()
+
+    def rescue_is_inexact(self) -> None:
+        """End with the failure that has interrupted the stream, unless its backend can go on."""
+        if self._return():
+            return
+        assert self._rescue is not None
+        failure = self._rescue.failures[-1]
+        assert self._routed is not None
+        self._cancel_call()
+        self._upstream = self._routed.model.upstreams[failure.backend]
+        self._fail("broken", failure.message)
+
+    def _not_rescued(self) -> bool:
+        """Count a stream with which no other backend goes on, unless one has; return False."""
+        if self._upstream is not None and not (self._rescue is not None and self._rescue.failures):
+            self._relay.metrics.rescues.labels(*self._upstream.metrics.labels, "impossible").inc()
+        return False
+
+    def _note_rescue(self, rescue: Rescue, ended: EndedExchange) -> None:
+        """Note at the end of an exchange where its stream began, and count what came of it."""
+        first = rescue.failures[0].backend
+        ended.rescued_from, ended.rescued_at = first, rescue.tokens
+        if ended.usage is None:
+            ended.usage = rescue.usage()
+        upstream = ended.routed.model.upstreams[first]
+        outcome = {"ok": "complete", "cancelled": "cancelled"}.get(ended.label, "failed")
+        self._relay.metrics.rescues.labels(*upstream.metrics.labels, outcome).inc()
+
+    def _handle_stream_error(self, rescue: Rescue) -> None:
+        """Go on with a stream that its engine has ended with an error, or pass the error on."""
+        assert self._upstream is not None
+        backend = self._upstream.backend
+        error = rescue.take_error()
+        self._relay.pool.report_failure(backend)
+        if not self._continue("ended the answer with an error", is_strike=engine_error(error) != _OVERLOADED):
+            self._reply.data(error)
+
+    def _waits_for_rescue(self) -> bool:
+        return self._rescue is not None and self._rescue.is_waiting
 
     # Called by the upstream client
 
@@ -349,6 +577,9 @@ class Exchange:
             self._answer = answer_for(self.endpoint, status, headers, self._inbound.body)
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
+            return
+        if self._rescue is not None and self._answer.events is not None:
+            self._rescue.watch(self._answer.events)
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
@@ -362,8 +593,12 @@ class Exchange:
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
-        if not data:
-            return
+        if data:
+            self._pass_on(answer, data, previous_s, now_s)
+        if self._rescue is not None and self._rescue.has_error:
+            self._handle_stream_error(self._rescue)
+
+    def _pass_on(self, answer: PassThrough, data: bytes, previous_s: float, now_s: float) -> None:
         if not self._head_sent:
             if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
                 return
@@ -384,10 +619,20 @@ class Exchange:
         assert answer is not None
         if self._status in _RETRYABLE and self._retry_status(self._status):
             return
+        if self._rescue is not None and self._rescue.is_cut(answer.events):
+            assert self._upstream is not None
+            backend = self._upstream.backend
+            if self._continue("ended the answer before it was complete", is_strike=True):
+                self._relay.pool.report_failure(backend)
+                return
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
+            return
+        if answer.events is not None and not answer.events.is_complete(self.endpoint):
+            # By the book of HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks so.
+            self._retry_or_fail("broken", "ended the stream before its last event", is_strike=not self._was_paused)
             return
         if isinstance(answer, WholeAnswer) and answer.body is not None:
             for observer in self._observers:
@@ -401,6 +646,13 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
+        if self._left is not None:  # the stream can be nowhere but where it is being moved to
+            self._leave_place(self._left)
+            return
+        self.on_rescue_error(error)
+
+    def on_rescue_error(self, error: UpstreamError) -> None:
+        """Retry on another backend, or fail; called for the backend that the stream is at, or is being moved to."""
         # A server may cut an answer that nobody reads: then the client was too slow.
         is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
         self._retry_or_fail(error.kind, str(error), is_strike=is_strike)
@@ -440,6 +692,8 @@ class Exchange:
     def _send_head(self) -> None:
         assert self._upstream is not None
         self._head_sent = True
+        if self._is_on_trial() and self._is_served():  # the rest of a long answer is no further evidence
+            self._relay.pool.report_success(self._upstream.backend)
         self._reply.head(self._status, self._lines(self._upstream.lines_for_client(self._headers)))
 
     def _redirects_here(self, headers: HeaderList) -> bool:
@@ -483,17 +737,28 @@ class Exchange:
         self._succeed(answer)
         return True
 
+    def _is_served(self) -> bool:
+        """Return whether the answer shows that the backend can serve requests for inference."""
+        answer = self._answer
+        return self._status < 300 and self.endpoint is not _OTHER and answer is not None and not answer.error_status
+
     def _succeed(self, answer: PassThrough) -> None:
         assert self._upstream is not None
         self._release()
+        self._answer = answer
+        assert self._routed is not None
         status, pool, first = self._status, self._relay.pool, self._retried
-        if status < 300 and self.endpoint is not _OTHER and not answer.error_status:
+        if self._is_served():
             pool.report_success(self._upstream.backend)
             if first is not None and first.message:
                 # Another backend served the request, so the first one was at fault.
                 pool.report_strike(first.backend, self._request_hash(), first.message)
+            if self._rescue is not None:
+                for failure in self._rescue.failures:
+                    if failure.is_strike:
+                        backend = self._routed.model.upstreams[failure.backend].backend
+                        pool.report_strike(backend, self._request_hash(), failure.message)
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
-        self._answer = answer
         self._finish(status, label)
 
     def _finish(self, status: int, label: str) -> None:
@@ -501,6 +766,9 @@ class Exchange:
         relay, routed, answer = self._relay, self._routed, self._answer
         assert routed is not None
         relay.exchanges.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         routed.model.traffic.in_flight -= 1
         self._times.ended_s = time.perf_counter()
         ended = EndedExchange(
@@ -517,6 +785,8 @@ class Exchange:
             None if answer is None else answer.events,
             unread_bytes=0 if answer is None else answer.unread_bytes,
         )
+        if self._rescue is not None and self._rescue.failures:
+            self._note_rescue(self._rescue, ended)
         if self.endpoint is _OTHER:
             inbound = self._inbound
             count(ended, relay.metrics)

@@ -65,6 +65,10 @@ class EndedExchange:
         Prompt and output tokens that the key is charged.
     unread_bytes
         Bytes of an answer in one piece that was passed on without its usage having been read.
+    rescued_from
+        Name of the backend that began a stream which another one went on with; else empty.
+    rescued_at
+        Tokens of the answer when that happened.
     """
 
     request_id: bytes
@@ -81,6 +85,8 @@ class EndedExchange:
     outcome: Outcome | None
     tokens: int
     unread_bytes: int
+    rescued_from: str
+    rescued_at: int
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -98,6 +104,8 @@ class EndedExchange:
         outcome: Outcome | None = None,
         tokens: int = 0,
         unread_bytes: int = 0,
+        rescued_from: str = "",
+        rescued_at: int = 0,
     ) -> None:
         self.request_id = request_id
         self.client = client
@@ -113,6 +121,8 @@ class EndedExchange:
         self.outcome = outcome
         self.tokens = tokens
         self.unread_bytes = unread_bytes
+        self.rescued_from = rescued_from
+        self.rescued_at = rescued_at
 
 
 class Observer:

@@ -17,6 +17,8 @@ class Traffic:
     ----------
     in_flight
         Requests in flight.
+    arrived
+        Requests that have arrived.
 
     Examples
     --------
@@ -27,18 +29,20 @@ class Traffic:
     0.95
     """
 
-    __slots__ = ("_at_s", "_rate", "_window_s", "in_flight")
+    __slots__ = ("_at_s", "_rate", "_window_s", "arrived", "in_flight")
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s
         self._rate = 0.0
         self._at_s = 0.0
         self.in_flight = 0
+        self.arrived = 0
 
     def arrive(self, now_s: float) -> None:
         """Count an arrival."""
         self._rate = self.qps(now_s) + 1.0 / self._window_s
         self._at_s = now_s
+        self.arrived += 1
 
     def qps(self, now_s: float) -> float:
         """Return the exponentially weighted arrivals per second, an unbiased estimate of a Poisson rate."""

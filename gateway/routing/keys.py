@@ -95,6 +95,11 @@ class Keyring:
         self._admin = admin
 
     @property
+    def clients(self) -> tuple[Client, ...]:
+        """The clients of all keys."""
+        return tuple(client for _, client in self._clients)
+
+    @property
     def is_open(self) -> bool:
         """Whether requests need no key."""
         return not self._clients

@@ -11,6 +11,7 @@ from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
+from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
@@ -116,6 +117,10 @@ class Model:
         Passes an outcome to the policy; None if the policy does not learn.
     fallback
         Chooses a backend when the policy fails.
+    retry_budget
+        Bounds how many of its requests are sent a second time.
+    rescue
+        Whether streams outlive their backends.
     bytes_per_token
         Mean size of a streamed token. Learned from streams with usage, and used to count tokens in those without.
     """
@@ -128,8 +133,11 @@ class Model:
     fallback: Fallback = field(default_factory=Fallback)
     bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
     observe: Callable[[Outcome], None] | None = None
+    retry_budget: RetryBudget = field(init=False)
+    rescue: bool = False
 
     def __post_init__(self) -> None:
+        self.retry_budget = RetryBudget(self.traffic)
         if isinstance(self.policy, Learner):
             self.observe = self.policy.observe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.http.deadline import timeout_s_of
 from gateway.http.headers import Header, lines_for_backend
 from gateway.routing.keys import Client
 from gateway.routing.router import RoutingHeaders
@@ -25,6 +26,8 @@ class RequestHeaders:
         Header lines for the backend, and separately those with the client's API key.
     answer_lines
         Header lines that every answer gets: those of CORS.
+    timeout_s
+        Seconds that the request may take, as it says itself; infinity if it does not.
     """
 
     method: str
@@ -36,6 +39,7 @@ class RequestHeaders:
     path: str
     target: bytes
     answer_lines: bytes
+    timeout_s: float
 
     @classmethod
     def read(
@@ -48,8 +52,15 @@ class RequestHeaders:
         by_name: Mapping[bytes, bytes],
         answer_lines: bytes,
     ) -> RequestHeaders:
-        """Return the parsed head of a request whose client and path have been checked."""
+        """Return the parsed head of a request whose client and path have been checked.
+
+        Raises
+        ------
+        GatewayError
+            400 if `x-request-timeout` is not a positive number.
+        """
+        timeout_s = timeout_s_of(by_name)
         lines, key_lines = lines_for_backend(headers)
         request_id = by_name.get(b"x-request-id", b"")
         routing_headers = RoutingHeaders.read(by_name)
-        return cls(method, client, routing_headers, request_id, lines, key_lines, path, target, answer_lines)
+        return cls(method, client, routing_headers, request_id, lines, key_lines, path, target, answer_lines, timeout_s)

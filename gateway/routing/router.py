@@ -12,6 +12,7 @@ import orjson
 
 from backends.backend import Backend, State
 from backends.pool import Pool
+from backends.recovery import TRIAL
 from backends.speculation import Method
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.routing.keys import UNAUTHENTICATED, Client
@@ -196,6 +197,7 @@ class Router:
     def __init__(self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0) -> None:
         self._models = models
         self._pool = pool
+        self._recovery = pool.recovery
         self._keep_prompt_bytes = keep_prompt_bytes
         self.locations = ResponseLocations()
         served = {id(model): model for model in models.values()}
@@ -258,9 +260,20 @@ class Router:
         return RoutedRequest(model, features, home, prompt=prompt if len(body) <= self._keep_prompt_bytes else None)
 
     def candidates(
-        self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders, tried: Collection[str] = ()
+        self,
+        routed: RoutedRequest,
+        client: Client,
+        routing_headers: RoutingHeaders,
+        tried: Collection[str] = (),
+        *,
+        may_try: bool = False,
     ) -> list[Backend]:
         """Return the backends that are up and can serve the request, without those already tried.
+
+        Parameters
+        ----------
+        may_try
+            Whether the request may be sent on trial to a backend that recovers, which is then the only candidate.
 
         Raises
         ------
@@ -280,6 +293,8 @@ class Router:
         ready = [backend for backend in members if backend.state is _UP]
         if tried:
             ready = [backend for backend in ready if backend.name not in tried]
+        if self._recovery.replicas:
+            ready = self._recovery.candidates(members, tried, may_try=may_try)
         if not ready:
             raise self._none_left(routed, client, members, tried)
         return ready
@@ -305,6 +320,8 @@ class Router:
         except Exception as error:  # noqa: BLE001 -- a defect in third-party code must not fail requests
             model.fallback.note(policy.name, "choose", error)
             decision = model.fallback.choose(ANY_REQUEST, candidates)
+        if self._recovery.replicas and self._recovery.is_on_trial(model.upstreams[decision.backend].backend):
+            return replace(decision, policy="override", reason=TRIAL, propensity=1.0)
         if routed.home == decision.backend:
             return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
         if routing_headers.backend or routing_headers.method:

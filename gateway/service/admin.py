@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from backends.backend import Backend, State
 from gateway.http.errors import GatewayError
+from gateway.reload.reloader import ReloadError
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutingHeaders
 from gateway.service.admin_policy import add_policy_routes
@@ -33,6 +34,17 @@ class BackendReference(BaseModel):
     backend: str
 
 
+class DrainRequest(BackendReference):
+    """A replica to be drained; `move` also has others go on with its streams, where the model has `rescue`."""
+
+    move: bool = False
+
+
+_RELOAD_ERRORS: dict[str, tuple[int, str]] = {
+    "invalid": (400, "invalid_pool_file"),
+    "refused": (409, "restart_needed"),
+    "failed": (500, "reload_failed"),
+}
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
@@ -83,14 +95,28 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         return gateway.settings.model_dump(mode="json", exclude=_NOT_SHOWN)
 
     @router.post("/drain")
-    async def drain(reference: BackendReference) -> dict[str, Any]:
-        """Stop sending requests to a replica; those in flight finish."""
-        return _change(gateway, worker_messages, reference, drained=True)
+    async def drain(reference: DrainRequest) -> dict[str, Any]:
+        """Stop sending requests to a replica; those in flight finish, or are moved to other replicas if possible."""
+        return _change(gateway, worker_messages, reference, drained=True, move=reference.move)
 
     @router.post("/resume")
     async def resume(reference: BackendReference) -> dict[str, Any]:
         """Send requests to a drained replica again."""
         return _change(gateway, worker_messages, reference, drained=False)
+
+    @router.post("/reload")
+    async def reload(
+        dry_run: Annotated[bool, Query(description="Only check the pool file, and tell what would change")] = False,
+    ) -> dict[str, Any]:
+        """Read the pool file again, and apply it as a whole or not at all; requests in flight are not disturbed."""
+        if gateway.reload is None:
+            raise GatewayError(409, "This gateway was not started with a pool file.", code="reload_failed")
+        try:
+            lines = await gateway.reload(dry_run=dry_run)
+        except ReloadError as error:
+            status, code = _RELOAD_ERRORS[error.outcome]
+            raise GatewayError(status, f"Nothing was changed: {error.message}", code=code) from None
+        return {"dry_run": dry_run, "changes": lines}
 
     @router.post("/explain")
     async def explain(
@@ -129,15 +155,22 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
 
 
 def _change(
-    gateway: Gateway, worker_messages: WorkerMessages, reference: BackendReference, *, drained: bool
+    gateway: Gateway,
+    worker_messages: WorkerMessages,
+    reference: BackendReference,
+    *,
+    drained: bool,
+    move: bool = False,
 ) -> dict[str, Any]:
     backend = next((member for member in gateway.pool.of(reference.model) if member.name == reference.backend), None)
     if backend is None:
         names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
         raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
     gateway.pool.set_drained(backend, drained=drained)
-    worker_messages.share_drain(backend.model, backend.name, drained=drained)
-    return {"model": backend.model, "backend": backend.name, "state": backend.state, "in_flight": backend.in_flight}
+    moved = {"moved": gateway.relay.move(backend)} if move else {}
+    worker_messages.share_drain(backend.model, backend.name, drained=drained, move=move)
+    about = {"model": backend.model, "backend": backend.name, "state": backend.state}
+    return {**about, **moved, "in_flight": backend.in_flight}
 
 
 def _public(choice: Decision) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from gateway.http.errors import GatewayError
 from gateway.http.paths import canonical_path, is_admin
 from gateway.routing.access import Access
 from gateway.routing.keys import Client
+from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
 from gateway.service.worker_messages import WorkerMessages
 from gateway.telemetry.fallback import Fallback
+from policies.policy import Policy
 from policies.roles import Maintained, Work
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,17 @@ class Application:
         self.admin = None if admin is None else OwnPaths(app, admin, relay.new_request_id)
         self._access = relay.access
         self._relay = AsgiFrontend(relay, gateway.settings.server.max_body_bytes)
+        self._gateway = gateway
+        gateway.on_change.append(self._follow)
+
+    def _follow(self) -> None:
+        """Answer the requests that follow with the settings as they are now."""
+        relay, admin_access = self._gateway.relay, self._gateway.admin_access
+        self._access = relay.access
+        self.own.use(relay.access)
+        if self.admin is not None and admin_access is not None:
+            self.admin.use(admin_access)
+        self._relay.use(relay, self._gateway.settings.server.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request or the lifespan protocol."""
@@ -82,6 +95,10 @@ class OwnPaths:
         self._app = app
         self._access = access
         self._new_request_id = new_request_id
+
+    def use(self, access: Access) -> None:
+        """Check the requests that follow with other settings."""
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request or the lifespan protocol."""
@@ -116,25 +133,15 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        recorder = gateway.recorder
         await _start(gateway, worker_messages)
-        tasks = [asyncio.create_task(_tick(gateway))]
-        tasks += [
-            asyncio.create_task(_learn(policy, model.fallback))
-            for model in gateway.models.values()
-            if isinstance(policy := model.policy, Maintained)
-        ]
-        tasks += [
-            asyncio.create_task(find_temperature(model, gateway.settings.models[model.name], gateway.pool))
-            for model in gateway.models.values()
-            if must_ask(gateway.settings.models[model.name])
-        ]
+        tasks = _Tasks(gateway)
+        gateway.on_change.append(tasks.follow)
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            gateway.on_change.remove(tasks.follow)
+            await tasks.stop()
+            recorder = gateway.recorder
             for shadow in gateway.shadow.values():
                 await asyncio.to_thread(shadow.stop)
             if recorder is not None:
@@ -144,8 +151,8 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
             await gateway.state.stop()
             gateway.metrics.flush()  # other workers still report this worker's counts
             await gateway.pool.stop()
-            for model in gateway.models.values():
-                for upstream in model.upstreams.values():
+            for upstreams in gateway.upstreams.values():
+                for upstream in upstreams.values():
                     upstream.client.close()
 
     app = FastAPI(
@@ -227,8 +234,45 @@ def _client(gateway: Gateway, request: Request) -> Client:
     return gateway.relay.access.identify(request.method, dict(request.scope["headers"]))
 
 
+class _Tasks:
+    """The periodic tasks of a gateway process, which follow its models."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._tick = asyncio.create_task(_tick(gateway))
+        self._of_policies: dict[int, tuple[Policy, asyncio.Task[None]]] = {}
+        self._of_models: dict[int, tuple[Model, asyncio.Task[None]]] = {}
+        self.follow()
+
+    def follow(self) -> None:
+        """Start the tasks of what is new, and end those of what is gone."""
+        models, settings = self._gateway.models, self._gateway.settings.models
+        policies = {id(model.policy) for model in models.values()}
+        for key in self._of_policies.keys() - policies:
+            self._of_policies.pop(key)[1].cancel()
+        asking = {id(model) for model in models.values() if must_ask(settings[model.name])}
+        for key in self._of_models.keys() - asking:
+            self._of_models.pop(key)[1].cancel()
+        for model in models.values():
+            policy = model.policy
+            if isinstance(policy, Maintained) and id(policy) not in self._of_policies:
+                self._of_policies[id(policy)] = policy, asyncio.create_task(_learn(policy, model.fallback))
+            if id(model) in asking - self._of_models.keys():
+                finding = find_temperature(model, settings[model.name], self._gateway.pool)
+                self._of_models[id(model)] = model, asyncio.create_task(finding)
+
+    async def stop(self) -> None:
+        """End all tasks."""
+        both = [*self._of_policies.values(), *self._of_models.values()]
+        tasks = [self._tick, *(task for _, task in both)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     """Start everything that the first request needs."""
+    gateway.is_started = True
     if gateway.recorder is not None:
         gateway.recorder.start()
     await gateway.state.start()
@@ -249,6 +293,7 @@ async def _tick(gateway: Gateway) -> None:
         gateway.relay.sweep()
         for name, shadow in gateway.shadow.items():
             shadow.deliver(gateway.models[name].fallback)
+        gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
         _refresh(gateway)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from backends.backend import Backend
 from backends.http.client import Address, UpstreamClient
 from backends.http.write_batch import WriteBatch
 from backends.pool import HealthRules, Pool
-from gateway.config.settings import KeySettings, PoolSettings
+from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
 from gateway.http.cors import Cors
 from gateway.http.paths import RelayedPaths
 from gateway.recorder import Recorder
@@ -21,7 +23,7 @@ from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
-from gateway.service.default_temperature import assumed_temperature
+from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
@@ -32,7 +34,23 @@ from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from policies.guarded.policy import build
 from policies.learned.shadow_drafting import shadow_arms
-from policies.roles import Scoring, ShadowLearner, Stateful
+from policies.policy import Policy
+from policies.roles import Heir, Scoring, ShadowLearner, Stateful
+from policies.statistics import Statistics
+
+
+class Leaving(Protocol):
+    """Something that was taken out of use while requests were in flight."""
+
+    def has_ended(self) -> bool:
+        """Return whether they have ended, after freeing what they held."""
+
+
+class Reload(Protocol):
+    """Reads the pool file again and applies it."""
+
+    async def __call__(self, *, dry_run: bool) -> list[str]:
+        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
 
 
 @dataclass(slots=True)
@@ -57,6 +75,18 @@ class Gateway:
         Records finished requests; None if recording is off.
     shadow
         Shadow drafting of each model whose policy and pool make use of it.
+    upstreams
+        The upstreams of each model, by name of their backends.
+    admin_digest
+        SHA-256 of the admin key.
+    is_started
+        Whether its periodic tasks run.
+    leaving
+        What was taken out of use, until the requests that were in flight then have ended.
+    on_change
+        Called after each change of the other attributes.
+    reload
+        Reads the pool file again, or tells what that would change; None if this process was not started with one.
     """
 
     settings: PoolSettings
@@ -71,9 +101,17 @@ class Gateway:
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
     shadow: dict[str, ShadowDrafting]
+    upstreams: dict[str, dict[str, Upstream]]
+    admin_digest: bytes
+    is_started: bool = False
+    leaving: list[Leaving] = field(default_factory=list)
+    on_change: list[Callable[[], None]] = field(default_factory=list)
+    reload: Reload | None = None
 
 
-def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Gateway:
+def assemble(
+    settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes, previous: Gateway | None = None
+) -> Gateway:
     """Return the parts of a gateway process, without opening or starting anything.
 
     Parameters
@@ -82,62 +120,202 @@ def assemble(settings: PoolSettings, backends: Sequence[Backend], admin_digest: 
         All replicas of the pool, including those that the gateway has yet to start.
     admin_digest
         SHA-256 of the admin key.
+    previous
+        The running gateway, which is not changed. What its settings have in common with the new ones is used again, and
+        policies continue with what they have learned. `gateway.service.change` puts the result in its place.
     """
-    metrics, writes = Metrics(), WriteBatch()
-    tls = ssl.create_default_context() if any(backend.url.startswith("https:") for backend in backends) else None
+    metrics, writes = (Metrics(), WriteBatch()) if previous is None else (previous.metrics, previous.relay.writes)
+    backends = [_kept(backend, previous) for backend in backends]
+    recorder = _recorder(settings, previous)
+    pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
+    clients = _Clients(settings, metrics, writes, previous)
     models: dict[str, Model] = {}
+    upstreams: dict[str, dict[str, Upstream]] = {}
     by_name: dict[str, Model] = {}
     shadow: dict[str, ShadowDrafting] = {}
-    recorder = None if settings.recorder is None else Recorder(settings.recorder)
     for name, model_settings in settings.models.items():
-        policy = build(model_settings.policy.name, model_settings.policy.settings)
-        upstreams = {
-            backend.name: Upstream(
-                backend,
-                _client(backend, settings, tls, writes),
-                metrics.bind(backend),
-                drops_cors=settings.cors is not None,
-            )
-            for backend in backends
-            if backend.model == name
-        }
-        model = models[name] = Model(name, policy, assumed_temperature(model_settings), upstreams)
-        if (drafting := _shadow(model)) is not None:
+        upstreams[name] = {each.name: clients.upstream(each) for each in backends if each.model == name}
+        model = models[name] = _model(name, model_settings, upstreams[name], previous)
+        before = None if previous is None else previous.shadow.get(name)
+        if (drafting := _shadow(model.policy, upstreams[name], before)) is not None:
             shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    health, timeouts = settings.health, settings.timeouts
-    rules = HealthRules(health.interval_s, health.timeout_s, eject_s=health.eject_s, eject_max_s=health.eject_max_s)
-    pool = Pool(backends, rules)
-    access, admin_access = _access(settings, admin_digest)
-    relay = RelayContext(
-        Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes),
-        pool,
-        access,
-        Limits(settings.server.max_in_flight),
-        metrics,
-        Timeouts(timeouts.first_byte_s, timeouts.idle_s),
-        writes,
-    )
-    pool.on_down = relay.abandon
-    for name, model in models.items():
-        followers: list[Follower | None] = [shadow.get(name), recorder]
-        relay.followers[name] = [follower for follower in followers if follower is not None]
-        if recorder is not None and isinstance(model.policy, Scoring):
-            model.policy.explain_candidates = True
-    state = _state(settings, models, metrics)
+    followers: dict[str, list[Follower]] = {}
+    for name in models:
+        both: list[Follower | None] = [shadow.get(name), recorder]
+        followers[name] = [follower for follower in both if follower is not None]
+    access, admin_access = _access(settings, admin_digest, previous)
+    router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
+    timeouts = _timeouts(settings)
+    if previous is None:
+        limits = Limits(settings.server.max_in_flight)
+        relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
+        relay.followers = followers
+        pool.on_down = relay.abandon
+        state = _state(settings, models, metrics)
+        peers = Peers(pool, limits, access.keyring)
+        live = open_live(settings.state, peers.writer)
+        exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
+    else:
+        router.locations = previous.relay.router.locations
+        relay = previous.relay.successor(router, access, timeouts, followers)
+        state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
-    for versions in policy_versions.values():
-        versions.follow()
-    peers = Peers(pool, relay.limits, access.keyring)
-    live = open_live(settings.state, peers.writer)
-    exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
+    if previous is None:
+        explain_for(recorder, models)
+        for versions in policy_versions.values():
+            versions.follow()
     return Gateway(
-        settings, models, pool, relay, metrics, admin_access, state, peers, exchange, policy_versions, recorder, shadow
+        settings,
+        models,
+        pool,
+        relay,
+        metrics,
+        admin_access,
+        state,
+        peers,
+        exchange,
+        policy_versions,
+        recorder,
+        shadow,
+        upstreams,
+        admin_digest,
     )
 
 
-def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
+def health_rules(settings: PoolSettings) -> HealthRules:
+    """Return when a replica is taken out of service, by the settings."""
+    health = settings.health
+    return HealthRules(
+        health.interval_s,
+        health.timeout_s,
+        eject_s=health.eject_s,
+        eject_max_s=health.eject_max_s,
+        slow_start_s=health.slow_start_s,
+    )
+
+
+def _timeouts(settings: PoolSettings) -> Timeouts:
+    timeouts = settings.timeouts
+    return Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s)
+
+
+def explain_for(recorder: Recorder | None, models: Mapping[str, Model]) -> None:
+    """Have decisions include the scores of all candidates if they are recorded."""
+    for model in models.values():
+        if isinstance(model.policy, Scoring):
+            model.policy.explain_candidates = recorder is not None
+
+
+def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
+    """Return the statistics of the models whose policy has some, by model."""
+    return {name: policy.statistics for name, model in models.items() if isinstance(policy := model.policy, Stateful)}
+
+
+def is_same_replica(one: Backend, other: Backend) -> bool:
+    """Return whether two backends are the same replica, whatever their weights and states."""
+    return all(getattr(one, field) == getattr(other, field) for field in _IDENTITY)
+
+
+_IDENTITY = (
+    "name",
+    "model",
+    "method",
+    "url",
+    "num_speculative_tokens",
+    "speculative_config",
+    "api_key",
+    "simulated",
+    "launched",
+)
+
+
+def _kept(backend: Backend, previous: Gateway | None) -> Backend:
+    """Return the running gateway's object for a replica if it has one: with its state, load and requests."""
+    for known in () if previous is None else previous.pool.of(backend.model):
+        if is_same_replica(known, backend):
+            return known
+    return backend
+
+
+class _Clients:
+    """The upstreams of the backends, old ones as far as their settings are the same."""
+
+    def __init__(self, settings: PoolSettings, metrics: Metrics, writes: WriteBatch, previous: Gateway | None) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._writes = writes
+        self._old: dict[tuple[str, str], Upstream] = {}
+        if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
+            self._old = {
+                (name, upstream.backend.name): upstream
+                for name, model in previous.models.items()
+                for upstream in model.upstreams.values()
+            }
+        self._tls: ssl.SSLContext | None = None
+
+    def upstream(self, backend: Backend) -> Upstream:
+        """Return the upstream of a backend."""
+        known = self._old.get((backend.model, backend.name))
+        if known is not None and known.backend is backend:
+            return known
+        address = Address.parse(backend.url)
+        if address.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        client = UpstreamClient(
+            address,
+            connect_timeout_s=self._settings.timeouts.connect_s,
+            tls=self._tls if address.tls else None,
+            writes=self._writes,
+        )
+        return Upstream(backend, client, self._metrics.bind(backend), drops_cors=self._settings.cors is not None)
+
+
+def _of_clients(settings: PoolSettings) -> tuple[float, bool]:
+    """Return the settings that upstreams depend on."""
+    return settings.timeouts.connect_s, settings.cors is not None
+
+
+def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], previous: Gateway | None) -> Model:
+    """Return a model: the running one as long as its policy is the same, which requests in flight keep."""
+    before = None if previous is None else previous.models.get(name)
+    if previous is None or before is None:
+        policy = build(settings.policy.name, settings.policy.settings)
+        return Model(name, policy, assumed_temperature(settings), upstreams, rescue=settings.rescue)
+    old = previous.settings.models[name]
+    policy = before.policy
+    if old.policy != settings.policy:
+        policy = build(settings.policy.name, settings.policy.settings)
+        if isinstance(policy, Heir):
+            policy.take_over(before.policy)
+    knows = (must_ask(old) and must_ask(settings)) or assumed_temperature(old) == assumed_temperature(settings)
+    temperature = before.default_temperature if knows else assumed_temperature(settings)
+    if (policy, temperature, settings.rescue) == (before.policy, before.default_temperature, before.rescue):
+        return before
+    return Model(
+        name,
+        policy,
+        temperature,
+        upstreams,
+        before.traffic,
+        before.fallback,
+        before.bytes_per_token,
+        rescue=settings.rescue,
+    )
+
+
+def _recorder(settings: PoolSettings, previous: Gateway | None) -> Recorder | None:
+    if previous is not None and previous.settings.recorder == settings.recorder:
+        return previous.recorder
+    return None if settings.recorder is None else Recorder(settings.recorder)
+
+
+def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | None) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
+    if previous is not None and _of_access(previous.settings, previous.admin_digest) == _of_access(
+        settings, admin_digest
+    ):
+        return previous.relay.access, previous.admin_access
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
     paths = RelayedPaths(settings.paths)
     cors = None if settings.cors is None else Cors(**settings.cors.model_dump())
@@ -149,26 +327,24 @@ def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access
     return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin)
 
 
+def _of_access(settings: PoolSettings, admin_digest: bytes) -> tuple[object, ...]:
+    """Return what access depends on."""
+    return settings.keys, settings.admin, settings.paths, settings.cors, admin_digest
+
+
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
     store = open_store(settings.state)
-    learners = {
-        name: policy.statistics for name, model in models.items() if isinstance(policy := model.policy, Stateful)
-    }
-    return State(store, learners, None if store is None else metrics.bind_state(store.kind, ERRORS))
+    return State(store, learners_of(models), None if store is None else metrics.bind_state(store.kind, ERRORS))
 
 
-def _shadow(model: Model) -> ShadowDrafting | None:
-    policy = model.policy
-    backends = [upstream.backend for upstream in model.upstreams.values()]
+def _shadow(policy: Policy, upstreams: Mapping[str, Upstream], before: ShadowDrafting | None) -> ShadowDrafting | None:
+    backends = [upstream.backend for upstream in upstreams.values()]
     arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
     if not isinstance(policy, ShadowLearner) or policy.shadow.sample == 0 or not arms or len(backends) < 2:
         return None
+    if before is not None and before.replays(policy, arms):
+        return before
     return ShadowDrafting(policy, policy.shadow, arms)
-
-
-def _client(backend: Backend, settings: PoolSettings, tls: ssl.SSLContext | None, writes: WriteBatch) -> UpstreamClient:
-    address, connect_s = Address.parse(backend.url), settings.timeouts.connect_s
-    return UpstreamClient(address, connect_timeout_s=connect_s, tls=tls if address.tls else None, writes=writes)
 
 
 def _client_of(key: KeySettings) -> Client:

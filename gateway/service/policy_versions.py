@@ -73,6 +73,11 @@ class PolicyVersions:
             self.documents.watch(self._pin_name, partial(self._apply, self.policy))
         self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
 
+    def unfollow(self) -> None:
+        """Apply the documents no more: the policy has gone."""
+        self.documents.unwatch(self._pin_name)
+        self.documents.unwatch(self._thaw_name)
+
     def pin(self) -> Pin:
         """Return the current pin."""
         document = self.documents.get(self._pin_name)

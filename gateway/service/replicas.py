@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,23 @@ SIMULATOR = "simulator"
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A replica that the gateway starts.
+
+    Parameters
+    ----------
+    process
+        Everything that its process depends on.
+    launch
+        Its process; None for a simulated replica, which shares one with the others.
+    """
+
+    backend: Backend
+    process: object
+    launch: LaunchSpec | None
+
+
+@dataclass(frozen=True, slots=True)
 class Replicas:
     """The replicas of a pool, before they are started.
 
@@ -28,36 +45,58 @@ class Replicas:
         All replicas, in the order of the pool file.
     launches
         The processes to start: one for each served replica, and one for all simulated replicas.
+    started
+        The replicas that run in them.
     """
 
     backends: tuple[Backend, ...]
     launches: tuple[LaunchSpec, ...]
+    started: tuple[Started, ...]
 
 
-def plan(settings: PoolSettings, run_dir: Path) -> Replicas:
+def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) -> Replicas:
     """Assign addresses to the replicas, and return the processes to start.
 
     Parameters
     ----------
     run_dir
         Folder for logs and for the settings of the simulator.
+    before
+        The replicas of the running gateway: those that it has started, and whose settings are the same, keep their
+        addresses and processes.
     """
+    started = {} if before is None else {(each.backend.model, each.backend.name): each for each in before.started}
+    now_started: list[Started] = []
     backends: list[Backend] = []
     launches: list[LaunchSpec] = []
     simulated: list[dict[str, Any]] = []
     for model, model_settings in settings.models.items():
         names = (model, *model_settings.aliases)
         for name, backend_settings in model_settings.backends.items():
-            port = 0 if backend_settings.url is not None else free_port(_HOST)
-            backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
+            if backend_settings.url is not None:
+                backends.append(_backend(model, name, backend_settings, ""))
+                continue
+            process = backend_settings.model_copy(update={"weight": 1.0}), names  # what its process depends on
+            known = started.get((model, name))
+            if known is not None and known.process == process:
+                backend, launch = replace(known.backend, weight=backend_settings.weight), known.launch
+            else:
+                port = free_port(_HOST)
+                backend, launch = _backend(model, name, backend_settings, f"http://{_HOST}:{port}"), None
+                if backend_settings.serve is not None:
+                    launch = _launch(backend, backend_settings, names, port, run_dir)
+                else:
+                    simulated.append(_simulated(backend, backend_settings, names, port))
             backends.append(backend)
-            if backend_settings.serve is not None:
-                launches.append(_launch(backend, backend_settings, names, port, run_dir))
-            elif backend_settings.simulate is not None:
-                simulated.append(_simulated(backend, backend_settings, names, port))
-    if simulated:
+            now_started.append(Started(backend, process, launch))
+            if launch is not None:
+                launches.append(launch)
+    if before is not None:
+        assert not simulated, "a reload starts no simulated replica"
+        launches += [launch for launch in before.launches if launch.name == SIMULATOR]
+    elif simulated:
         launches.append(_launch_simulator(simulated, run_dir))
-    return Replicas(tuple(backends), tuple(launches))
+    return Replicas(tuple(backends), tuple(launches), tuple(now_started))
 
 
 def _backend(model: str, name: str, settings: BackendSettings, launch_url: str) -> Backend:

@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.recorder import with_salt
+from gateway.reload.reloader import Cause, Outcome, Reloader
+from gateway.reload.watch import watch
 from gateway.routing.keys import digest
-from gateway.service.assembly import assemble
+from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_table, start_lines
+from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, listen, raise_open_file_limit
 from gateway.service.worker_messages import WorkerMessages
@@ -37,8 +41,13 @@ _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
 
-def serve(settings: PoolSettings, config_path: Path) -> int:
+def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSettings]) -> int:
     """Serve a pool until SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    load
+        Reads the settings again, for a reload.
 
     Returns
     -------
@@ -63,7 +72,7 @@ def serve(settings: PoolSettings, config_path: Path) -> int:
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
         run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
-        serving = _Serving(with_salt(settings), plan(settings, run_dir), sockets, run_dir)
+        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
@@ -80,8 +89,19 @@ def _url(opened: socket.socket) -> str:
 class _Serving:
     """One run of the gateway, in its main process."""
 
-    def __init__(self, settings: PoolSettings, replicas: Replicas, sockets: list[socket.socket], run_dir: Path) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PoolSettings,
+        replicas: Replicas,
+        sockets: list[socket.socket],
+        run_dir: Path,
+        config_path: Path,
+        load: Callable[[], PoolSettings],
+    ) -> None:
+        self._config_path = config_path
+        self._settings = with_salt(settings)
+        self._reloader = Reloader(load, settings, self._apply, self._on_reload)
+        self._gateway: Gateway | None = None
         self._replicas = replicas
         self._sockets = sockets
         self._run_dir = run_dir
@@ -97,10 +117,13 @@ class _Serving:
         """Start the replicas, serve, and stop the replicas."""
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
         console.print(pool_table(self._settings))
-        announce = asyncio.create_task(self._announce(console))
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, logger.warning, "SIGHUP is ignored: a changed pool file takes effect at the next start"
-        )
+        request, is_watched = self._reloader.request, lambda: self._settings.server.watch
+        background = [
+            asyncio.create_task(self._announce(console)),
+            asyncio.create_task(self._reloader.run()),
+            asyncio.create_task(watch(self._config_path, is_watched, lambda: request("file"))),
+        ]
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, request, "signal")
         try:
             await self._launcher.start()
             if self._settings.server.workers > 1:
@@ -110,17 +133,39 @@ class _Serving:
             print(error, file=sys.stderr)
             return 1
         finally:
-            announce.cancel()
+            for task in background:
+                task.cancel()
             await self._launcher.stop()
 
     async def _serve_alone(self) -> int:
-        gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
+        gateway = self._gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
+        gateway.reload = partial(self._reloader.reload, "admin")
         server = Server(gateway, self._worker_messages, has_process=True, on_started=self._started.set)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)
         await server.serve_at(*self._sockets)
         return 0 if server.started else 1
+
+    async def _apply(self, settings: PoolSettings) -> None:
+        """Put other settings into effect, or raise."""
+        await self._started.wait()
+        # The key of the run stays if the file has none; so does the salt, since the recorder does.
+        admin_digest = settings.admin.digest or self._admin_digest
+        settings = settings.model_copy(update={"recorder": self._settings.recorder})
+        replicas = plan(settings, self._run_dir, self._replicas)
+        if self._gateway is not None:
+            change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
+            change.commit()
+        elif self._workers is not None:
+            await self._workers.change(settings, replicas.backends, admin_digest)
+        self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+
+    def _on_reload(self, cause: Cause, outcome: Outcome) -> None:
+        if self._gateway is not None:
+            self._gateway.metrics.count_reload(cause, outcome)
+        elif self._workers is not None:
+            self._workers.count_reload(cause, outcome)
 
     async def _serve_with_workers(self) -> int:
         addresses = [opened.getsockname()[:2] for opened in self._sockets]
@@ -132,6 +177,7 @@ class _Serving:
             self._run_dir,
             on_started=self._started.set,
         )
+        self._workers.reload_with(lambda dry_run: self._reloader.reload("admin", dry_run=dry_run))
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._workers.stop)

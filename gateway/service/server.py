@@ -70,6 +70,8 @@ class Server(uvicorn.Server):
         self._has_process = has_process
         self._watch: asyncio.Task[None] | None = None
         self._drain_s = gateway.settings.server.drain_s
+        self._admin_frontend: HttpFrontend | None = None
+        self._admin_http: HttpServer | None = None
         app = Application(gateway, worker_messages)
         super().__init__(
             uvicorn.Config(
@@ -88,12 +90,32 @@ class Server(uvicorn.Server):
             )
         )
         self._app = app
+        self._frontend = HttpFrontend(gateway.relay, app, self.server_state.tasks, through_app=not fast)
         self._http = HttpServer(
-            HttpFrontend(gateway.relay, app, self.server_state.tasks, through_app=not fast),
+            self._frontend,
             server_limits(gateway.settings.server),
             writes=gateway.relay.writes,
             connections=self.server_state.connections,
         )
+        self._served = gateway.settings, gateway.relay.access
+        gateway.on_change.append(self._follow)
+
+    def _follow(self) -> None:
+        """Serve the requests that follow with the settings as they are now."""
+        gateway, (settings, access) = self._gateway, self._served
+        self._served = gateway.settings, gateway.relay.access
+        self._frontend.use(gateway.relay, gateway.relay.access)
+        if self._admin_frontend is not None and gateway.admin_access is not None:
+            self._admin_frontend.use(gateway.relay, gateway.admin_access)
+        servers = [self._http, *([] if self._admin_http is None else [self._admin_http])]
+        if access is not gateway.relay.access:
+            for server in servers:
+                server.forget_heads()
+        if settings.server != gateway.settings.server:
+            self._drain_s = gateway.settings.server.drain_s
+            self.config.timeout_graceful_shutdown = math.ceil(self._drain_s) + 5
+            for server in servers:
+                server.limits = server_limits(gateway.settings.server)
 
     def _connect(self, **_: object) -> ServerConnection:
         """Return the protocol of a new connection; uvicorn passes what its own protocols need."""
@@ -123,11 +145,11 @@ class Server(uvicorn.Server):
 
     async def _serve_admin(self, opened: socket.socket) -> asyncio.Server:
         assert self._app.admin is not None
-        frontend = HttpFrontend(
+        self._admin_frontend = HttpFrontend(
             self._gateway.relay, self._app.admin, self.server_state.tasks, self._gateway.admin_access
         )
         limits = server_limits(self._gateway.settings.server)
-        server = HttpServer(frontend, limits, connections=self._admin_connections)
+        server = self._admin_http = HttpServer(self._admin_frontend, limits, connections=self._admin_connections)
         # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
         connect = cast("Callable[[], asyncio.Protocol]", server.connect)
         return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import multiprocessing
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,6 +22,17 @@ import uvloop
 
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
+from gateway.reload.messages import (
+    ChangePrepared,
+    EndChange,
+    PrepareChange,
+    ReloadAnswered,
+    ReloadCounted,
+    ReloadWanted,
+    ToParent,
+    ToWorker,
+)
+from gateway.reload.reloader import Cause, Outcome, ReloadError
 from gateway.service.worker_messages import (
     Drained,
     Launched,
@@ -39,6 +49,8 @@ logger = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _GRACE_S = 10.0
+_PREPARE_S = 60.0
+"""How long the workers may take to prepare a change; one that starts meanwhile has to start first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,33 @@ class Assignment:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+
+
+class _Change:
+    """A change that the workers prepare.
+
+    Attributes
+    ----------
+    waiting
+        The workers that have not answered yet.
+    problem
+        Why one of them cannot make the change; empty if all can so far.
+    """
+
+    def __init__(self, number: int, workers: dict[int, _Worker]) -> None:
+        self.number = number
+        self.workers = workers
+        self.waiting = set(workers)
+        self.all_prepared = asyncio.Event()
+        self.problem = ""
+
+    def answered(self, number: int, worker: _Worker, problem: str = "") -> None:
+        """Note that a worker has answered, or has ended: its successor starts with the settings that hold then."""
+        if self.workers.get(number) is worker:
+            self.waiting.discard(number)
+            self.problem = self.problem or (problem and f"worker {number} failed ({problem})")
+        if not self.waiting:
+            self.all_prepared.set()
 
 
 class Workers:
@@ -91,6 +130,9 @@ class Workers:
         self._workers: dict[int, _Worker] = {}
         self._drained: dict[tuple[str, str], Drained] = {}
         self._launched = Launched({})
+        self._change = _Change(0, {})
+        self._reload: Callable[[bool], Awaitable[list[str]]] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         metrics_dir = run_dir / "metrics"
         metrics_dir.mkdir()
@@ -113,6 +155,53 @@ class Workers:
         """Send the workers the status of the replicas that the gateway started."""
         self._launched = Launched(replicas)
         self._send_all(self._launched)
+
+    def reload_with(self, reload: Callable[[bool], Awaitable[list[str]]]) -> None:
+        """Set what reloads the pool file when a client of a worker asks for it, given `dry_run`."""
+        self._reload = reload
+
+    async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
+        """Have all workers change to other settings and replicas, or none.
+
+        Raises
+        ------
+        ReloadError
+            If one of them cannot, or does not answer in time.
+        """
+        change = self._change = _Change(self._change.number + 1, dict(self._workers))
+        message = PrepareChange(change.number, settings, backends, admin_digest)
+        for worker in change.workers.values():
+            self._send(worker, message)
+        try:
+            async with asyncio.timeout(_PREPARE_S):
+                await change.all_prepared.wait()
+        except TimeoutError:
+            change.problem = f"no answer of worker {', '.join(map(str, sorted(change.waiting)))}"
+        for worker in change.workers.values():
+            self._send(worker, EndChange(change.number, commit=not change.problem))
+        if change.problem:
+            raise ReloadError("failed", f"The settings could not be applied: {change.problem}.")
+        self._settings, self._backends, self._admin_digest = settings, backends, admin_digest
+        present = {(backend.model, backend.name) for backend in backends}
+        self._drained = {name: message for name, message in self._drained.items() if name in present}
+        for number, worker in self._workers.items():
+            if change.workers.get(number) is not worker:  # started meanwhile, with the settings before
+                self._send(worker, message)
+                self._send(worker, EndChange(change.number, commit=True))
+
+    def count_reload(self, cause: Cause, outcome: Outcome) -> None:
+        """Have a worker count a reload."""
+        if self._workers:
+            self._send(self._workers[min(self._workers)], ReloadCounted(cause, outcome))
+
+    async def _answer_reload(self, wanted: ReloadWanted) -> None:
+        worker = self._workers[wanted.worker]
+        assert self._reload is not None
+        try:
+            answer = ReloadAnswered(wanted.request, await self._reload(wanted.dry_run))
+        except ReloadError as error:
+            answer = ReloadAnswered(wanted.request, [], error.outcome, error.message)
+        self._send(worker, answer)
 
     async def _supervise(self, number: int) -> None:
         """Run one worker, and replace it when it dies."""
@@ -168,6 +257,7 @@ class Workers:
         from prometheus_client.multiprocess import mark_process_dead
 
         worker = self._workers.pop(number)
+        self._change.answered(number, worker)
         asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
         worker.pipe.close()
         mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
@@ -176,9 +266,18 @@ class Workers:
     def _receive(self, number: int) -> None:
         worker = self._workers[number]
         try:
-            message: WorkerMessage = worker.pipe.recv()
+            message: WorkerMessage | ToParent = worker.pipe.recv()
         except (EOFError, OSError):  # the worker has ended; `_wait` handles that
             asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+            return
+        if isinstance(message, ChangePrepared):
+            if message.number == self._change.number:
+                self._change.answered(number, worker, message.problem)
+            return
+        if isinstance(message, ReloadWanted):
+            task = asyncio.create_task(self._answer_reload(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
             return
         if isinstance(message, WorkerStarted):
             if self._yet_to_start == {message.worker}:
@@ -196,12 +295,12 @@ class Workers:
             self._send(worker, message)
 
     @staticmethod
-    def _send(worker: _Worker, message: WorkerMessage) -> None:
+    def _send(worker: _Worker, message: WorkerMessage | ToWorker) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
             send(worker.pipe, message)
 
 
-def send(pipe: Connection, message: WorkerMessage) -> None:
+def send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
     """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
     if isinstance(message, Reported):
         poll = select.poll()
@@ -213,7 +312,7 @@ def send(pipe: Connection, message: WorkerMessage) -> None:
 
 def work(assignment: Assignment, pipe: Connection) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent logs it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
     level = logging.INFO if assignment.number == 0 else logging.ERROR  # all would log the same about the pool
     configure_logging(f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]", level)
     sys.exit(uvloop.run(_work(assignment, pipe)))
@@ -222,29 +321,33 @@ def work(assignment: Assignment, pipe: Connection) -> None:
 async def _work(assignment: Assignment, pipe: Connection) -> int:
     from gateway.service.assembly import assemble
     from gateway.service.server import Server, listen
+    from gateway.service.worker_reload import WorkerReload, share_of_worker
 
-    settings = assignment.settings
-    if settings.server.max_in_flight is not None:
-        share = math.ceil(settings.server.max_in_flight / settings.server.workers)
-        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"max_in_flight": share})})
-    gateway = assemble(settings, assignment.backends, assignment.admin_digest)
+    gateway = assemble(share_of_worker(assignment.settings), assignment.backends, assignment.admin_digest)
     worker_messages = WorkerMessages(assignment.number, functools.partial(send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
-    server = Server(
-        gateway, worker_messages, has_process=True, on_started=lambda: pipe.send(WorkerStarted(assignment.number))
-    )
+    reload = WorkerReload(assignment.number, gateway, pipe.send)
+
+    def on_started() -> None:
+        reload.on_started()
+        pipe.send(WorkerStarted(assignment.number))
+
+    server = Server(gateway, worker_messages, has_process=True, on_started=on_started)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
 
     def receive() -> None:
         try:
-            message: WorkerMessage = pipe.recv()
+            message: WorkerMessage | ToWorker = pipe.recv()
         except (EOFError, OSError):  # the parent has ended
             loop.remove_reader(pipe.fileno())
             server.drain()
             return
-        worker_messages.receive(message, gateway)
+        if isinstance(message, ToWorker):
+            reload.receive(message)
+        else:
+            worker_messages.receive(message, gateway)
 
     loop.add_reader(pipe.fileno(), receive)
     with contextlib.ExitStack() as stack:

@@ -45,6 +45,10 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
+def _encoded(arms: Sequence[ShadowArm]) -> bytes:
+    return orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
+
+
 class ShadowDrafting:
     """Replays drafting on the finished texts of one model.
 
@@ -60,7 +64,7 @@ class ShadowDrafting:
         self._policy = policy
         self._settings = settings
         self._max_texts = settings.queue
-        self._arms = orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
+        self._arms = _encoded(arms)
         self._max_text_bytes = int(1024 * settings.max_text_kib)
         self._max_bytes = int(2**20 * settings.queue_mib)
         self._queue: deque[AnswerText] = deque()
@@ -76,6 +80,10 @@ class ShadowDrafting:
         self.replayed = self.dropped = self.failed = 0
         self.cpu_s = 0.0
         self._counted = (0, 0, 0, 0.0)
+
+    def replays(self, policy: ShadowLearner, arms: Sequence[ShadowArm]) -> bool:
+        """Return whether it replays these arms for this policy."""
+        return policy is self._policy and _encoded(arms) == self._arms
 
     def start(self) -> None:
         """Start the thread and its process, which loads while the first requests run."""

@@ -112,6 +112,10 @@ class Documents:
         if (document := self.get(name)) is not None:
             watcher(document)
 
+    def unwatch(self, name: str) -> None:
+        """Call no watcher of a document any more."""
+        self._watchers.pop(name, None)
+
     @property
     def is_watched(self) -> bool:
         """Whether any document is watched."""

@@ -57,10 +57,13 @@ class State:
         self._store = store
         self._metrics = metrics
         writer = uuid4().hex
-        self._ledgers = [Ledger(model, statistics, writer) for model, statistics in learners.items()]
+        self._learners = dict(learners)
+        self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
+        self._leaving: list[Ledger] = []  # of models without a policy that learns, until they are written
         self.documents = Documents(self._ask)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._task: asyncio.Task[None] | None = None
+        self._is_started = False
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
@@ -78,10 +81,27 @@ class State:
 
         The store is not opened if no policy learns and no document is watched.
         """
+        self._is_started = True
         if self._store is not None and (self._ledgers or self.documents.is_watched):
             self._begin(self._store)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), _START_TIMEOUT_S)
+
+    def follow(self, learners: Mapping[str, Statistics]) -> None:
+        """Synchronise other statistics from now on; those that end are written once more.
+
+        Statistics that begin get a name of their own in the store. What this process has written there of the same
+        model before is read as that of others.
+        """
+        for model in [*self._ledgers]:
+            if learners.get(model) is not self._learners[model]:
+                self._leaving.append(self._ledgers.pop(model))
+        for model, statistics in learners.items():
+            if model not in self._ledgers:
+                self._ledgers[model] = Ledger(model, statistics, uuid4().hex)
+        self._learners = dict(learners)
+        if self._is_started and self._store is not None and (self._ledgers or self.documents.is_watched):
+            self._begin(self._store)
 
     async def stop(self) -> None:
         """Push the last observations, waiting up to three seconds."""
@@ -113,7 +133,8 @@ class State:
     async def _attempt(self, store: Store) -> None:
         began_s = time.perf_counter()
         exchange_due = began_s >= self._next_exchange_s or self._stopping.is_set()
-        ledgers = self._ledgers if exchange_due else []
+        leaving = list(self._leaving)
+        ledgers = [*self._ledgers.values(), *leaving] if exchange_due else []
         for ledger in ledgers:
             ledger.stage()
         loop = asyncio.get_running_loop()
@@ -124,6 +145,8 @@ class State:
             return
         for ledger in ledgers:
             ledger.settle()
+        if exchange_due:
+            self._leaving = [ledger for ledger in self._leaving if ledger not in leaving]
         self.documents.settle(changed)
         if exchange_due:
             self._next_exchange_s = began_s + cpu_s / _MAX_CPU_SHARE
@@ -157,7 +180,7 @@ class State:
         self._metrics.connected.set(1)
         self._metrics.last_sync.set(time.time())
         self._metrics.sync.observe(took_s)
-        for ledger in self._ledgers:
+        for ledger in self._ledgers.values():
             self._metrics.pushed.inc(ledger.pages_written)
             self._metrics.read.inc(ledger.pages_read)
             self._metrics.errors["lost"].inc(ledger.losses)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
 )
@@ -27,7 +29,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
-from gateway.telemetry.series import Count, Counts, Distribution, Distributions
+from gateway.telemetry.series import Count, Counts, Distribution, Distributions, forget_series
 
 _BACKEND = ("model", "backend", "method")
 _STORE = ("store",)
@@ -102,6 +104,9 @@ class Metrics:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
 
         self._summed: list[Counts | Distributions] = []
+        self._gauges: list[Gauge] = []
+        self._present: frozenset[tuple[str, str]] | None = None  # with several workers, once a replica has left
+        self._is_shared = many
 
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
             counts = Counts(Counter(name, text, labels, registry=registry))
@@ -114,7 +119,9 @@ class Metrics:
             return distributions
 
         def gauge(name: str, text: str, labels: tuple[str, ...], workers: _OfWorkers = "livemostrecent") -> Gauge:
-            return Gauge(name, text, labels, registry=registry, multiprocess_mode=workers)
+            made = Gauge(name, text, labels, registry=registry, multiprocess_mode=workers)
+            self._gauges.append(made)
+            return made
 
         self.requests = counter("gateway_requests", "Requests ended, by outcome", (*_BACKEND, "outcome"))
         self.ttft = histogram(
@@ -148,6 +155,14 @@ class Metrics:
         self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
         self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
         self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.retries_refused = counter(
+            "gateway_retries_refused",
+            "Requests not sent elsewhere: the retry budget is spent",
+            ("model",),
+        )
+        self.rescues = counter(
+            "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -204,6 +219,13 @@ class Metrics:
         self.peers_errors = counter(
             "gateway_peers_errors", "Errors of the exchange with other gateways", (*_STORE, "kind")
         )
+        self.reloads = counter("gateway_reloads", "Reloads of the pool file, by outcome", ("cause", "outcome"))
+        self.last_reload = gauge(
+            "gateway_last_reload_timestamp_seconds",
+            "Time of the last successful reload of the pool file",
+            ("cause",),
+            "livemax",
+        )
 
     def bind(self, backend: Backend) -> BackendMetrics:
         """Return a backend's series; call once per backend, since the lookup by labels costs more than an update."""
@@ -251,6 +273,12 @@ class Metrics:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
 
+    def count_reload(self, cause: str, outcome: str) -> None:
+        """Count a reload of the pool file."""
+        self.reloads.labels(cause, outcome).inc()
+        if outcome in {"changed", "unchanged"}:
+            self.last_reload.labels(cause).set(time.time())
+
     def count_steps(self, bound: BackendMetrics, temperature: float, source: str, steps: float, tokens: float) -> None:
         """Count the engine steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""
         bucket = temperature_bucket(temperature)
@@ -274,7 +302,7 @@ class Metrics:
         for backend, engine in backends:
             labels = (backend.model, backend.name, backend.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
-            self.up.labels(*labels).set(backend.state is State.UP)
+            self.up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)
@@ -302,6 +330,38 @@ class Metrics:
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
 
+    def forget(self, **labels: str) -> None:
+        """Remove the series with these label values: of a model, a backend or a key that is gone."""
+        for series in self._summed:
+            series.forget(labels)
+        for gauge in self._gauges:
+            forget_series(gauge, labels)
+
+    def set_present(self, backends: Iterable[Backend]) -> None:
+        """Set the backends to show with several workers, whose common files keep the series of those that are gone."""
+        self._present = frozenset((backend.model, backend.name) for backend in backends)
+
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        if self._present is None or not self._is_shared:
+            return generate_latest(self.registry)
+        return generate_latest(_OnlyPresent(self.registry, self._present))
+
+
+class _OnlyPresent(CollectorRegistry):
+    """A registry without the series of backends that are gone."""
+
+    def __init__(self, registry: CollectorRegistry, present: frozenset[tuple[str, str]]) -> None:
+        super().__init__()
+        self._registry = registry
+        self._present = present
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics with the remaining samples."""
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample
+                for sample in metric.samples
+                if not (name := sample.labels.get("backend")) or (sample.labels["model"], name) in self._present
+            ]
+            yield metric

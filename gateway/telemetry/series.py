@@ -8,6 +8,7 @@ its updates are summed here without locks, and `flush` adds the sums to `prometh
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -99,6 +100,11 @@ class Counts:
             series = self._series[values] = Count(self._counter.labels(*values))
         return series
 
+    def forget(self, labels: Mapping[str, str]) -> None:
+        """Remove the series with these label values."""
+        for values in forget_series(self._counter, labels):
+            self._series.pop(values, None)
+
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""
         for series in self._series.values():
@@ -120,7 +126,29 @@ class Distributions:
             series = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
         return series
 
+    def forget(self, labels: Mapping[str, str]) -> None:
+        """Remove the series with these label values."""
+        for values in forget_series(self._histogram, labels):
+            self._series.pop(values, None)
+
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""
         for series in self._series.values():
             series.flush()
+
+
+def forget_series(metric: Any, labels: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Remove the series of a metric with these label values, and return all their values; none if it lacks a label.
+
+    With several workers the values stay in the files that the workers share: `prometheus_client` cannot remove them.
+    Its own method for this exists from 0.23 on, and warns then.
+    """
+    names: tuple[str, ...] = metric._labelnames
+    if not labels.keys() <= set(names):
+        return []
+    wanted = [(names.index(name), value) for name, value in labels.items()]
+    with metric._lock:
+        gone = [values for values in metric._metrics if all(values[index] == value for index, value in wanted)]
+        for values in gone:
+            del metric._metrics[values]
+    return gone

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval, weighted_quantile
-from lab.evaluate.log import FAILED, METRICS, RETRIED, Log
+from lab.evaluate.log import FAILED, METRICS, RESCUED, RETRIED, Log
 from lab.evaluate.outcome_model import expected_outcomes, has_enough_outcomes
 
 Floats = npt.NDArray[np.float64]
@@ -218,7 +218,7 @@ def _notes(
     notes = []
     if impossible:
         notes.append(f"{impossible:.2%} of its choices cannot occur in the log; they are assumed to be like the others")
-    failed = log.left_out.get(FAILED, 0) + log.left_out.get(RETRIED, 0)
+    failed = sum(log.left_out.get(reason, 0) for reason in (FAILED, RETRIED, RESCUED))
     if failed:
         notes.append(f"{failed:,} requests that failed or were retried are left out")
     grown = [name for name, share in shares.items() if share > 0.05 and share > _MORE_LOAD * logged_shares[name]]

@@ -30,7 +30,7 @@ NUMBERS = (
 USUAL_K = {Method.BASELINE: 0, Method.SUFFIX: 24}
 """Default of the maximum number of draft tokens per step; 5 for other methods."""
 
-FAILED, RETRIED = "failed", "were retried after a failure"
+FAILED, RETRIED, RESCUED = "failed", "were retried after a failure", "were completed by another backend"
 """Two of the reasons in `Log.left_out`."""
 
 _IDLE = EngineLoad()
@@ -312,6 +312,8 @@ def _why_left_out(record: TraceRecord) -> str:
         return FAILED
     if record.retried_from:
         return RETRIED
+    if record.rescued_from:
+        return RESCUED
     if record.endpoint == Endpoint.OTHER:
         return "are not inference"
     if record.e2e_s is None or record.e2e_s <= 0:

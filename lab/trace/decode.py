@@ -30,8 +30,8 @@ CountTokens = Callable[[str], int]
 
 OUTCOME_FIELDS = frozenset(
     {
-        "policy", "reason", "backend", "method", "propensity", "retried_from", "candidates", "status", "error",
-        "ttft_s", "itl", "e2e_s", "queue_s", "spec", "cached_tokens",
+        "policy", "reason", "backend", "method", "propensity", "retried_from", "rescued_from", "rescued_at",
+        "candidates", "status", "error", "ttft_s", "itl", "e2e_s", "queue_s", "spec", "cached_tokens",
     }
 )  # fmt: skip
 """What became of a request, which is of no use to a replay: the decision, its candidates, and the answer's times."""

@@ -97,6 +97,8 @@ class TraceRecord:
         The decision for `backend`: its policy, its reason, and the probability of this choice.
     retried_from
         Backend on which the request failed first.
+    rescued_from, rescued_at
+        Backend that began a stream which `backend` completed; tokens of the answer at that time.
     candidates
         Backends among which the decision chose.
     status
@@ -163,6 +165,8 @@ class TraceRecord:
     method: str = ""
     propensity: float | None = None
     retried_from: str = ""
+    rescued_from: str = ""
+    rescued_at: int | None = None
     candidates: Sequence[TraceCandidate] = ()
     status: int | None = None
     error: str = ""

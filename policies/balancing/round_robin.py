@@ -50,6 +50,11 @@ class RoundRobin(Policy):
             self._credit[candidate.name] = remaining
         return self._decision(candidates[chosen].name)
 
+    def forget(self, backend: str) -> None:
+        """Drop the credit of a backend that has left."""
+        self._credit.pop(backend, None)
+        self._decisions.pop(backend, None)
+
     def _decision(self, backend: str) -> Decision:
         decision = self._decisions.get(backend)
         if decision is None:

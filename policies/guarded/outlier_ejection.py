@@ -199,6 +199,11 @@ class OutlierEjection:
                 record.was_out, record.next_s = False, FIRST_S
         return self.slowness(backend, now_s)
 
+    def forget(self, backend: str) -> None:
+        """Drop the observations and the ejection of a backend that has left."""
+        self._records.pop(backend, None)
+        self.reasons.pop(backend, None)
+
     def slowness(self, backend: str, now_s: float) -> float:
         """Return the present step time of a backend over the predicted one, at least 1.
 

@@ -19,7 +19,19 @@ from policies.learned.propensity import draw, mixed
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
-from policies.roles import Clocked, Freezable, Learner, Maintained, ShadowLearner, Stateful, Work, assess, preview
+from policies.roles import (
+    Clocked,
+    Forgetful,
+    Freezable,
+    Heir,
+    Learner,
+    Maintained,
+    ShadowLearner,
+    Stateful,
+    Work,
+    assess,
+    preview,
+)
 
 
 def build(name: str, settings: PolicySettings) -> Policy:
@@ -70,6 +82,28 @@ class Guarded(Policy):
             self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
         self._observe = policy.observe if isinstance(policy, Learner) else None
         self._parts: list[object] = [policy, self._watching]
+
+    def take_over(self, previous: Policy) -> None:
+        """Continue with the comparison, the expectations, and what the policy inside has learned."""
+        inner = previous.policy if isinstance(previous, Guarded) else previous
+        if isinstance(self.policy, Heir):
+            self.policy.take_over(inner)
+        if isinstance(self.policy, Stateful):
+            self.statistics = self.policy.statistics
+        if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
+            self.guardrail = previous.guardrail
+        if self._watching is not None:
+            watched = previous._watching if isinstance(previous, Guarded) else previous
+            self._watching.take_over(previous if watched is None else watched)
+            self.outlier_ejection = self._watching.outlier_ejection
+            if not isinstance(self.policy, Stateful):
+                self.statistics = self._watching.statistics
+
+    def forget(self, backend: str) -> None:
+        """Drop what the parts keep of a backend that has left."""
+        for part in self._parts:
+            if isinstance(part, Forgetful):
+                part.forget(backend)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose one of the candidates that are not ejected: by the policy, or by `least_loaded` for the guardrail."""

@@ -32,7 +32,7 @@ from policies.learned.shadow_drafting import ShadowBias, ShadowSettings
 from policies.learned.update import Observer
 from policies.load import LoadMeter
 from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
-from policies.roles import Work, assess, preview
+from policies.roles import Stateful, Work, assess, preview
 from policies.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -142,6 +142,25 @@ class Learned(Policy):
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock, which returns seconds."""
         self.clock = self.statistics.clock = clock
+
+    def take_over(self, previous: Policy) -> None:
+        """Continue with the statistics of another policy that has some, and with all the rest of another `learned`."""
+        if isinstance(previous, Stateful) and previous.statistics.tables == self.statistics.tables:
+            self.statistics = previous.statistics
+        if isinstance(previous, Learned):
+            self.set_clock(previous.clock)
+            self.predictor.take_over(previous.predictor)
+            self._shadow_bias, self.pinned = previous._shadow_bias, previous.pinned
+            if previous.settings.guardrail == self.settings.guardrail:
+                self.guardrail = previous.guardrail
+            if previous.settings.outlier_ejection == self.settings.outlier_ejection:
+                self.outlier_ejection = previous.outlier_ejection
+        self._assemble()
+
+    def forget(self, backend: str) -> None:
+        """Drop what is kept of a backend that has left; the statistics stay, and age."""
+        self.predictor.forget(backend)
+        self.outlier_ejection.forget(backend)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""

@@ -146,6 +146,24 @@ class Predictor:
         for model in self.backend_models.values():
             model.learn(fitted)
 
+    def take_over(self, previous: Predictor) -> None:
+        """Continue with the prefix caches and the backlogs of another predictor, and with its fit until the next one.
+
+        With another calibration there is nothing to continue with: it changes what is expected of each backend.
+        """
+        if previous.calibration == self.calibration:
+            self.prefixes, self.slow = previous.prefixes, previous.slow
+            self.backend_models, self._fitted = previous.backend_models, previous._fitted
+
+    def forget(self, backend: str) -> None:
+        """Drop the model of a backend that has left."""
+        for by_backend in self._acceptance.values():
+            by_backend.pop(backend, None)
+        model = self.backend_models.pop(backend, None)
+        if model is not None:
+            self.prefixes.remove_backend(model.prefixes)
+            self.slow.discard(backend)
+
     def set_slowness(self, backend: str, slowness: float) -> None:
         """Set the backend's slowness: observed over fitted step time, at least 1."""
         self.backend_models[backend].slowness = slowness

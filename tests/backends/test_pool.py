@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -14,11 +15,12 @@ from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
 from backends.pool import HealthRules, Pool
 from backends.probe import Probe, ProbeResult
+from backends.recovery import Recovery
 from backends.speculation import Method
 from tests.support.upstream import Upstream
 from tests.support.waiting import eventually, stays
 
-RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5, stall_s=0.4)
+RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5, slow_start_s=0.0, stall_s=0.4)
 
 
 @contextlib.asynccontextmanager
@@ -256,7 +258,8 @@ async def test_a_replica_that_is_ejected_again_stays_out_longer_in_spite_of_succ
             strike(pool, backend, 1, 2, 3)
             assert backend.state is State.EJECTED
             before_s = loop.time()
-            await eventually(lambda: backend.state is State.UP)
+            await eventually(lambda: backend.state is State.RECOVERING)
+            pool.report_success(backend)
             ejected_s.append(loop.time() - before_s)
         assert ejected_s[0] >= 0.2
         assert ejected_s[1] >= 0.4
@@ -270,7 +273,8 @@ async def test_a_replica_that_behaved_for_long_enough_is_ejected_for_as_short_as
         for _ in range(2):
             strike(pool, backend, 1, 2, 3)
             assert "ejected for 0.2 s" in backend.state_reason
-            await eventually(lambda: backend.state is State.UP)
+            await eventually(lambda: backend.state is State.RECOVERING)
+            pool.report_success(backend)
             await stays(lambda: backend.state is State.UP, 0.6)  # longer than the longest ejection
 
 
@@ -328,3 +332,130 @@ async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
         await stays(lambda: backend.state is not State.UP, 0.1)
         await upstream.come_back()
         await eventually(lambda: backend.state is State.UP)
+
+
+# Recovery
+
+
+def judged(pool: Pool, backend: Backend) -> State:
+    """Return the state of a backend after a probe that succeeded."""
+    pool._judge(backend, pool._records[backend.model, backend.name], ProbeResult())
+    return backend.state
+
+
+def ejected(*names: str, slow_start_s: float = 10.0) -> tuple[Pool, list[Backend]]:
+    """Return a pool whose first backend was ejected, for a time that is over."""
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in names]
+    pool = Pool(backends, replace(RULES, eject_s=1e-9, eject_max_s=60.0, slow_start_s=slow_start_s))
+    strike(pool, backends[0], 1, 2, 3)
+    assert backends[0].state is State.EJECTED
+    return pool, backends
+
+
+def test_a_replica_returns_from_an_ejection_on_trial_and_a_served_request_ends_that() -> None:
+    pool, (backend, other) = ejected("a", "b")
+    assert judged(pool, backend) is State.RECOVERING
+    assert judged(pool, backend) is State.RECOVERING
+    assert pool.recovery.is_on_trial(backend)
+    assert pool.up("m") == [other]
+    pool.report_success(backend)
+    assert (backend.state, pool.recovery.is_on_trial(backend)) == (State.RECOVERING, False)
+    assert "slow start" in backend.state_reason
+
+
+def test_without_slow_start_a_served_request_brings_a_replica_up() -> None:
+    pool, (backend, _) = ejected("a", "b", slow_start_s=0.0)
+    assert judged(pool, backend) is State.RECOVERING
+    pool.report_success(backend)
+    assert (backend.state, pool.recovery.replicas) == (State.UP, {})
+
+
+def test_one_strike_ejects_a_replica_that_recovers_for_twice_as_long() -> None:
+    pool, (backend, _) = ejected("a", "b")
+    ejections: list[tuple[str, float, str]] = []
+    pool.on_eject = lambda backend, duration_s, reason: ejections.append((backend.name, duration_s, reason))
+    assert judged(pool, backend) is State.RECOVERING
+    strike(pool, backend, 1)
+    assert (backend.state, pool.recovery.replicas) == (State.EJECTED, {})
+    assert ejections == [("a", 2e-9, "broke its answer")]
+
+
+def test_a_replica_that_recovers_is_up_as_soon_as_no_other_is() -> None:
+    pool, (backend, other) = ejected("a", "b")
+    assert judged(pool, backend) is State.RECOVERING
+    pool.report_unreachable(other, "refused")
+    assert (backend.state, pool.recovery.replicas) == (State.UP, {})
+
+
+def test_a_trial_that_no_request_comes_for_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.recovery._MAX_TRIAL_S", 0.0)
+    pool, (backend, _) = ejected("a", "b")
+    assert judged(pool, backend) is State.RECOVERING
+    pool.recovery.begin_trial(backend)
+    judged(pool, backend)
+    assert pool.recovery.is_on_trial(backend), "it has its request"
+    pool.recovery.end_trial(backend)
+    judged(pool, backend)
+    assert not pool.recovery.is_on_trial(backend)
+
+
+@pytest.mark.parametrize(("others_up_s", "state"), [(11.0, State.RECOVERING), (9.0, State.UP)])
+def test_a_replica_that_was_down_starts_slowly_among_others_that_did_not(others_up_s: float, state: State) -> None:
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in "ab"]
+    pool = Pool(backends, HealthRules())
+    pool.report_unreachable(backends[0], "refused")
+    pool._records["m", "b"].up_since_s = time.monotonic() - others_up_s
+    assert judged(pool, backends[0]) is state
+    assert not pool.recovery.is_on_trial(backends[0])
+
+
+def test_the_share_of_a_replica_that_starts_slowly_grows_with_time_and_weight() -> None:
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in "abc"]
+    back, *up = backends
+    back.state = State.RECOVERING
+    up[0].in_flight, up[1].in_flight = 8, 12
+    recovery = Recovery(slow_start_s=10.0)
+    recovery.enter(back, on_trial=False, now_s=0.0)
+
+    def bound_at(now_s: float) -> int:
+        for back.in_flight in range(100):
+            if back not in recovery.candidates(backends, (), may_try=True, now_s=now_s):
+                break
+        return back.in_flight
+
+    assert [bound_at(now_s) for now_s in (0.0, 5.0, 10.0)] == [1, 5, 10]
+    back.weight = 2.0
+    assert bound_at(5.0) == 10
+    back.in_flight = 100
+    assert recovery.candidates([back], (), may_try=True) == [back], "better than none"
+    assert recovery.candidates(backends, ("a",), may_try=True) == up
+
+
+async def test_an_ejection_by_another_gateway_is_not_reported_again_and_spares_the_last_replica() -> None:
+    pool, (backend, other) = unprobed("a", "b")
+    pool.on_eject = lambda *_: pytest.fail("reported")
+    assert pool.eject(backend, 5.0, "failed at another gateway")
+    assert backend.state_reason == "failed at another gateway; ejected for 5 s"
+    assert not pool.eject(backend, 5.0, "again")
+    assert not pool.eject(other, 5.0, "the last one")
+    assert judged(pool, backend) is State.EJECTED
+
+
+@pytest.mark.slow
+async def test_an_engine_that_computes_a_long_prompt_without_any_token_is_up() -> None:
+    """Until the prompt is complete, vLLM counts no token of it; the KV cache shows that it goes on."""
+
+    def computing(upstream: Upstream) -> None:
+        usage = b"vllm:kv_cache_usage_perc 0.%04d\n"
+        upstream.metrics = b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\n" + usage % 1
+
+    async with running_pool(computing) as (pool, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
+        parts = iter(range(2, 10_000))
+
+        def goes_on() -> bool:
+            upstream.metrics = upstream.metrics.rpartition(b"0.")[0] + b"0.%04d\n" % next(parts)
+            return backend.state is State.UP
+
+        await stays(goes_on, 1.0)  # stall_s is 0.4
+        assert pool.up("m") == [backend]

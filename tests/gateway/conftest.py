@@ -59,7 +59,7 @@ Start = Callable[..., "contextlib.AbstractAsyncContextManager[Running]"]
 
 FAST = {
     "timeouts": {"connect_s": 1.0, "first_byte_s": 1.5, "idle_s": 1.0},
-    "health": {"interval_s": 0.2, "timeout_s": 0.5, "eject_s": 0.3, "eject_max_s": 2.0},
+    "health": {"interval_s": 0.2, "timeout_s": 0.5, "eject_s": 0.3, "eject_max_s": 2.0, "slow_start_s": 0.2},
     "server": {"drain_s": 2.0},
 }
 
@@ -72,6 +72,7 @@ async def start_gateway(
     fast: bool = True,
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
+    rescue: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -86,7 +87,8 @@ async def start_gateway(
             backends_settings[name] = {"method": method, "url": upstreams[name].url}
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
-        model: dict[str, Any] = {"policy": policy or {"name": "round_robin"}, "backends": backends_settings}
+        policy = policy or {"name": "round_robin"}
+        model: dict[str, Any] = {"policy": policy, "backends": backends_settings, "rescue": rescue}
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})

@@ -78,6 +78,8 @@ class ModelSettings(Settings):
     default_temperature
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         reads the generation config of engines that it starts, and asks other engines once.
+    rescue
+        Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
     backends
         The replicas by name.
     """
@@ -85,6 +87,7 @@ class ModelSettings(Settings):
     aliases: list[Name] = []
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    rescue: bool = False
     backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
 
     @classmethod

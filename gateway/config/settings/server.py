@@ -47,6 +47,8 @@ class ServerSettings(Settings):
     max_in_flight
         Most requests in flight at once, over all models and workers; further ones are answered with 503. Null sets no
         limit.
+    watch
+        Whether the pool file is reloaded when it has changed; else on SIGHUP and `POST /admin/reload` only.
 
     Examples
     --------
@@ -67,6 +69,7 @@ class ServerSettings(Settings):
     max_connections: Count = 10_000
     max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_in_flight: Count | None = None
+    watch: bool = False
 
     @property
     def max_body_bytes(self) -> int:
@@ -82,7 +85,7 @@ class ServerSettings(Settings):
 
 
 class TimeoutSettings(Settings):
-    """Timeouts of a request to a backend.
+    """Timeouts of a request.
 
     Parameters
     ----------
@@ -92,11 +95,15 @@ class TimeoutSettings(Settings):
         Seconds from the end of the request to the first byte of the response; without streaming, to all of it.
     idle_s
         Seconds between two parts of a response.
+    total_s
+        Seconds from the end of the request to the end of the response; null sets no limit. The header
+        `x-request-timeout` of a request can only shorten it.
     """
 
     connect_s: Seconds = 2.0
     first_byte_s: Seconds = 600.0
     idle_s: Seconds = 60.0
+    total_s: Seconds | None = None
 
 
 class HealthSettings(Settings):
@@ -113,12 +120,15 @@ class HealthSettings(Settings):
     eject_max_s
         Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
         long.
+    slow_start_s
+        Seconds in which the share of a backend that comes back grows to that of the others; 0 gives it at once.
     """
 
     interval_s: Seconds = 2.0
     timeout_s: Seconds = 2.0
     eject_s: Seconds = 2.0
     eject_max_s: Seconds = 60.0
+    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

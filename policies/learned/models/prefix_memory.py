@@ -37,6 +37,7 @@ class PrefixMemory:
         self._max_prefixes = max_prefixes
         self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
+        self._free_bits: list[int] = []  # of backends that have left
 
     def holders(self, request: RequestFeatures) -> list[int]:
         """Return the bit mask of holders of each prefix of a prompt, shortest first, up to the first without any."""
@@ -50,9 +51,16 @@ class PrefixMemory:
 
     def add_backend(self) -> BackendPrefixes:
         """Return the prefixes of a new backend, without any yet."""
-        bit = 1 << self._backends
-        self._backends += 1
+        if self._free_bits:
+            bit = self._free_bits.pop()
+        else:
+            bit = 1 << self._backends
+            self._backends += 1
         return BackendPrefixes(self._holders, bit, self._max_prefixes)
+
+    def remove_backend(self, prefixes: BackendPrefixes) -> None:
+        """Forget the prefixes of a backend that has left; they must not be used any more."""
+        self._free_bits.append(prefixes.clear())
 
 
 class BackendPrefixes:
@@ -106,6 +114,12 @@ class BackendPrefixes:
         if expected_tokens >= _MIN_TOKENS * trust:  # scaled by trust, or low trust could never recover
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
+
+    def clear(self) -> int:
+        """Forget all prefixes, and return the bit of the backend."""
+        while self._used:
+            self._forget(self._used.popitem()[0])
+        return self._bit
 
     def _forget(self, prefix: int) -> None:
         holders = self._holders[prefix] & ~self._bit

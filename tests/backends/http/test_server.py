@@ -416,3 +416,35 @@ async def test_many_small_unfinished_requests_are_refused_from_the_largest_on() 
         assert min(refused) > 20
         for _, writer in connections:
             writer.transport.abort()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /late HTT"])
+async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_BEGIN_S", TIMEOUT_S)
+    async with serving(Echo(), LIMITS) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(sent)
+        await eventually(lambda: any(len(each._pending) == len(sent) for each in served.http.connections))
+        for connection in list(served.http.connections):
+            connection.shutdown()
+        writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
+        assert answer.endswith(b"GET /late ")
+        writer.close()
+
+
+async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_BEGIN_S", 0.0)
+    async with serving(Echo(), LIMITS) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        await eventually(lambda: served.http.connections)
+        for connection in list(served.http.connections):
+            connection.shutdown()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+        writer.close()

@@ -291,8 +291,11 @@ async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of:
             assert (await running.chat(f"request {number}")).headers["x-gateway-backend"] == "b"
         assert running.backend("a").state is State.EJECTED
         running.upstreams["a"].behaviour = well
+        await running.until(lambda: running.backend("a").state is State.RECOVERING)
+        proof = await running.chat()
+        assert (proof.headers["x-gateway-backend"], proof.headers["x-gateway-reason"]) == ("a", "trial")
         await running.until_up("a")
-        assert (await running.chat()).headers["x-gateway-backend"] == "a"
+        assert (await running.chat()).headers["x-gateway-reason"] == "configured"
 
 
 async def break_mid_stream(wire: Wire) -> None:

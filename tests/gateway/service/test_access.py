@@ -403,17 +403,18 @@ async def test_nothing_in_a_request_makes_the_gateway_connect_elsewhere(gateway_
             "referer",
             "location",
         )
-        for method in ("POST", "GET", "OPTIONS"):
-            # At the same time: a connection stays open for a while after a request that was refused.
-            answers = [raw(running, target, method) for target in targets]
-            answers += [
-                raw(running, "/v1/chat/completions", method, extra=f"{header}: {value}\r\n")
-                for header in headers
-                for value in (url, elsewhere)
-            ]
-            for answered in await asyncio.gather(*answers):
-                status_of(answered)
-        await raw(running, f"{elsewhere}", "CONNECT", b"")
+        # All at the same time: a connection stays open for a while after a request that was refused.
+        methods = ("POST", "GET", "OPTIONS")
+        answers = [raw(running, target, method) for method in methods for target in targets]
+        answers += [
+            raw(running, "/v1/chat/completions", method, extra=f"{header}: {value}\r\n")
+            for method in methods
+            for header in headers
+            for value in (url, elsewhere)
+        ]
+        answers.append(raw(running, elsewhere, "CONNECT", b""))
+        for answered in await asyncio.gather(*answers):
+            status_of(answered)
         body = {"model": url, "url": url, "base_url": url, "api_base": url, "messages": []}
         await running.client.post("/v1/chat/completions", json=body)
         await running.client.post("/v1/responses", json={"previous_response_id": url, "input": "x"})

@@ -168,21 +168,6 @@ def test_the_address_is_printed_once_all_workers_accept_connections(pool: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sighup_changes_nothing(pool: Path, tmp_path: Path, workers: int) -> None:
-    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
-        processes = family(command.process.pid)
-        for _ in range(2):
-            os.killpg(command.process.pid, signal.SIGHUP)  # as a terminal that is closed does
-            command.process.send_signal(signal.SIGHUP)
-            until(lambda: "SIGHUP is ignored" in command.printed())
-        until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
-        assert alive(processes) == processes
-        assert "exited" not in command.printed()
-        assert command.end() == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "metrics"), [(1, False), (1, True), (2, True)])
 def test_admin_has_an_address_of_its_own(pool: Path, tmp_path: Path, workers: int, metrics: bool) -> None:
     text = pool.read_text().replace("admin: {", f'admin: {{listen: "127.0.0.1:0", metrics: {str(metrics).lower()}, ')

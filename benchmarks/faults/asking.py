@@ -1,0 +1,89 @@
+"""What is asked of a replica and what it must answer: the one place that both sides read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+MODEL = "m"
+TOKEN_S = 0.01
+"""Seconds a token."""
+_WORD: Final = "REQ"
+_FILLING_ID, _FIRST_ID = 300, 1000
+"""Ids of tokens: the bytes of the prompt's head, one for its filling, and one for each word of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a replica does for a request.
+
+    Parameters
+    ----------
+    request_id
+        In each word of the answer.
+    tokens
+        Words of the whole answer.
+    begins_at
+        Words of it that the request has already.
+    padding_bytes
+        Size of a field that is added to each event.
+    with_ids
+        Whether the answer reports the ids of its tokens.
+    """
+
+    request_id: str
+    tokens: int
+    begins_at: int = 0
+    is_chat: bool = True
+    is_stream: bool = False
+    padding_bytes: int = 0
+    with_ids: bool = False
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Return the ids of the prompt's tokens, those of the answer that it has included."""
+        head = _head(self.request_id, self.tokens, self.padding_bytes)
+        return [*head.encode(), _FILLING_ID, *(_FIRST_ID + index for index in range(self.begins_at))]
+
+    def word_id(self, index: int) -> int:
+        """Return a token's id."""
+        return _FIRST_ID + index
+
+    def word(self, index: int) -> str:
+        """Return a token's text."""
+        return f"{self.request_id}.{index} "
+
+    def text(self, begin: int = 0) -> str:
+        """Return the answer from a token on."""
+        return "".join(self.word(index) for index in range(begin, self.tokens))
+
+
+def prompt(request_id: str, tokens: int, *, padding_bytes: int = 0, size_bytes: int = 0) -> str:
+    """Return the prompt of a request, filled up with words to about `size_bytes`."""
+    head = _head(request_id, tokens, padding_bytes)
+    return head + "please " * ((size_bytes - len(head)) // 7)
+
+
+def _head(request_id: str, tokens: int, padding_bytes: int) -> str:
+    return f"{_WORD} {request_id} {tokens} {padding_bytes} "
+
+
+def work_of(document: dict[str, Any], *, is_chat: bool) -> Work:
+    """Return what a request asks for.
+
+    Raises
+    ------
+    ValueError
+        If it is none of `prompt`, or goes on with tokens that are not the beginning of its answer.
+    """
+    asked = document["messages"][0]["content"] if is_chat else document["prompt"]
+    ids: list[int] = [] if isinstance(asked, str) else asked
+    text = asked if isinstance(asked, str) else bytes(token for token in ids if token < _FILLING_ID).decode()
+    word, request_id, tokens, padding_bytes, *_ = text.split()
+    if word != _WORD:
+        raise ValueError(f"the prompt begins with {word!r}")
+    begun = [token - _FIRST_ID for token in ids if token >= _FIRST_ID]
+    if begun != list(range(len(begun))):
+        raise ValueError("the tokens to go on with are not the beginning of the answer")
+    is_stream, with_ids = bool(document.get("stream")), bool(document.get("return_token_ids"))
+    return Work(request_id, int(tokens), len(begun), is_chat, is_stream, int(padding_bytes), with_ids)

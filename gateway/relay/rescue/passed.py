@@ -1,0 +1,157 @@
+"""What a stream has passed on: its text, the ids of its tokens, and what all of its events have in common."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Any, Final
+
+import orjson
+
+from gateway.http.sse import engine_error
+
+MAX_CHARS: Final = 1 << 20
+"""Length of the longest text that is kept; a longer stream is not rescued."""
+
+_UNREAD_BYTES: Final = 1 << 16  # events are kept unread up to this size, so that most streams are never parsed
+_IDS: Final = re.compile(rb'token_ids":\s*\[[\d,\s]*\]')
+_NO_IDS: Final = b'token_ids":null'
+_HAS_IDS: Final = b'token_ids":'
+_ERROR: Final = b'data: {"error"'
+_OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are reasoning, refusals, calls
+
+
+class PassedStream:
+    r"""The part of a stream that the client has.
+
+    Attributes
+    ----------
+    head
+        The fields that all events have in common: `id`, `object`, `created` and `model`.
+    prompt_ids, ids
+        Ids of the prompt's tokens, and of those generated; complete after `read`.
+    finish_reason
+        Empty before the stream has one.
+    has_usage
+        Whether the usage has been passed on.
+    withheld
+        Events from an error on with which the engine ended the stream; empty without one.
+
+    Examples
+    --------
+    >>> passed = PassedStream()
+    >>> passed.take(b'data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[7]}]}\n\n')
+    b'data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":null}]}\n\n'
+    >>> passed.read()
+    >>> passed.text, list(passed.ids), passed.head
+    ('a', [7], {'id': 'x'})
+    """
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.prompt_ids = array("I")
+        self.ids = array("I")
+        self.finish_reason = ""
+        self.has_usage = False
+        self.withheld = b""
+        self._is_whole = True
+        self._has_begun = False
+        self._unread: list[bytes] = []
+        self._unread_bytes = 0
+        self._texts: list[str] = []
+        self._chars = 0
+
+    # For each read of the stream
+
+    def take(self, data: bytes) -> bytes:
+        """Keep complete events, and return what the client gets of them: no ids, and no error of the engine."""
+        if _ERROR in data:
+            data = self._without_error(data)
+        self._has_begun = True
+        if self._is_whole:
+            self._unread.append(data)
+            self._unread_bytes += len(data)
+            if self._unread_bytes > _UNREAD_BYTES:
+                self.read()
+        return _IDS.sub(_NO_IDS, data) if _HAS_IDS in data else data
+
+    def _without_error(self, data: bytes) -> bytes:
+        at = data.find(_ERROR)
+        if not (self._has_begun or at) or not engine_error(data[at:]):  # a stream that begins with one can be retried
+            return data
+        self.withheld = data[at:]
+        return data[:at]
+
+    # When the stream has failed
+
+    @property
+    def text(self) -> str:
+        """The text that the client has."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the stream had nothing but text whose tokens are known, not too much of it."""
+        self.read()
+        return self._is_whole and bool(self.head) and (bool(self.prompt_ids) or not self.ids)
+
+    def read(self) -> None:
+        """Parse the events that were kept unread."""
+        unread, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
+        for line in unread.split(b"\n"):
+            if self._is_whole and line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                try:
+                    self._read(orjson.loads(line[5:]))
+                except (orjson.JSONDecodeError, AttributeError, TypeError, KeyError, IndexError, OverflowError):
+                    self._give_up()
+        if self._chars > MAX_CHARS:
+            self._give_up()
+
+    def add(self, text: str) -> None:
+        """Add text that another backend has generated."""
+        self._texts.append(text)
+        self._chars += len(text)
+
+    def add_ids(self, ids: list[int]) -> None:
+        """Add tokens that another backend has generated."""
+        self.ids.extend(ids)
+
+    def drop_ids(self, count: int) -> None:
+        """Drop the last tokens, of whose text the client has nothing."""
+        del self.ids[len(self.ids) - count :]
+
+    def _give_up(self) -> None:
+        self._is_whole = False
+        self._texts.clear()
+        self.ids = array("I")
+
+    def _read(self, document: dict[str, Any]) -> None:
+        if not self.head:
+            self.head = {name: document[name] for name in ("id", "object", "created", "model") if name in document}
+        if prompt_ids := document.get("prompt_token_ids"):
+            self.prompt_ids = array("I", prompt_ids)
+        choices = document["choices"]
+        if not choices:
+            self.has_usage = self.has_usage or document.get("usage") is not None
+            return
+        (choice,) = choices
+        if prompt_ids := choice.get("prompt_token_ids"):
+            self.prompt_ids = array("I", prompt_ids)
+        delta = choice.get("delta")
+        if delta is None:
+            text = choice["text"]
+        else:
+            text = delta.get("content") or ""
+            if any(value and name not in _OUTPUT for name, value in delta.items()):
+                self._give_up()
+                return
+        ids = choice.get("token_ids")
+        if ids:
+            self.ids.extend(ids)
+        elif text:
+            self._give_up()  # an engine that does not report them
+            return
+        self.add(text)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason

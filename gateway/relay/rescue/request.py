@@ -1,0 +1,235 @@
+"""Which requests another backend can go on with, and the request that it gets for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from policies.features.request import Endpoint
+
+COMPLETIONS_TARGET: Final = b"/v1/completions"
+
+_COPIED: Final = frozenset(
+    {
+        *(
+            "model",
+            "stream",
+            "stream_options",
+            "stream_interval",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "logit_bias",
+        ),
+        *(
+            "repetition_penalty",
+            "stop",
+            "stop_token_ids",
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "allowed_token_ids",
+        ),
+        *("skip_special_tokens", "spaces_between_special_tokens", "priority", "cache_salt", "session_id", "user"),
+    }
+)
+"""Parameters that mean the same of a token wherever it is in an answer, and the same in both APIs."""
+
+_OF_THE_PROMPT: Final = frozenset(
+    {
+        *("messages", "prompt", "chat_template", "chat_template_kwargs", "add_generation_prompt", "documents"),
+        *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+        *("reasoning_effort", "include_reasoning", "parallel_tool_calls"),
+    }
+)
+"""Parameters that shape the prompt, whose tokens are known, or the reading of reasoning and calls, which exclude."""
+
+_WITHOUT_EFFECT: Final = frozenset({"metadata", "store", "service_tier", "request_id", "length_penalty"})
+_LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed"})
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or value is False or value in ("", [], {})
+
+
+def _is_one(value: object) -> bool:
+    return value is None or value == 1
+
+
+def _is_zero(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and value == 0)
+
+
+def _is_text(value: object) -> bool:
+    return value is None or value == {"type": "text"}
+
+
+_NEUTRAL: Final[Mapping[str, Callable[[object], bool]]] = {
+    "n": _is_one,
+    "best_of": _is_one,
+    "presence_penalty": _is_zero,  # counts the tokens of the answer alone
+    "frequency_penalty": _is_zero,
+    "top_logprobs": _is_zero,
+    "tool_choice": lambda value: value is None or value == "none",
+    "response_format": _is_text,
+    **dict.fromkeys(
+        (
+            *("logprobs", "prompt_logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
+            *("echo", "suffix", "use_beam_search", "tools", "functions", "function_call", "structured_outputs"),
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words", "repetition_detection"),
+            *("thinking_token_budget", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
+            *("prompt_embeds", "modalities", "audio", "mm_processor_kwargs", "media_io_kwargs"),
+        ),
+        _is_unset,
+    ),
+}
+"""Parameters that allow it with some values only."""
+
+_KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS | _NEUTRAL.keys()
+_DEFAULT_COMPLETION_TOKENS: Final = 16
+
+
+class RescuableRequest:
+    """A streamed request that another backend can go on with.
+
+    Attributes
+    ----------
+    body
+        Body of the request, which also asks for the ids of the tokens.
+    model
+        Name of the model, as the client sent it; None if it sent none.
+    max_tokens
+        Largest number of tokens of the answer; None for the rest of the context.
+    stops
+        Stop strings.
+    includes_stop
+        Whether a stop string is part of the answer.
+    with_usage, with_running_usage
+        Whether the stream ends with its usage, and whether each event has it.
+    """
+
+    __slots__ = (
+        "_fields",
+        "_min_tokens",
+        "body",
+        "endpoint",
+        "includes_stop",
+        "max_tokens",
+        "model",
+        "stops",
+        "with_running_usage",
+        "with_usage",
+    )
+
+    def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
+        at = body.index(b"{") + 1
+        self.endpoint = endpoint
+        self.body = b'%b"return_token_ids":true,%b' % (body[:at], body[at:])
+        self.model = document.get("model")
+        self.max_tokens = _max_tokens(endpoint, document)
+        self.stops = _stops(document)
+        self.includes_stop = bool(document.get("include_stop_str_in_output"))
+        options = document.get("stream_options") or {}
+        self.with_usage = bool(options.get("include_usage"))
+        self.with_running_usage = self.with_usage and bool(options.get("continuous_usage_stats"))
+        self._min_tokens: int = document.get("min_tokens") or 0
+        self._fields = {name: value for name, value in document.items() if name in _COPIED}
+
+    def remaining_tokens(self, generated: int) -> int | None:
+        """Return how many tokens the answer may still have; None for the rest of the context."""
+        return None if self.max_tokens is None else self.max_tokens - generated
+
+    def continuation(self, prompt_ids: list[int], ids: list[int]) -> bytes:
+        """Return the body of the request for the rest of the answer, a completion of all tokens so far."""
+        document = {
+            **self._fields,
+            "prompt": prompt_ids + ids,
+            "max_tokens": self.remaining_tokens(len(ids)),
+            "return_token_ids": True,
+        }
+        if self._min_tokens > len(ids):
+            document["min_tokens"] = self._min_tokens - len(ids)
+        return orjson.dumps(document)
+
+
+def rescuable(endpoint: Endpoint, body: bytes) -> RescuableRequest | None:
+    """Return a request as one that another backend can go on with; None if it is none.
+
+    A parameter that is not known here excludes its request: whether it holds across the seam is not known either.
+
+    Examples
+    --------
+    >>> rescuable(Endpoint.COMPLETIONS, b'{"prompt": "a", "stream": true, "max_tokens": 9}').remaining_tokens(4)
+    5
+    >>> rescuable(Endpoint.COMPLETIONS, b'{"prompt": "a", "stream": true, "logprobs": 1}') is None
+    True
+    """
+    if endpoint is not Endpoint.CHAT and endpoint is not Endpoint.COMPLETIONS:
+        return None
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(document, dict) or document.get("stream") is not True or not _is_known(document):
+        return None
+    has_text = _has_text(document.get("messages")) if endpoint is Endpoint.CHAT else _has_prompt(document.get("prompt"))
+    return RescuableRequest(endpoint, body, document) if has_text else None
+
+
+def _is_known(document: Mapping[str, Any]) -> bool:
+    for name, value in document.items():
+        if name not in _KNOWN or (name in _NEUTRAL and not _NEUTRAL[name](value)):
+            return False
+    options = document.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        return False
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        if not isinstance(document.get(name), (int, type(None))):
+            return False
+    if document.get("seed") is not None and not _is_greedy(document):
+        return False  # the random numbers would begin anew
+    # Before the minimum no stop string ends an answer, which is counted within one request.
+    return not (document.get("min_tokens") and _stops(document))
+
+
+def _is_greedy(document: Mapping[str, Any]) -> bool:
+    temperature = document.get("temperature")
+    return isinstance(temperature, (int, float)) and temperature == 0
+
+
+def _has_text(messages: object) -> bool:
+    """Return whether all messages are text: what the ids of an image stand for is not in them."""
+    if not isinstance(messages, list):
+        return False
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else 0
+        if isinstance(content, list):
+            if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+                return False
+        elif not isinstance(content, (str, type(None))):
+            return False
+    return True
+
+
+def _has_prompt(prompt: object) -> bool:
+    """Return whether there is one prompt, a text or token ids."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        return True
+    return isinstance(prompt, str) or (isinstance(prompt, list) and all(type(token) is int for token in prompt))
+
+
+def _max_tokens(endpoint: Endpoint, document: Mapping[str, Any]) -> int | None:
+    """Return the limit of the tokens, as vLLM reads it."""
+    if endpoint is Endpoint.COMPLETIONS:
+        limit: int | None = document.get("max_tokens", _DEFAULT_COMPLETION_TOKENS)
+        return limit
+    limit = document.get("max_completion_tokens")
+    return document.get("max_tokens") if limit is None else limit
+
+
+def _stops(document: Mapping[str, Any]) -> list[str]:
+    stop = document.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return [each for each in stops if isinstance(each, str) and each]

@@ -1,0 +1,1 @@
+"""Reload of the pool file while requests are served."""

@@ -1,0 +1,99 @@
+"""What differs between two pool files, as lines for the log; secrets are not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from gateway.config.settings import BackendSettings, KeySettings, PoolSettings
+
+_HIDDEN = frozenset({"key", "sha256", "env", "api_key", "hash_salt", "redis"})
+"""Keys whose values are secrets, or may contain some."""
+_RESTART = ("server.host", "server.port", "server.workers", "admin.listen", "state", "recorder")
+"""Beginnings of the keys that take effect at a start only."""
+_MOST_CHARS = 200
+
+
+def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
+    """Return one line for each key that differs, as `models.llama.backends.c.url: http://a -> http://b`."""
+    return [f"{path}: {text}" for path, text in _differences("", old, new)]
+
+
+def needs_restart(old: PoolSettings, new: PoolSettings) -> list[str]:
+    """Return the lines of `differences` that a reload cannot apply."""
+    lines = [
+        f"{path}: {text}"
+        for path, text in _differences("", old, new)
+        if any(path == key or path.startswith(f"{key}.") for key in _RESTART)
+    ]
+    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old), _started(new))]
+
+
+def _started(settings: PoolSettings) -> dict[str, Any]:
+    """Return what the processes of the replicas that the gateway starts depend on."""
+    started: dict[str, Any] = {}
+    for name, model in settings.models.items():
+        backends = {key: backend for key, backend in model.backends.items() if backend.url is None}
+        for key, backend in backends.items():
+            started[f"{name}.backends.{key}"] = backend.model_copy(update={"weight": 1.0})
+        if backends:
+            started[f"{name}.aliases"] = model.aliases
+    return started
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, str]]:
+    if old == new:
+        return
+    before, after = _parts(old), _parts(new)
+    if before is None or after is None:
+        yield path, _changed(path, old, new)
+        return
+    for key in [*before, *(key for key in after if key not in before)]:
+        inner = f"{path}[{key}]" if path == "keys" else f"{path}.{key}" if path else key
+        if key not in after:
+            yield inner, "removed"
+        elif key not in before:
+            yield inner, f"added{_summary(after[key])}"
+        else:
+            yield from _differences(inner, before[key], after[key])
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return the parts of a value by key; None if it is shown as a whole."""
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {str(key): each for key, each in value.items()}
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(each, KeySettings) for each in value)
+    ):
+        return {each.name: each for each in value}
+    return None
+
+
+def _changed(path: str, old: Any, new: Any) -> str:
+    if not _HIDDEN.isdisjoint(path.split(".")) or any(isinstance(each, SecretStr) for each in (old, new)):
+        return "changed"
+    return f"{_shown(old)} -> {_shown(new)}"
+
+
+def _summary(value: Any) -> str:
+    if not isinstance(value, BackendSettings):
+        return ""
+    where = value.url or ("started by the gateway" if value.serve is not None else "simulated")
+    return f" ({value.method}, {where})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = "set"
+    elif value is None:
+        value = "not set"
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        value = f"[{', '.join(_shown(each) for each in value)}]"
+    text = str(value)
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

@@ -1,0 +1,68 @@
+"""Messages between the main process and its workers about reloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backends.backend import Backend
+from gateway.config.settings import PoolSettings
+from gateway.reload.reloader import Cause, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareChange:
+    """To a worker: prepare other settings and replicas, without changing anything yet."""
+
+    number: int
+    settings: PoolSettings
+    backends: Sequence[Backend]
+    admin_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePrepared:
+    """From a worker: the change is prepared, or why it cannot be."""
+
+    number: int
+    worker: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndChange:
+    """To a worker: put what was prepared into effect, or drop it."""
+
+    number: int
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadWanted:
+    """From a worker: reload, as a client asks for at `/admin/reload`."""
+
+    worker: int
+    request: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadAnswered:
+    """To the worker: what has come of it. Without an outcome `lines` have changed, else `problem` says why not."""
+
+    request: int
+    lines: list[str]
+    outcome: Outcome | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadCounted:
+    """To one worker: count a reload in the metrics, which the main process does not have."""
+
+    cause: Cause
+    outcome: Outcome
+
+
+ToParent = ChangePrepared | ReloadWanted
+ToWorker = PrepareChange | EndChange | ReloadAnswered | ReloadCounted

@@ -1,0 +1,42 @@
+"""A real gateway before four real replicas, which the tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from benchmarks.faults.stage import Stage, total
+from benchmarks.faults.systems import Site, System, gateway
+from tests.support.waiting import eventually_async
+
+QUICK: dict[str, Any] = {"health": {"interval_s": 0.2, "timeout_s": 0.5, "eject_s": 0.2, "eject_max_s": 0.2}}
+"""Sections of the pool file: replicas come back soon."""
+
+
+def _argv(site: Site) -> list[str]:
+    recorder = {"path": str(site.disk / "records"), "flush_s": 0.1}
+    return gateway(site, "least_loaded", state={"file": str(site.disk / "state.db")}, recorder=recorder, **QUICK)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_stage(tmp_path_factory: Any) -> AsyncIterator[Stage]:
+    folder: Path = tmp_path_factory.mktemp("faults")
+    stage = Stage(System("gateway", _argv, reloads=True, has_state=True), folder)
+    async with stage:
+        yield stage
+    assert stage.orphans == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stage(shared_stage: Stage) -> AsyncIterator[Stage]:
+    """The stage with all replicas in service; at the end of a test nothing may be in flight."""
+    await eventually_async(lambda: _all_up(shared_stage), what="all replicas in service")
+    yield shared_stage
+    assert await shared_stage.until_idle(30.0) is not None, "requests are left in flight"
+
+
+async def _all_up(stage: Stage) -> bool:
+    return total(await stage.metrics(), "gateway_backend_up") == len(stage.replicas.each)

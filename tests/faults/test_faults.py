@@ -1,0 +1,139 @@
+"""Faults of replicas, of the gateway and of its disk, under load: each request is answered in full, or fails aloud."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+
+import pytest
+
+from benchmarks.faults.injections import INJECTIONS, RELOADS_PER_S, idle_connections
+from benchmarks.faults.load import CUT, REFUSED, SILENT, UNANSWERED, Ask, Load, Tally, mixed
+from benchmarks.faults.misbehaviour import BEHAVIOURS
+from benchmarks.faults.stage import Stage, total
+from tests.support.waiting import eventually_async
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+HARMLESS = {"slow-drip", "huge-lines", "informational", "trailers", "http-1.0"}
+"""Odd, but answers."""
+IN_THE_MIDDLE = {"kill", "reset-middle", "reset-end", "half-chunk", "early-end", "error-event", "http-1.0-cut"}
+"""Come after the first events of a stream, which another replica cannot answer anew."""
+STALLS = {"stall", "stall-middle", "hang", "freeze"}
+"""Take longer than the others, and are told apart below."""
+_seeds = count(1)
+
+
+def some(number: int) -> Iterator[Ask]:
+    """Yield requests of all kinds but the longest."""
+    return islice((ask for ask in mixed(next(_seeds)) if ask.work.tokens < 100), number)
+
+
+async def send(load: Load, number: int, rate_per_s: float = 200.0) -> None:
+    """Send requests at a rate, and return once the last was sent."""
+    await load.send_all(some(number), rate_per_s)
+
+
+def nothing_is_lost_silently(stage: Stage, tally: Tally) -> None:
+    """Check that no answer is incomplete or another's, and that nothing was run twice."""
+    assert [outcome for outcome in tally.outcomes if outcome.what in SILENT] == []
+    ids = {outcome.ask.work.request_id for outcome in tally.outcomes}
+    assert ids.isdisjoint(stage.replicas.journal().run_twice())
+
+
+@pytest.mark.parametrize(
+    "fault", [name for name in ["kill", "refuse", "reset-accept", *BEHAVIOURS] if name not in STALLS]
+)
+async def test_what_one_replica_does_is_lost_on_no_client(stage: Stage, fault: str) -> None:
+    load = Load(stage.port)
+    await send(load, 20)
+    async with INJECTIONS[fault].inject(stage):
+        await send(load, 40)
+        tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    allowed = {"error event"} if fault in IN_THE_MIDDLE else set()
+    assert set(tally.failures()) <= allowed, tally.examples()
+    assert all(outcome.ask.work.is_stream for outcome in tally.outcomes if outcome.failed)
+    if fault in HARMLESS:
+        assert not tally.failures()
+
+
+@pytest.mark.parametrize("fault", ["hang", "freeze"])
+async def test_requests_at_a_replica_that_answers_nothing_go_to_another(stage: Stage, fault: str) -> None:
+    load = Load(stage.port)
+    async with INJECTIONS[fault].inject(stage):
+        await send(load, 40)
+        tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert not tally.failures()
+
+
+async def test_a_reload_storm_costs_no_request(stage: Stage) -> None:
+    load = Load(stage.port)
+    async with INJECTIONS["reload-storm"].inject(stage):
+        await send(load, 60, 2 * RELOADS_PER_S)
+        tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert not tally.failures()
+
+
+async def test_idle_connections_cost_no_request(stage: Stage) -> None:
+    load = Load(stage.port)
+    async with idle_connections(stage, 400):
+        await send(load, 40)
+        tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert not tally.failures()
+
+
+async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
+    async def failed() -> float:
+        return total(await stage.metrics(), "gateway_recorder_records_total", 'result="failed"')
+
+    async def more_failed() -> bool:
+        return await failed() > before
+
+    before, load = await failed(), Load(stage.port)
+    async with INJECTIONS["disk-full"].inject(stage):
+        await send(load, 40)
+        tally = await load.finish()
+        await eventually_async(more_failed, what="records that could not be written")
+    nothing_is_lost_silently(stage, tally)
+    assert not tally.failures()
+
+
+async def test_the_gateway_counts_what_its_clients_count(stage: Stage) -> None:
+    before, load = total(await stage.metrics(), "gateway_requests_total"), Load(stage.port)
+    async with INJECTIONS["reset-middle"].inject(stage):
+        await send(load, 60)
+        tally = await load.finish()
+    assert await stage.until_idle(30.0) is not None
+    assert total(await stage.metrics(), "gateway_requests_total") - before == len(tally.outcomes) == 60
+
+
+async def test_a_gateway_that_is_stopped_finishes_what_it_has_accepted(stage: Stage) -> None:
+    load = Load(stage.port)
+    await send(load, 40)
+    await stage.stop()
+    await stage.start()
+    await send(load, 20)
+    tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert set(tally.failures()) <= {REFUSED}
+
+
+async def test_a_killed_gateway_leaves_no_work_behind(stage: Stage) -> None:
+    load = Load(stage.port)
+    await send(load, 40)
+    await stage.kill()
+    await eventually_async(lambda: _idle(stage), what="replicas have given up what nobody waits for")
+    await stage.start()
+    await send(load, 20)
+    tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert set(tally.failures()) <= {REFUSED, UNANSWERED, CUT}
+    assert not any(outcome.failed for outcome in tally.outcomes[-10:])
+
+
+async def _idle(stage: Stage) -> bool:
+    return await stage.replicas.running() == 0

@@ -1,0 +1,226 @@
+"""Streams cut anywhere and continued by another engine, without sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text
+from gateway.relay.rescue.passed import MAX_CHARS, PassedStream
+from gateway.relay.rescue.request import RescuableRequest, rescuable
+from policies.features.request import Endpoint
+from tests.support.token_engine import PIECES, TokenEngine, answer_of, decode
+
+CHAT = Endpoint.CHAT
+CHARACTERS = ([100, 101], [102, 103, 104, 105])  # in several tokens
+SCRIPTS = st.lists(
+    st.one_of(st.integers(0, len(PIECES) - 1).map(lambda token: [token]), st.sampled_from(CHARACTERS)),
+    min_size=1,
+    max_size=30,
+).map(lambda parts: [token for part in parts for token in part])
+STOPS = st.lists(st.sampled_from(["STOP", "return x", "\n   ", "x #", "\u00e9ST"]), max_size=2, unique=True)
+
+
+def request_of(endpoint: Endpoint, **fields: Any) -> tuple[dict[str, Any], RescuableRequest]:
+    content = {"messages": [{"role": "user", "content": "hi"}]} if endpoint is CHAT else {"prompt": "hi"}
+    body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": None}
+    body |= content | fields
+    request = rescuable(endpoint, json.dumps(body).encode())
+    assert request is not None
+    return body, request
+
+
+def cut_and_continued(
+    endpoint: Endpoint,
+    script: Sequence[int],
+    body: dict[str, Any],
+    request: RescuableRequest,
+    cuts: Sequence[int],
+    step: int,
+) -> bytes:
+    """Return what a client gets if the first engine, and each that goes on, is cut after some events."""
+    passed = PassedStream()
+    events = list(TokenEngine(script, step, "a").events(json.loads(request.body), chat=endpoint is CHAT))
+    client = b"".join([passed.take(event) for event in events[: min(cuts[0], len(events) - 1)]])
+    for number, cut in enumerate([*cuts[1:], None]):
+        assert passed.is_exact
+        if passed.finish_reason:
+            return client + ContinuedStream(request, passed).close(passed.finish_reason)
+        while passed.ids and (pending := pending_text(passed.text, decode(passed.ids.tolist()), request.stops)) is None:
+            passed.drop_ids(1)
+        continued = ContinuedStream(request, passed, pending if passed.ids else "")
+        is_again_chat = endpoint is CHAT and not passed.ids
+        sent = json.loads(
+            request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()) if passed.ids else request.body
+        )
+        engine = TokenEngine(script, step + 1, f"b{number}")
+        for event in list(engine.events(sent, chat=is_again_chat))[:cut]:
+            client += continued.feed(event[:9]) + continued.feed(event[9:])
+            if continued.is_done:
+                return client
+    raise AssertionError("the last engine did not complete the stream")
+
+
+@given(st.sampled_from([CHAT, Endpoint.COMPLETIONS]), SCRIPTS, STOPS, st.booleans(), st.integers(1, 3), st.data())
+def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
+    endpoint: Endpoint, script: list[int], stops: list[str], includes_stop: bool, step: int, data: st.DataObject
+) -> None:
+    limit = data.draw(st.one_of(st.none(), st.integers(1, 40)), "max_tokens")
+    body, request = request_of(endpoint, stop=stops, include_stop_str_in_output=includes_stop, max_tokens=limit)
+    events = list(TokenEngine(script, 1).events(body, chat=endpoint is CHAT))
+    uninterrupted = answer_of(b"".join(events))
+    cuts = data.draw(st.lists(st.integers(1, len(events)), min_size=1, max_size=2), "cuts")
+    client = cut_and_continued(endpoint, script, body, request, cuts, step)
+
+    text, reason, usage = answer_of(client)
+    assert (text, reason) == uninterrupted[:2]
+    assert usage is not None
+    assert uninterrupted[2] is not None
+    assert usage["prompt_tokens"] == uninterrupted[2]["prompt_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    if not stops:
+        assert usage["completion_tokens"] == uninterrupted[2]["completion_tokens"]
+    else:  # engines stop at the end of a step
+        assert usage["completion_tokens"] >= uninterrupted[2]["completion_tokens"]
+    documents = [json.loads(line[6:]) for line in client.split(b"\n") if line.startswith(b"data: {")]
+    assert len({(each["id"], each["created"], each["object"], each["model"]) for each in documents}) == 1
+    assert client.endswith(b"data: [DONE]\n\n")
+    assert client.count(b"[DONE]") == client.count(b'"usage":{') == 1
+    assert client.count(b'"role"') == (endpoint is CHAT)
+    assert b'token_ids":[' not in client
+
+
+@pytest.mark.parametrize("cut", range(2, 8))
+@pytest.mark.parametrize("includes_stop", [False, True])
+def test_a_stop_string_across_the_seam_ends_the_answer(cut: int, includes_stop: bool) -> None:
+    script = [0, 1, 10, 11, 2, 3]  # def f STOP (x):
+    fields = {"stop": ["STOP"], "include_stop_str_in_output": includes_stop}
+    body, request = request_of(Endpoint.COMPLETIONS, **fields)
+    client = cut_and_continued(Endpoint.COMPLETIONS, script, body, request, [min(cut, 4)], 1)
+    text, reason, _ = answer_of(client)
+    assert (text, reason) == ("def f" + "STOP" * includes_stop, "stop")
+
+
+@pytest.mark.parametrize("decoded", ["", "a", "abc", "<think>so</think>ab", "ab<|im_start|>c"])
+def test_a_text_that_is_not_that_of_the_tokens_is_not_continued(decoded: str) -> None:
+    with pytest.raises(InexactSeamError):
+        pending_text("ab", decoded, [])
+
+
+@pytest.mark.parametrize("decoded", ["ab", "a<|im_end|>b", "<s>ab", "ab<|im_end|>", "<a><b>ab[PAD]"])
+def test_special_tokens_are_in_no_text(decoded: str) -> None:
+    assert not pending_text("ab", decoded, [])
+
+
+def test_what_an_engine_withholds_is_pending() -> None:
+    assert pending_text("ab", "abc", ["xyz"]) == "c"
+    assert pending_text(" ab", "ab<b", ["xyz"]) == "<b"
+    assert pending_text("ab", "ab\ufffd", []) is None
+    with pytest.raises(InexactSeamError):  # a special token, or text that may begin a stop string
+        pending_text("ab", "ab<b>", ["a long one"])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"delta": {"content": "a"}},
+        {"delta": {"content": "a"}, "token_ids": None},
+        {"delta": {"reasoning": "a"}, "token_ids": [1]},
+        {"delta": {"reasoning_content": "a"}, "token_ids": [1]},
+        {"delta": {"tool_calls": [{"index": 0}]}, "token_ids": [1]},
+        {"text": None, "token_ids": [1]},
+        {"text": "a", "token_ids": [-1]},
+    ],
+)
+def test_what_is_not_text_with_known_tokens_is_not_continued(choice: dict[str, Any]) -> None:
+    passed = PassedStream()
+    passed.take(b"data: " + json.dumps({"id": "x", "prompt_token_ids": [1], "choices": [choice]}).encode() + b"\n\n")
+    assert not passed.is_exact
+
+
+def test_a_long_text_is_not_kept() -> None:
+    passed = PassedStream()
+    event = {"id": "x", "prompt_token_ids": [1], "choices": [{"index": 0, "text": "a" * 50_000, "token_ids": [1]}]}
+    data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    for _ in range(MAX_CHARS // 50_000 + 3):
+        assert b'"token_ids":null' in passed.take(data)
+    assert not passed.is_exact
+    assert not passed.text
+
+
+def test_an_error_of_the_engine_is_withheld_but_not_at_the_beginning() -> None:
+    event = (
+        b'data: {"id":"x","choices":[{"index":0,"text":"\\"token_ids\\":[1] data: {\\"error\\"","token_ids":[1]}]}\n\n'
+    )
+    error = b'data: {"error": {"message": "dead", "code": 500}}\n\ndata: [DONE]\n\n'
+    assert PassedStream().take(error) == error
+    passed = PassedStream()
+    assert passed.take(event + error) == event.replace(b'"token_ids":[1]}', b'"token_ids":null}')
+    assert passed.withheld == error
+    mistake = b'data: {"error": {"message": "the client\'s", "code": 400}}\n\n'
+    assert passed.take(mistake) == mistake
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"stream": False},
+        {"logprobs": True},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"seed": 3},
+        {"seed": 3, "temperature": 0.5},
+        {"min_tokens": 3, "stop": "a"},
+        {"return_token_ids": False},
+        {"use_beam_search": True},
+        {"echo": True},
+        {"bad_words": ["a"]},
+        {"vllm_xargs": {"a": 1}},
+        {"max_tokens": "9"},
+        {"a_parameter_of_next_year": 1},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"messages": "hi"},
+    ],
+)
+def test_a_request_with_what_does_not_hold_across_the_seam_is_excluded(fields: dict[str, Any]) -> None:
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **fields}
+    assert rescuable(CHAT, json.dumps(body).encode()) is None
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], None, 3])
+def test_a_completion_of_several_prompts_is_excluded(prompt: object) -> None:
+    assert rescuable(Endpoint.COMPLETIONS, json.dumps({"stream": True, "prompt": prompt}).encode()) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"null"])
+def test_a_body_that_is_no_request_is_excluded(body: bytes) -> None:
+    assert rescuable(CHAT, body) is None
+
+
+def test_the_continuation_has_the_parameters_of_the_request_and_smaller_limits() -> None:
+    fields = {"temperature": 0, "seed": 3, "n": 1, "max_completion_tokens": 9, "min_tokens": 4, "user": "u", "top_k": 5}
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    request = rescuable(CHAT, json.dumps(body | fields).encode())
+    assert request is not None
+    assert json.loads(request.body) == body | fields | {"return_token_ids": True}
+    sampling = {"temperature": 0, "user": "u", "top_k": 5, "max_tokens": 8, "min_tokens": 3}
+    rest = {"model": "m", "stream": True, "prompt": [1, 2, 3], "return_token_ids": True}
+    assert json.loads(request.continuation([1, 2], [3])) == rest | sampling
+
+
+def test_a_chat_without_a_limit_has_the_rest_of_the_context_and_a_completion_16_tokens() -> None:
+    _, chat = request_of(CHAT)
+    assert json.loads(chat.continuation([1], [2]))["max_tokens"] is None
+    completion = rescuable(Endpoint.COMPLETIONS, b'{"prompt": [1], "stream": true}')
+    assert completion is not None
+    assert json.loads(completion.continuation([1], [2]))["max_tokens"] == 15

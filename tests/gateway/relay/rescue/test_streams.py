@@ -1,0 +1,318 @@
+"""Streams whose backend dies or is drained, with scripted upstreams on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.backend import State
+from lab.trace import read_trace
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.support.token_engine import TokenEngine, answer_of, decode
+from tests.support.upstream import Behaviour, Wire
+
+SCRIPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 101, 14, 12, 0, 1]
+TEXT = decode(SCRIPT)
+THREE = {"a": "baseline", "b": "baseline", "c": "baseline"}
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 100},
+}
+
+
+async def until_lost(wire: Wire) -> None:
+    await wire.until_closed()
+
+
+def engine(*, events: int | None = None, end: Callable[[Wire], Any] = Wire.reset, step: int = 1) -> Behaviour:
+    """Return a behaviour that answers like vLLM, but ends after some events in another way."""
+
+    async def answer(wire: Wire) -> None:
+        if wire.seen.target == "/detokenize":
+            await wire.json({"prompt": decode(wire.seen.json["tokens"])})
+            return
+        tokens = TokenEngine(SCRIPT, step, wire.upstream.name)
+        await wire.begin_stream()
+        sent = list(tokens.events(wire.seen.json, chat="chat" in wire.seen.target))
+        for event in sent[:events]:
+            await wire.chunk(event)
+        if events is None:
+            await wire.end_stream()
+        elif (ending := end(wire)) is not None:
+            await ending
+
+    return answer
+
+
+async def stream(running: Running, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **BODIES[path], **fields}
+    return await running.client.post(path, json=body)
+
+
+async def rescues(running: Running) -> dict[str, float]:
+    """Return the counts of rescues that are not zero: `backend outcome` -> number."""
+    page = (await running.client.get("/metrics")).text
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("gateway_rescues_total{"):
+            labels, _, value = line.partition("} ")
+            named = dict(part.split("=") for part in labels.partition("{")[2].replace('"', "").split(","))
+            found[f"{named['backend']} {named['outcome']}"] = float(value)
+    return found
+
+
+def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
+    text, reason, usage = answer_of(response.content)
+    assert (text, reason) == (TEXT, "stop")
+    assert usage is not None
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt_tokens, len(SCRIPT))
+    assert response.content.endswith(b"data: [DONE]\n\n")
+    assert response.content.count(b"[DONE]") == 1
+    assert response.content.count(b'"role"') <= 1
+    assert b'token_ids":[' not in response.content
+    ids = {json.loads(line[6:])["id"] for line in response.content.split(b"\n") if line.startswith(b"data: {")}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("events", [1, 2, 12, 17, 18])  # up to within a character, and to the end of the text
+async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, events: int) -> None:
+    async with gateway_of(rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=events)
+        running.upstreams["b"].behaviour = engine(step=2)
+        check_is_whole(await stream(running, path))
+        assert running.backend("a").in_flight == running.backend("b").in_flight == 0
+        check_is_whole(await stream(running, path))  # on the connection that is left
+        counts = await rescues(running)
+        assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
+
+
+async def end_with_error(wire: Wire) -> None:
+    await wire.chunk(b'data: {"error": {"message": "EngineCore died", "type": "x", "param": null, "code": 500}}\n\n')
+    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.end_stream()
+
+
+async def end_within_an_event(wire: Wire) -> None:
+    await wire.chunk(b'data: {"id":"x","choices":[{"in')
+    wire.reset()
+
+
+async def end_early(wire: Wire) -> None:
+    await wire.end_stream()
+
+
+@pytest.mark.parametrize("end", [end_with_error, end_within_an_event, end_early])
+async def test_other_ends_of_a_stream_are_as_good_as_a_cut(gateway_of: Start, end: Callable[[Wire], Any]) -> None:
+    async with gateway_of(rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=6, end=end)
+        running.upstreams["b"].behaviour = engine()
+        check_is_whole(await stream(running))
+        assert await rescues(running) == {"a complete": 1}
+
+
+async def test_a_stream_outlives_two_backends_but_not_three(gateway_of: Start) -> None:
+    methods = {**THREE, "d": "baseline"}
+    async with gateway_of(methods, rescue=True) as running:
+        for name in methods:
+            running.upstreams[name].behaviour = engine(events=5)
+        running.upstreams["c"].behaviour = engine()
+        check_is_whole(await stream(running))
+        running.upstreams["c"].behaviour = engine(events=5)
+        for _ in range(3):  # wherever it begins
+            response = await stream(running)
+            assert b"backend_broken" in response.content
+        served = [seen.target for upstream in running.upstreams.values() for seen in upstream.seen]
+        assert len([target for target in served if "completions" in target]) == 12
+
+
+async def refuse(wire: Wire) -> None:
+    if wire.seen.target == "/detokenize":
+        await wire.json({"prompt": decode(wire.seen.json["tokens"])})
+    else:
+        await wire.json({"error": {"message": "no", "code": 400}}, 400)
+
+
+async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try(gateway_of: Start) -> None:
+    async with gateway_of(THREE, rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = refuse
+        running.upstreams["c"].behaviour = engine()
+        check_is_whole(await stream(running))
+
+
+async def decode_otherwise(wire: Wire) -> None:
+    await wire.json({"prompt": "something else"})
+
+
+async def cannot_decode(wire: Wire) -> None:
+    await wire.json({"detail": "Not Found"}, 404)
+
+
+@pytest.mark.parametrize("behaviour", [decode_otherwise, cannot_decode])
+async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
+    gateway_of: Start, behaviour: Behaviour
+) -> None:
+    async with gateway_of(THREE, rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = behaviour
+        response = await stream(running)
+        assert b"Backend a closed the connection" in response.content
+        assert await rescues(running) == {"a failed": 1}
+        assert running.backend("a").in_flight == running.backend("b").in_flight == 0
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"tools": [{"type": "function"}]}, {"seed": 1}])
+async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start, fields: dict[str, Any]) -> None:
+    async with gateway_of(rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        response = await stream(running, **fields)
+        assert b"backend_broken" in response.content
+        assert await rescues(running) == {"a impossible": 1}
+        assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
+
+
+async def test_without_the_setting_nothing_is_asked_and_nothing_rescued(gateway_of: Start) -> None:
+    async with gateway_of() as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = engine()
+        assert b"backend_broken" in (await stream(running)).content
+        assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
+        assert await rescues(running) == {}
+
+
+async def test_what_a_stream_is_without_a_rescue_stays_the_same(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, rescue=True) as running:
+        running.upstreams["a"].behaviour = engine()
+        response = await stream(running)
+    expected = list(
+        TokenEngine(SCRIPT, 1, "a").events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True)
+    )
+    assert response.content == b"".join(expected)
+
+
+async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -> None:
+    waiting = asyncio.Event()
+
+    async def wait(wire: Wire) -> None:
+        waiting.set()
+        await wire.until_closed()
+
+    async with gateway_of(rescue=True) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = wait
+        request = asyncio.create_task(stream(running))
+        await waiting.wait()
+        request.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await request
+        await running.until(lambda: running.upstreams["b"].aborted == 1)
+        await running.until(lambda: running.backend("b").in_flight == 0)
+        assert await rescues(running) == {"a cancelled": 1}
+
+
+async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: Start) -> None:
+    waiting = asyncio.Event()
+
+    async def wait(wire: Wire) -> None:
+        waiting.set()
+        await wire.until_closed()
+
+    async with gateway_of(THREE, rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = wait
+        running.upstreams["c"].behaviour = engine()
+        request = asyncio.create_task(stream(running))
+        await waiting.wait()
+        running.upstreams["b"].health_status = 503
+        check_is_whole(await request)
+
+
+async def test_draining_moves_the_streams_that_can_be_moved(gateway_of: Start) -> None:
+    async with gateway_of(rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
+        running.upstreams["a"].behaviour = engine(events=5, end=until_lost)
+        running.upstreams["b"].behaviour = engine()
+        moving = asyncio.create_task(stream(running))
+        await running.until(lambda: running.backend("a").in_flight == 1)
+        staying = asyncio.create_task(running.chat(stream=True, headers={"x-gateway-backend": "a"}))
+        await running.until(lambda: running.backend("a").in_flight == 2)
+        sent = {"model": MODEL, "backend": "a", "move": True}
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        answer = (await running.client.post("/admin/drain", json=sent, headers=headers)).json()
+        assert (answer["state"], answer["moved"]) == ("draining", 1)
+        check_is_whole(await moving)
+        assert running.backend("a").in_flight == 1
+        assert not staying.done()
+        staying.cancel()
+        await running.until(lambda: running.backend("a").in_flight == 0)
+        assert sum((await rescues(running)).values()) <= 1  # none if nothing had been passed on yet
+
+
+@pytest.mark.parametrize("behaviour", [decode_otherwise, cannot_decode, Wire.until_closed])
+async def test_a_stream_that_cannot_be_moved_stays(gateway_of: Start, behaviour: Behaviour) -> None:
+    moved = asyncio.Event()
+
+    async def goes_on(wire: Wire) -> None:
+        events = list(TokenEngine(SCRIPT).events(wire.seen.json, chat=True))
+        await wire.begin_stream()
+        for event in events[:5]:
+            await wire.chunk(event)
+        await moved.wait()
+        await wire.chunk(b"".join(events[5:]))
+        await wire.end_stream()
+
+    async with gateway_of(rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
+        running.upstreams["a"].behaviour = goes_on
+        running.upstreams["b"].behaviour = behaviour
+        body = {
+            "model": MODEL,
+            "stream": True,
+            **BODIES["/v1/chat/completions"],
+            "stream_options": {"include_usage": True},
+        }
+        async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            chunks = response.aiter_raw()
+            begun = await anext(chunks)
+            sent = {"model": MODEL, "backend": "a", "move": True}
+            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+            answer = (await running.client.post("/admin/drain", json=sent, headers=headers)).json()
+            assert answer["moved"] == 1
+            await running.until(lambda: running.upstreams["b"].seen != [])
+            running.upstreams["b"].health_status = 503  # it goes down, if it does not answer
+            await running.until(lambda: running.backend("b").in_flight == 0)
+            assert running.backend("a").in_flight == 1
+            moved.set()
+            text, reason, usage = answer_of(begun + b"".join([chunk async for chunk in chunks]))
+        assert (text, reason) == (TEXT, "stop")
+        assert usage is not None
+        assert await rescues(running) == {}
+        await running.until(lambda: running.backend("a").in_flight == 0)
+
+
+async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path / "trace"), "text": "full", "flush_s": 0.1}
+    async with gateway_of(rescue=True, recorder=recorder) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = engine()
+        check_is_whole(await stream(running))
+    (record,) = read_trace(tmp_path / "trace", strict=True)
+    assert (record.backend, record.rescued_from, record.rescued_at) == ("b", "a", 4)
+    assert (record.reason, record.output, record.output_tokens) == ("rescue", TEXT, len(SCRIPT))
+
+
+async def test_the_backend_that_cut_streams_which_others_completed_is_ejected(gateway_of: Start) -> None:
+    async with gateway_of(rescue=True, health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = engine()
+        number = 0
+        while running.backend("a").state is State.UP and number < 20:
+            number += 1
+            check_is_whole(await stream(running, messages=[{"role": "user", "content": f"{number}"}]))
+        assert running.backend("a").state is State.EJECTED

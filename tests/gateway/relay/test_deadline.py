@@ -1,0 +1,168 @@
+"""Deadlines of requests, and the retry budget, without sockets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backends.backend import State
+from backends.http.client import UpstreamError
+from gateway.http.errors import GatewayError
+from tests.gateway.relay.test_attempts import (
+    ANSWER,
+    DONE,
+    EVENTS_HEAD,
+    FIRST,
+    JSON_HEAD,
+    TIMEOUTS,
+    Relay,
+    body_of,
+    fail,
+    later,
+)
+from tests.support.waiting import eventually
+
+# Deadlines
+
+
+def limited(*names: str, total_s: float = 30.0) -> Relay:
+    relay = Relay(*names)
+    relay.context.timeouts = replace(TIMEOUTS, first_byte_s=600.0, idle_s=600.0, total_s=total_s)
+    return relay
+
+
+def test_a_request_without_a_first_byte_at_its_deadline_is_given_up() -> None:
+    relay = limited("a", "b")
+    exchange, reply = relay.send()
+    exchange.check_silence(later(29.0))
+    assert reply.status == 0
+    exchange.check_silence(later(31.0))
+    assert (reply.status, reply.code) == (504, "deadline_exceeded")
+    assert b"within the 30 s" in reply.body
+    assert relay.clients["b"].heads == []
+    assert relay.in_flight() == [0] * 5
+
+
+def test_a_stream_that_goes_on_at_its_deadline_ends_with_an_error_event() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_data(FIRST)
+    exchange.pause()  # a client that reads slowly has no longer
+    exchange.check_silence(later(31.0))
+    assert b'"code":"deadline_exceeded"' in reply.chunks[-1]
+    assert reply.chunks[-1].endswith(DONE)
+    assert reply.ended
+    assert relay.count("gateway_requests_total", outcome="interrupted") == 1
+    assert relay.in_flight() == [0] * 4
+
+
+def test_a_stream_whose_last_event_has_come_is_complete_at_its_deadline() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_data(FIRST + DONE)
+    exchange.check_silence(later(31.0))
+    assert (reply.body, reply.ended) == (FIRST + DONE, True)
+    assert relay.count("gateway_requests_total", outcome="ok") == 1
+
+
+def test_deadlines_are_no_evidence_against_a_backend() -> None:
+    relay = limited("a", "b")
+    for number in range(9):
+        exchange, _ = relay.send(body_of(number))
+        exchange.check_silence(later(31.0))
+    assert relay.backends["a"].state is State.UP
+    assert relay.pool._records["m", "a"].strikes == set()
+
+
+@pytest.mark.parametrize("total_s", [30.0, float("inf")])
+async def test_a_request_can_shorten_its_time(total_s: float) -> None:
+    relay = limited("a", total_s=total_s)
+    _, reply = relay.send(headers=[(b"x-request-timeout", b"0.01")])
+    await eventually(lambda: reply.ended)
+    assert (reply.status, reply.code) == (504, "deadline_exceeded")
+    assert b"within the 0.01 s" in reply.body
+    assert relay.in_flight() == [0] * 4
+
+
+def test_a_request_cannot_lengthen_its_time() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send(headers=[(b"x-request-timeout", b"3600")])
+    exchange.check_silence(later(31.0))
+    assert reply.code == "deadline_exceeded"
+
+
+async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send(headers=[(b"x-request-timeout", b"0.05")])
+    timer = exchange._timer
+    assert timer is not None
+    relay.answer("a")
+    assert timer.cancelled()
+    assert (reply.status, reply.body) == (200, ANSWER)
+
+
+@pytest.mark.parametrize("value", [b"", b"soon", b"0", b"-1", b"nan", b"inf", b"1" * 999])
+def test_a_bad_header_is_refused_with_what_would_be_right(value: bytes) -> None:
+    relay = Relay("a")
+    with pytest.raises(GatewayError, match="expected a positive number of seconds") as caught:
+        relay.send(headers=[(b"x-request-timeout", value)])
+    assert (caught.value.status, caught.value.code) == (400, "invalid_header")
+    assert len(caught.value.message) < 150
+
+
+# The retry budget
+
+
+def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> None:
+    relay = Relay("a", "b")
+    codes = []
+    for number in range(200):
+        _, reply = relay.send(body_of(number))
+        relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+        if relay.backends["b"].in_flight:
+            relay.receiver("b").on_error(UpstreamError("broken", "closed the connection"))
+        codes.append(reply.code)
+        relay.backends["a"].state = State.UP
+    assert set(codes) == {"backend_broken"}
+    retried = len(relay.clients["b"].heads)
+    assert 10 + 0.2 * 190 <= retried <= 10 + 0.2 * 200 + 1 + 60, "and one for each second that this takes"
+    assert relay.count("gateway_retries_refused_total", model="m") == 200 - retried
+
+
+def test_without_budget_the_first_failure_is_passed_on_as_it_is() -> None:
+    relay = Relay("a", "b")
+    while relay.model.retry_budget.take(0.0):
+        pass
+    relay.model.retry_budget._at_s = later(3600.0)
+    _, reply = relay.send()
+    fail(relay, "a", "500")
+    assert (reply.status, reply.body) == (500, b'{"error": "boom"}')
+    assert relay.clients["b"].heads == []
+
+
+def test_all_requests_of_a_replica_that_dies_are_retried() -> None:
+    relay = Relay("a", "b")
+    replies = [relay.send(body_of(number))[1] for number in range(100)]
+    for number in range(100):
+        relay.receiver("a", number).on_error(UpstreamError("broken", "closed the connection"))
+    assert len(relay.clients["b"].heads) == 100
+    for number in range(100):
+        receiver = relay.receiver("b", number)
+        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
+        receiver.on_data(ANSWER)
+        receiver.on_end()
+    assert {reply.status for reply in replies} == {200}
+
+
+def test_a_replica_that_refuses_connections_costs_no_budget() -> None:
+    relay = Relay("a", "b")
+    while relay.model.retry_budget.take(0.0):
+        pass
+    relay.model.retry_budget._at_s = later(3600.0)
+    _, reply = relay.send()
+    relay.receiver("a").on_error(UpstreamError("connect", "refused"))
+    relay.answer("b")
+    assert reply.status == 200

@@ -1,0 +1,192 @@
+"""Requests on trial to a replica that returns from an ejection, and long answers, without sockets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from backends.backend import State
+from backends.engine_metrics import EngineMetrics
+from backends.http.client import UpstreamError
+from backends.probe import ProbeResult
+from gateway.http.headers import Header
+from tests.gateway.relay.test_attempts import (
+    CHAT,
+    DONE,
+    EVENTS_HEAD,
+    FIRST,
+    SECOND,
+    Relay,
+    body_of,
+    fail,
+    later,
+)
+
+RANDOM = {"name": "least_loaded"}
+
+
+def recovering(*names: str) -> Relay:
+    """Return a relay whose first backend `a` is back from an ejection, on trial."""
+    relay = Relay(*names, policy=dict(RANDOM))
+    assert relay.pool.eject(relay.backends["a"], 1e-9, "broke its answers")
+    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    assert relay.pool.recovery.is_on_trial(relay.backends["a"])
+    return relay
+
+
+def sent(relay: Relay) -> dict[str, int]:
+    return {name: len(client.heads) for name, client in relay.clients.items()}
+
+
+def test_one_request_at_a_time_is_sent_on_trial_whatever_the_policy_would_choose() -> None:
+    relay = recovering("a", "b", "c")
+    relay.backends["a"].in_flight = 9  # from before its ejection
+    for number in range(3):
+        relay.send(body_of(number))
+    assert sent(relay) == {"a": 1, "b": 1, "c": 1}
+    assert relay.count("gateway_decisions_total", policy="override", reason="trial") == 1
+
+
+def test_a_served_request_on_trial_ends_it_and_the_client_sees_the_reason() -> None:
+    relay = recovering("a", "b")
+    _, reply = relay.send()
+    relay.answer("a")
+    assert (reply.status, reply.headers["x-gateway-reason"]) == (200, "trial")
+    assert not relay.pool.recovery.is_on_trial(relay.backends["a"])
+    assert relay.in_flight() == [0] * 5
+
+
+@pytest.mark.parametrize("fault", ["broken", "500", "text/html", "stream error"])
+def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: str) -> None:
+    relay = recovering("a", "b")
+    _, reply = relay.send()
+    fail(relay, "a", fault)
+    relay.answer("b")
+    assert (reply.status, reply.headers["x-gateway-retried-from"]) == (200, "a")
+    assert relay.backends["a"].state is State.EJECTED
+    assert relay.in_flight() == [0] * 5
+
+
+def test_a_request_that_no_replica_serves_says_nothing_and_the_next_one_is_sent_on_trial() -> None:
+    relay = recovering("a", "b")
+    relay.send(body_of(1))
+    fail(relay, "a", "500")
+    fail(relay, "b", "500")
+    assert relay.pool.recovery.is_on_trial(relay.backends["a"])
+    relay.send(body_of(2))
+    assert sent(relay) == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("ending", ["client gone", "400"])
+def test_an_end_without_a_verdict_leaves_the_replica_on_trial(ending: str) -> None:
+    relay = recovering("a", "b")
+    exchange, _ = relay.send(body_of(1))
+    if ending == "400":
+        relay.answer("a", b'{"error": "bad"}', 400)
+    else:
+        exchange.client_gone()
+    assert relay.pool.recovery.is_on_trial(relay.backends["a"])
+    relay.send(body_of(2))
+    assert sent(relay) == {"a": 2, "b": 0}
+
+
+def test_a_stream_proves_a_replica_with_its_first_event() -> None:
+    relay = recovering("a", "b")
+    relay.send()
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    assert relay.pool.recovery.is_on_trial(relay.backends["a"])
+    relay.receiver("a").on_data(FIRST)
+    assert not relay.pool.recovery.is_on_trial(relay.backends["a"])
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "headers"),
+    [("/tokenize", "POST", []), ("/version", "GET", []), (CHAT, "POST", [(b"x-gateway-backend", b"b")])],
+)
+def test_a_request_that_cannot_be_sent_elsewhere_is_not_sent_on_trial(
+    path: str, method: str, headers: list[Header]
+) -> None:
+    relay = recovering("a", "b")
+    relay.send(path=path, method=method, headers=headers)
+    assert sent(relay) == {"a": 0, "b": 1}
+
+
+def test_a_request_that_only_the_replica_on_trial_can_serve_is_sent_there() -> None:
+    relay = recovering("a", "b")
+    relay.send(headers=[(b"x-gateway-backend", b"a")])
+    relay.send(json.dumps({"model": "m", "messages": [], "min_p": 0.1}).encode())
+    assert sent(relay) == {"a": 2, "b": 0}
+
+
+@pytest.mark.parametrize(("running", "is_moved"), [(None, True), (0, True), (1, False)])
+def test_a_silent_request_on_trial_is_moved_unless_the_engine_is_at_work(running: int | None, is_moved: bool) -> None:
+    relay = recovering("a", "b")
+    if running is not None:
+        relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
+    exchange, reply = relay.send()
+    exchange.check_silence(later(6.5))
+    assert sent(relay)["b"] == 0
+    exchange.check_silence(later(7.5))
+    assert sent(relay)["b"] == is_moved
+    assert relay.backends["a"].state is (State.EJECTED if is_moved else State.RECOVERING)
+    relay.answer("b" if is_moved else "a")
+    assert reply.status == 200
+    assert relay.count("gateway_retries_total", kind="trial") == is_moved
+
+
+def test_a_silent_request_on_trial_stays_where_no_other_replica_can_serve_it() -> None:
+    relay = recovering("a", "b")
+    exchange, reply = relay.send()
+    relay.backends["b"].state = State.DOWN
+    exchange.check_silence(later(9.5))
+    assert reply.status == 0
+    relay.answer("a")
+    assert reply.status == 200
+
+
+def test_a_request_on_trial_whose_replica_refuses_it_is_served_by_another_one() -> None:
+    relay = recovering("a", "b")
+    _, reply = relay.send()
+    relay.receiver("a").on_error(UpstreamError("connect", "refused"))
+    relay.answer("b")
+    assert (reply.status, relay.backends["a"].state) == (200, State.DOWN)
+    assert relay.pool.recovery.replicas == {}
+
+
+def test_a_replica_on_trial_is_not_what_explain_shows() -> None:
+    relay = recovering("a", "b")
+    routed = relay.context.router.route(
+        CHAT, "POST", body_of(1), relay.client, relay.context.access.relayed("GET", b"/x", [KEY]).routing_headers, 0.0
+    )
+    headers = relay.context.access.relayed("GET", b"/x", [KEY]).routing_headers
+    assert [backend.name for backend in relay.context.router.candidates(routed, relay.client, headers)] == ["b"]
+
+
+KEY = (b"authorization", b"Bearer sk")
+
+
+# Long answers
+
+
+def test_long_answers_of_many_requests_are_no_evidence() -> None:
+    """A stream that goes on for an hour, and one whose first event comes late, as the engine is at work."""
+    relay = Relay("a", "b")
+    relay.pool._records["m", "a"].engine = EngineMetrics(running=9)
+    streams = [relay.send(body_of(number)) for number in range(9)]
+    for exchange, _ in streams:
+        exchange.check_silence(later(9.5))
+    for number, (exchange, reply) in enumerate(streams):
+        receiver = relay.receiver("a", number)
+        receiver.on_head(200, EVENTS_HEAD)
+        receiver.on_data(FIRST)
+        for _ in range(3600):
+            receiver.on_data(SECOND)
+        exchange.check_silence(later(1.9))
+        assert not reply.ended
+        receiver.on_data(DONE)
+        receiver.on_end()
+    assert relay.backends["a"].state is State.UP
+    assert relay.pool._records["m", "a"].strikes == set()
+    assert relay.count("gateway_requests_total", outcome="ok") == 9
+    assert sent(relay) == {"a": 9, "b": 0}

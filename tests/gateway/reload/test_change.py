@@ -1,0 +1,273 @@
+"""Changes of a running gateway: what is kept, what requests in flight see, and that nothing is left of what is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.backend import State
+from gateway.config.settings import PoolSettings
+from gateway.routing.keys import digest
+from gateway.service.change import prepare
+from gateway.service.replicas import plan
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.support.upstream import Upstream, Wire, answer, delta, well
+
+
+async def change(running: Running, **update: Any) -> None:
+    """Reload with other top-level settings, or other `backends` and `policy` of the model."""
+    raw = running.gateway.settings.model_dump()
+    model = raw["models"][MODEL]
+    for key in ("backends", "policy", "aliases", "default_temperature"):
+        if key in update:
+            model[key] = update.pop(key)
+    model["policy"] = _policy(model["policy"])
+    settings = PoolSettings.model_validate(raw | update)
+    prepared = await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))
+    prepared.commit()
+
+
+def _policy(policy: dict[str, Any]) -> dict[str, Any]:
+    return {"name": policy["name"], **policy["settings"]} if "settings" in policy else policy
+
+
+def backends_of(*upstreams: Upstream, **more: Any) -> dict[str, Any]:
+    return {each.name: {"method": "baseline", "url": each.url} | more for each in upstreams}
+
+
+@contextlib.asynccontextmanager
+async def third() -> AsyncIterator[Upstream]:
+    async with Upstream("c", MODEL) as upstream:
+        yield upstream
+
+
+async def names(running: Running, requests: int = 6) -> set[str]:
+    """Return the backends that answer."""
+    return {(await running.chat()).headers["x-gateway-backend"] for _ in range(requests)}
+
+
+async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of: Start) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(wire: Wire) -> None:
+        if not wire.seen.json.get("stream"):
+            await well(wire)
+            return
+        await wire.begin_stream()
+        await wire.chunk(delta("first"))
+        await go_on.wait()
+        await wire.chunk(delta("last"))
+        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.end_stream()
+
+    async with gateway_of({"a": "baseline", "b": "baseline"}, behaviour=slow) as running, third() as c:
+        a, b = running.upstreams["a"], running.upstreams["b"]
+        body = {"model": MODEL, "stream": True, "messages": []}
+        headers = {"x-gateway-backend": "a"}
+        async with running.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answered:
+            lines = answered.aiter_lines()
+            assert "first" in await anext(lines)
+            kept, old = running.backend("b"), running.backend("a")
+            await change(running, backends=backends_of(b, c))
+            assert running.backend("b") is kept
+            assert running.backend("c").state is State.UP, "its first probe is waited for"
+            assert await names(running) == {"b", "c"}
+            assert old.in_flight == 1
+            assert running.gateway.leaving
+            go_on.set()
+            assert "last" in "".join([line async for line in lines])
+        await running.until(lambda: not running.gateway.leaving)
+        page = running.gateway.metrics.render().decode()
+        assert 'backend="a"' not in page
+        assert 'backend="c"' in page
+        assert old.in_flight == 0
+        await change(running, backends=backends_of(a, b, c))
+        assert await names(running, 12) == {"a", "b", "c"}
+
+
+async def test_another_weight_keeps_the_replica(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        before = running.backend("a")
+        backends = backends_of(*running.upstreams.values())
+        backends["a"]["weight"] = 3.0
+        await change(running, backends=backends)
+        assert running.backend("a") is before
+        answered = [(await running.chat()).headers["x-gateway-backend"] for _ in range(8)]
+        assert answered.count("a") == 6
+
+
+async def test_a_replica_with_another_address_is_another_replica(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running, third() as c:
+        before = running.backend("a")
+        await change(running, backends={"a": {"method": "baseline", "url": c.url}})
+        assert running.backend("a") is not before
+        assert (await running.chat()).json()["choices"][0]["message"]["content"] == "from c"
+        await running.until(lambda: not running.gateway.leaving)
+        assert "gateway_requests_total" in running.gateway.metrics.render().decode()
+        assert running.gateway.pool.engine(running.backend("a")) is not None, "its record is that of the new one"
+
+
+async def test_a_request_whose_replica_is_removed_is_retried_on_one_that_is_there(gateway_of: Start) -> None:
+    fail = asyncio.Event()
+
+    async def failing(wire: Wire) -> None:
+        await fail.wait()
+        await wire.json({}, 500)
+
+    async with gateway_of({"a": "baseline"}, behaviour=failing) as running, third() as c:
+        request = asyncio.create_task(running.chat())
+        await running.until(lambda: bool(running.upstreams["a"].seen))
+        await change(running, backends=backends_of(c))
+        fail.set()
+        answered = await request
+        assert answered.status_code == 200
+        assert answered.headers["x-gateway-backend"] == "c"
+        assert answered.headers["x-gateway-retried-from"] == "a"
+
+
+async def test_requests_in_flight_keep_their_timeouts(gateway_of: Start) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(wire: Wire) -> None:
+        await go_on.wait()
+        await wire.json(answer("a"))
+
+    timeouts = {"connect_s": 1.0, "first_byte_s": 60.0, "idle_s": 60.0}
+    async with gateway_of({"a": "baseline"}, behaviour=slow, timeouts=timeouts) as running:
+        first = asyncio.create_task(running.chat())
+        await running.until(lambda: len(running.upstreams["a"].seen) == 1)
+        await change(running, timeouts=timeouts | {"first_byte_s": 0.1})
+        second = await running.chat()
+        assert second.status_code == 504
+        go_on.set()
+        assert (await first).status_code == 200
+
+
+KEYS = [{"name": "team", "key": "sk-team", "max_in_flight": 1}, {"name": "other", "key": "sk-other"}]
+
+
+async def test_keys_are_replaced_on_open_connections_too(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
+        team = {"authorization": "Bearer sk-team"}
+        for _ in range(3):  # the connection knows the head by then
+            assert (await running.chat(headers=team)).status_code == 200
+        await change(running, keys=[{"name": "other", "key": "sk-other"}, {"name": "new", "key": "sk-new"}])
+        assert (await running.chat(headers=team)).status_code == 401
+        assert (await running.chat(headers={"authorization": "Bearer sk-new"})).status_code == 200
+
+
+async def test_what_a_key_has_used_counts_after_its_limit_was_changed(gateway_of: Start) -> None:
+    keys = [{"name": "team", "key": "sk-team", "requests_per_minute": 3}]
+    team = {"authorization": "Bearer sk-team"}
+    async with gateway_of({"a": "baseline"}, keys=keys) as running:
+        assert [(await running.chat(headers=team)).status_code for _ in range(4)] == [200, 200, 200, 429]
+        await change(running, keys=[keys[0] | {"requests_per_minute": 2}])
+        assert (await running.chat(headers=team)).status_code == 429
+        await change(running, keys=[keys[0] | {"requests_per_minute": None}])
+        assert (await running.chat(headers=team)).status_code == 200
+
+
+async def test_a_removed_model_is_gone_and_an_added_one_is_served(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running, Upstream("n", "new") as upstream:
+        model = {"policy": {"name": "least_loaded"}, "backends": backends_of(upstream), "default_temperature": 1.0}
+        await change(running, models={"new": model})
+        assert (await running.chat()).status_code == 404
+        assert (await running.chat(model="new")).status_code == 200
+        await running.until(lambda: not running.gateway.leaving)
+        assert f'model="{MODEL}"' not in running.gateway.metrics.render().decode()
+
+
+async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) -> None:
+    async with gateway_of(policy={"name": "learned", "exploration": {"share": 0}}, fast=True) as running:
+        for _ in range(5):
+            await running.chat(max_tokens=3)
+        model = running.gateway.models[MODEL]
+        learned = model.policy
+        count = learned.statistics.observations  # type: ignore[attr-defined]
+        assert count
+        await change(running, policy={"name": "learned", "objective": "ttft"})
+        later = running.gateway.models[MODEL].policy
+        assert later is not learned
+        assert later.statistics is learned.statistics  # type: ignore[attr-defined]
+        await running.chat(max_tokens=3)
+        assert later.statistics.observations > count  # type: ignore[attr-defined]
+        await change(running, timeouts={"connect_s": 3.0})
+        assert running.gateway.models[MODEL].policy is later
+        await change(running, policy={"name": "round_robin", "outlier_ejection": True})
+        guarded = running.gateway.models[MODEL].policy
+        assert guarded.statistics is learned.statistics  # type: ignore[attr-defined]
+
+
+async def test_a_learned_policy_forgets_replicas_that_left(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}, policy={"name": "learned"}) as running, third() as c:
+        predictor = running.gateway.models[MODEL].policy.predictor  # type: ignore[attr-defined]
+        b = running.upstreams["b"]
+        await names(running)
+        for number in range(10):
+            await change(running, backends=backends_of(b) | {f"c{number}": {"method": "baseline", "url": c.url}})
+            await running.chat()
+            assert set(predictor.backend_models) <= {"b", f"c{number}"}
+        assert predictor.prefixes._backends <= 3
+
+
+async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
+        a, b = running.upstreams["a"], running.upstreams["b"]
+        await names(running)
+
+        async def cycle() -> None:
+            await change(running, backends=backends_of(b, c))
+            await names(running, 2)
+            await change(running, backends=backends_of(a, b))
+            await names(running, 2)
+
+        await cycle()
+        await running.until(lambda: not running.gateway.leaving)
+        descriptors, tasks = open_descriptors(), len(asyncio.all_tasks())
+        series = len(running.gateway.metrics.render().splitlines())
+        for _ in range(10):
+            await cycle()
+        await running.until(lambda: not running.gateway.leaving)
+        await running.until(lambda: open_descriptors() <= descriptors + 2)
+        await running.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
+        assert len(running.gateway.metrics.render().splitlines()) == series
+        assert len(running.gateway.pool._records) == 2
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_change_that_fails_leaves_everything_as_it_was(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
+        before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models", "upstreams")}
+
+        async def raising(*_: object) -> None:
+            raise httpx.InvalidURL("a defect")
+
+        monkeypatch.setattr(running.gateway.pool, "probe", raising)
+        with pytest.raises(httpx.InvalidURL):
+            await change(running, backends=backends_of(c), policy={"name": "random"})
+        assert {name: getattr(running.gateway, name) for name in before} == before
+        assert await names(running) == {"a", "b"}
+
+
+async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
+        running.gateway.pool.set_drained(running.backend("a"), drained=True)
+        await change(running, backends=backends_of(*running.upstreams.values()), aliases=["other"])
+        assert running.backend("a").state is State.DRAINING
+        await change(
+            running, backends=backends_of(running.upstreams["b"]) | {"a": {"method": "baseline", "url": c.url}}
+        )
+        assert running.backend("a").state is State.DRAINING
+        running.gateway.pool.set_drained(running.backend("a"), drained=False)
+        await running.until_up("a")

@@ -1,0 +1,195 @@
+"""Reloads of a gateway process, with one worker and with two: SIGHUP, `/admin/reload`, and the file being watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until
+from tests.support.upstream import Upstream
+
+POOL = """
+server: {{drain_s: 3, watch: {watch}}}
+health: {{interval_s: 0.2}}
+models:
+  m:
+    policy: {{name: round_robin}}
+    default_temperature: 1
+    backends:
+{backends}
+keys:
+  - {{name: plain, key: {key}}}
+admin: {{key: "{admin}"}}
+state: none
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+
+
+class Pool:
+    """A pool file, and three upstreams that run on an event loop of their own."""
+
+    def __init__(self, path: Path, urls: dict[str, str]) -> None:
+        self.path = path
+        self.urls = urls
+
+    def write(self, names: str, key: str = "sk-1", *, watch: bool = False, more: str = "") -> None:
+        backends = "\n".join(f'      {name}: {{method: baseline, url: "{self.urls[name]}"}}' for name in names)
+        text = POOL.format(backends=backends, key=key, admin=ADMIN_KEY, watch=str(watch).lower()) + more
+        self.path.write_text(text)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def enter() -> list[Upstream]:
+        return [await Upstream(name, "m").__aenter__() for name in "abc"]
+
+    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
+    try:
+        yield Pool(tmp_path / "pool.yaml", {each.name: each.url for each in upstreams})
+    finally:
+
+        async def leave() -> None:
+            for upstream in upstreams:
+                await upstream.die()
+
+        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def served_by(command: Command, requests: int = 12, key: str = "sk-1") -> set[str]:
+    """Return the backends that answer, on a connection for each request; with their statuses if they are errors."""
+    answers = [
+        command.post("/v1/chat/completions", CHAT, headers={"authorization": f"Bearer {key}"}) for _ in range(requests)
+    ]
+    return {answer.headers.get("x-gateway-backend") or str(answer.status_code) for answer in answers}
+
+
+def started(command: Command) -> None:
+    until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(8)), what="all workers ready")
+
+
+@pytest.mark.slow
+@WORKERS
+def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) -> None:
+    pool.write("ab")
+    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+        started(command)
+        processes = family(command.process.pid)
+        assert served_by(command) == {"a", "b"}
+        pool.write("bc", "sk-2")
+        os.killpg(command.process.pid, signal.SIGHUP)  # the workers ignore it
+        until(lambda: served_by(command, key="sk-2") == {"b", "c"})
+        assert served_by(command, 4) == {"401"}
+        printed = command.printed()
+        assert f"models.m.backends.c: added (baseline, {pool.urls['c']})" in printed
+        assert "models.m.backends.a: removed" in printed
+        assert "keys[plain].sha256: changed" in printed
+        assert "sk-2" not in printed
+        assert alive(processes) == processes
+        pool.path.write_text("models: {m: {polcy: 1}}")
+        command.process.send_signal(signal.SIGHUP)
+        until(lambda: "nothing was changed" in command.printed())
+        assert served_by(command, key="sk-2") == {"b", "c"}
+        until(lambda: 'gateway_reloads_total{cause="signal",outcome="invalid"} 1.0' in command.get("/metrics").text)
+        page = command.get("/metrics").text
+        assert 'backend="a"' not in page
+        assert "gateway_last_reload_timestamp_seconds" in page
+        assert command.end() == 0
+
+
+@pytest.mark.slow
+@WORKERS
+def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path, workers: int) -> None:
+    pool.write("ab")
+    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+        started(command)
+        assert command.post("/admin/reload", None).status_code == 401
+        assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []
+        pool.write("b")
+        shown = command.post("/admin/reload?dry_run=true", None, headers=command.admin).json()
+        assert shown == {"dry_run": True, "changes": ["models.m.backends.a: removed"]}
+        assert served_by(command) == {"a", "b"}
+        changed = command.post("/admin/reload", None, headers=command.admin).json()
+        assert changed == {"dry_run": False, "changes": shown["changes"]}
+        until(lambda: served_by(command) == {"b"})
+        pool.write("b", more="recorder: {path: /tmp/records}\n")
+        refused = command.post("/admin/reload", None, headers=command.admin)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "restart_needed")
+        assert "recorder" in refused.json()["error"]["message"]
+        pool.path.write_text("models: 3")
+        invalid = command.post("/admin/reload", None, headers=command.admin)
+        assert (invalid.status_code, invalid.json()["error"]["code"]) == (400, "invalid_pool_file")
+        assert served_by(command) == {"b"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Path) -> None:
+    pool.write("a")
+    with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
+        started(command)
+        pool.write("b")
+        assert command.post("/admin/reload", None, headers=command.admin).status_code == 200
+        until(lambda: served_by(command) == {"b"})
+        before = family(command.process.pid)
+        for victim in [pid for pid in before if b"spawn_main" in command_line(pid)]:
+            os.kill(victim, signal.SIGKILL)
+        until(lambda: command.printed().count("restarting it") == 2)
+        started(command)
+        until(lambda: served_by(command) == {"b"})
+
+
+@pytest.mark.slow
+@WORKERS
+def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path, workers: int) -> None:
+    pool.write("a")
+    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+        started(command)
+        assert served_by(command) == {"a"}
+        descriptors = len(list(Path(f"/proc/{command.process.pid}/fd").iterdir()))
+        for number in range(300):
+            pool.write("bc"[number % 2] + "a" * (number % 3 == 0))  # now and then it is read half written
+            command.process.send_signal(signal.SIGHUP)
+        pool.write("c")
+        command.process.send_signal(signal.SIGHUP)
+        until(lambda: served_by(command) == {"c"})
+        until(lambda: len(list(Path(f"/proc/{command.process.pid}/fd").iterdir())) <= descriptors + 4)
+        assert "Traceback" not in command.printed()
+        until(lambda: 'backend="b"' not in command.get("/metrics").text)
+        assert command.end() == 0
+
+
+def command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+@pytest.mark.slow
+def test_a_watched_file_is_reloaded_when_a_link_to_it_changes(pool: Pool, tmp_path: Path) -> None:
+    pool.write("a", watch=True)
+    link = tmp_path / "linked.yaml"
+    link.symlink_to(pool.path)
+    with gateway_command(link, tmp_path) as command:
+        assert served_by(command) == {"a"}
+        pool.path = tmp_path / "next.yaml"
+        pool.write("b", watch=True)
+        replacement = tmp_path / "replacement"
+        replacement.symlink_to(pool.path)
+        replacement.replace(link)
+        until(lambda: served_by(command, 2) == {"b"})
+        assert "reload (file): 2 changes" in command.printed()
+        assert "nothing has changed" not in command.printed()
