@@ -24,6 +24,7 @@ from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
     ChangePrepared,
+    DiscoveryCounted,
     EndChange,
     PrepareChange,
     ReloadAnswered,
@@ -32,7 +33,7 @@ from gateway.reload.messages import (
     ToParent,
     ToWorker,
 )
-from gateway.reload.reloader import Cause, Outcome, ReloadError
+from gateway.reload.reloader import ReloadError
 from gateway.service.worker_messages import (
     Drained,
     Launched,
@@ -189,10 +190,10 @@ class Workers:
                 self._send(worker, message)
                 self._send(worker, EndChange(change.number, commit=True))
 
-    def count_reload(self, cause: Cause, outcome: Outcome) -> None:
-        """Have a worker count a reload."""
+    def count(self, message: ReloadCounted | DiscoveryCounted) -> None:
+        """Have a worker count a reload, or an answer of a source of replicas."""
         if self._workers:
-            self._send(self._workers[min(self._workers)], ReloadCounted(cause, outcome))
+            self._send(self._workers[min(self._workers)], message)
 
     async def _answer_reload(self, wanted: ReloadWanted) -> None:
         worker = self._workers[wanted.worker]
