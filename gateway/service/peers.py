@@ -59,7 +59,7 @@ class Peers:
     Parameters
     ----------
     keyring
-        The keys whose use counts; replace it when they change.
+        The keys whose use counts.
     clock
         Returns monotonic seconds.
     host
@@ -83,7 +83,7 @@ class Peers:
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self.keyring = keyring
+        self._keyring = keyring
         self._clock = clock
         self._host = platform.node() if host is None else host
         self.writer = uuid4().hex
@@ -142,7 +142,7 @@ class Peers:
         is_new = not peer.counts
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         for key, use in report.keys.items():
-            if (client := self.keyring.named(key)) is not None:
+            if (client := self._keyring.named(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
         self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
@@ -25,7 +26,7 @@ class PeerProcess:
         self.pool = Pool(self.backends, HealthRules(strikes=1))
         for backend in self.backends:
             backend.state = State.UP
-        self.limits = Limits(clock=clock)
+        self.limits = Limits(clock=clock, rng=Random(1))
         self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), clock, host)
 
     def load(self) -> list[int]:
