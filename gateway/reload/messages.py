@@ -64,5 +64,15 @@ class ReloadCounted:
     outcome: Outcome
 
 
+@dataclass(frozen=True, slots=True)
+class DiscoveryCounted:
+    """To one worker: count an answer of a source of replicas."""
+
+    model: str
+    source: str
+    outcome: str
+    replicas: int
+
+
 ToParent = ChangePrepared | ReloadWanted
-ToWorker = PrepareChange | EndChange | ReloadAnswered | ReloadCounted
+ToWorker = PrepareChange | EndChange | ReloadAnswered | ReloadCounted | DiscoveryCounted

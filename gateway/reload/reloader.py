@@ -102,6 +102,11 @@ class Reloader:
                     self._on_end(cause, error.outcome)
                 raise
 
+    async def apply_again(self) -> None:
+        """Apply the settings in effect, since the replicas that were found have changed; raise what `apply` raises."""
+        async with self._one_at_a_time:
+            await self._apply(self._settings)
+
     async def _reload(self, cause: Cause, *, dry_run: bool) -> list[str]:
         try:
             settings = await asyncio.to_thread(self._load)

@@ -222,7 +222,8 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
         if not client.may_use(name):
             continue
         engine_card = gateway.pool.model_card(name) or {}
-        simulated = all(backend.simulated for backend in gateway.pool.of(name))
+        members = gateway.pool.of(name)
+        simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
             card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}
             card |= engine_card | {"id": alias}
@@ -332,6 +333,8 @@ def _refresh(gateway: Gateway) -> None:
         model.fallback.count(gateway.metrics, name)
     for name, shadow in gateway.shadow.items():
         shadow.count(gateway.metrics, name)
+    for queue in gateway.relay.queues.values():
+        gateway.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
     for name, versions in gateway.policy_versions.items():
         guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
         ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}

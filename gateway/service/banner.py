@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from backends.speculation import Method, num_speculative_tokens
-from gateway.config.settings import BackendSettings, PoolSettings
+from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,18 @@ def pool_table(settings: PoolSettings) -> Table:
             row = (model_cell, name, _method(backend), str(drafted or ""), location(backend), f"{backend.weight:g}")
             table.add_row(*map(Text, row))  # Text, because `http://[fd00::1]` looks like markup
             model_cell = ""
+        for name, source in model_settings.discover.items():
+            drafted = num_speculative_tokens(source.method, source.speculative_config)
+            row = (
+                model_cell,
+                f"{name}/...",
+                source.method.value,
+                str(drafted or ""),
+                f"found by {_kind(source)}",
+                f"{source.weight:g}",
+            )
+            table.add_row(*map(Text, row))
+            model_cell = ""
     return table
 
 
@@ -43,6 +55,12 @@ def location(backend: BackendSettings) -> str:
     if backend.serve is not None:
         return f"started here ({backend.serve.model})"
     return backend.url or ""
+
+
+def _kind(source: DiscoverSettings) -> str:
+    if source.kubernetes is not None:
+        return f"Kubernetes ({source.kubernetes.service})"
+    return f"DNS ({source.dns or source.srv})"
 
 
 def start_lines(settings: PoolSettings, urls: Sequence[str], generated_admin_key: str | None = None) -> list[str]:

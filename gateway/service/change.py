@@ -14,8 +14,9 @@ from backends.backend import Backend
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import Ongoing
+from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Upstream
-from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of
+from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
 from gateway.shadow.replay import ShadowDrafting
 from policies.roles import Forgetful, Maintained
 
@@ -81,17 +82,19 @@ class Change:
         gateway.relay.limits.update(later.relay.access.keyring.clients, later.settings.server.max_in_flight)
         gateway.peers.follow(later.relay.access.keyring)
         self._replace_models(retired)
+        keys = {key.name for key in later.settings.keys}
         gone = Gone(
             gateway,
             [upstream.backend for upstream in retired],
             [name for name in gateway.models if name not in later.models],
-            [key.name for key in gateway.settings.keys if key.name not in {each.name for each in later.settings.keys}],
+            [key.name for key in gateway.settings.keys if key.name not in keys],
             set(gateway.relay.exchanges),
         )
         for name, shadow in later.shadow.items():
             if gateway.shadow.get(name) is not shadow and gateway.is_started:
                 shadow.start()
         gateway.settings, gateway.admin_digest = later.settings, later.admin_digest
+        self._replace_queues()
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.upstreams, gateway.shadow = later.models, later.upstreams, later.shadow
         gateway.recorder = later.recorder
@@ -110,6 +113,14 @@ class Change:
         """Close what was prepared."""
         for each in self.joining:
             await each.probe.close()
+
+    def _replace_queues(self) -> None:
+        """Have what waits in a queue go by its new bounds, and send at once what waits in one that is gone."""
+        bounds = queue_bounds(self.later.settings)
+        self.gateway.pool.on_ready = self.later.relay.ready
+        for name, queue in self.gateway.relay.queues.items():
+            queue.bounds = bounds.get(name, UNBOUNDED)
+            queue.dispatch()
 
     def _replace_models(self, retired: Sequence[Upstream]) -> None:
         """Have policies, rules and statistics follow the models that there are now."""

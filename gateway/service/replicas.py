@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import orjson
 from backends.backend import Backend
 from backends.launch.supervisor import LaunchSpec, free_port, vllm_serve_argv
 from backends.speculation import num_speculative_tokens, serve_config
-from gateway.config.settings import BackendSettings, PoolSettings
+from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
+from gateway.discovery.discovery import Found
 
 _HOST = "127.0.0.1"
 SIMULATOR = "simulator"
@@ -54,7 +56,7 @@ class Replicas:
     started: tuple[Started, ...]
 
 
-def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) -> Replicas:
+def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, found: Found | None = None) -> Replicas:
     """Assign addresses to the replicas, and return the processes to start.
 
     Parameters
@@ -64,7 +66,10 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) 
     before
         The replicas of the running gateway: those that it has started, and whose settings are the same, keep their
         addresses and processes.
+    found
+        The replicas that the sources of the settings have found; one whose address is in the pool already is left out.
     """
+    taken = {each.url for model in settings.models.values() for each in model.backends.values()}
     started = {} if before is None else {(each.backend.model, each.backend.name): each for each in before.started}
     now_started: list[Started] = []
     backends: list[Backend] = []
@@ -74,7 +79,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) 
         names = (model, *model_settings.aliases)
         for name, backend_settings in model_settings.backends.items():
             if backend_settings.url is not None:
-                backends.append(_backend(model, name, backend_settings, ""))
+                backends.append(_backend(model, name, backend_settings, backend_settings.url))
                 continue
             process = backend_settings.model_copy(update={"weight": 1.0}), names  # what its process depends on
             known = started.get((model, name))
@@ -91,6 +96,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) 
             now_started.append(Started(backend, process, launch))
             if launch is not None:
                 launches.append(launch)
+        backends += _discovered(model, model_settings, found or {}, taken)
     if before is not None:
         assert not simulated, "a reload starts no simulated replica"
         launches += [launch for launch in before.launches if launch.name == SIMULATOR]
@@ -99,18 +105,28 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None) 
     return Replicas(tuple(backends), tuple(launches), tuple(now_started))
 
 
-def _backend(model: str, name: str, settings: BackendSettings, launch_url: str) -> Backend:
+def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[str | None]) -> Iterator[Backend]:
+    """Yield the replicas that the sources of a model have found, and add their addresses to `taken`."""
+    for source, discover in settings.discover.items():
+        for replica in found.get((model, source), ()):
+            if replica.url not in taken:
+                taken.add(replica.url)
+                yield _backend(model, f"{source}/{replica.name}", discover, replica.url)
+
+
+def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings, url: str) -> Backend:
+    started = settings if isinstance(settings, BackendSettings) and settings.url is None else None
     return Backend(
         name=name,
         model=model,
         method=settings.method,
-        url=settings.url or launch_url,
+        url=url,
         num_speculative_tokens=num_speculative_tokens(settings.method, settings.speculative_config),
         speculative_config=serve_config(settings.method, settings.speculative_config),
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         weight=settings.weight,
-        simulated=settings.simulate is not None,
-        launched=settings.url is None,
+        simulated=started is not None and started.simulate is not None,
+        launched=started is not None,
     )
 
 

@@ -23,8 +23,10 @@ from rich.console import Console
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
+from gateway.discovery.discovery import Discovery
 from gateway.recorder import with_salt
-from gateway.reload.reloader import Cause, Outcome, Reloader
+from gateway.reload.messages import DiscoveryCounted, ReloadCounted
+from gateway.reload.reloader import Cause, Outcome, Reloader, ReloadError
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
@@ -37,6 +39,8 @@ from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
 
 _SIMULATOR_READY_S = 30.0  # its first start compiles
+_DISCOVERY_PAUSE_S = 0.5
+"""Least seconds between two changes of the pool by discovery."""
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
@@ -102,6 +106,8 @@ class _Serving:
         self._settings = with_salt(settings)
         self._reloader = Reloader(load, settings, self._apply, self._on_reload)
         self._gateway: Gateway | None = None
+        self._found_others = asyncio.Event()
+        self._discovery = Discovery(self._found_others.set, self._on_discovery)
         self._replicas = replicas
         self._sockets = sockets
         self._run_dir = run_dir
@@ -122,10 +128,13 @@ class _Serving:
             asyncio.create_task(self._announce(console)),
             asyncio.create_task(self._reloader.run()),
             asyncio.create_task(watch(self._config_path, is_watched, lambda: request("file"))),
+            asyncio.create_task(self._follow_discovery()),
         ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, request, "signal")
         try:
             await self._launcher.start()
+            await self._discovery.start(self._settings)
+            self._replicas = self._plan(self._settings)
             if self._settings.server.workers > 1:
                 return await self._serve_with_workers()
             return await self._serve_alone()
@@ -135,6 +144,7 @@ class _Serving:
         finally:
             for task in background:
                 task.cancel()
+            self._discovery.keep(None)
             await self._launcher.stop()
 
     async def _serve_alone(self) -> int:
@@ -153,19 +163,45 @@ class _Serving:
         # The key of the run stays if the file has none; so does the salt, since the recorder does.
         admin_digest = settings.admin.digest or self._admin_digest
         settings = settings.model_copy(update={"recorder": self._settings.recorder})
-        replicas = plan(settings, self._run_dir, self._replicas)
+        try:
+            await self._discovery.start(settings)
+            replicas = self._plan(settings)
+            if self._gateway is not None:
+                change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
+                change.commit()
+            elif self._workers is not None:
+                await self._workers.change(settings, replicas.backends, admin_digest)
+            self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+        finally:
+            self._discovery.keep(self._settings)
+
+    def _plan(self, settings: PoolSettings) -> Replicas:
+        return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))
+
+    async def _follow_discovery(self) -> None:
+        """Have the replicas that sources find join the pool, and those that are gone leave it."""
+        while True:
+            await self._found_others.wait()
+            self._found_others.clear()
+            try:
+                await self._reloader.apply_again()
+            except ReloadError as error:
+                logger.warning("the replicas that were found cannot join: %s", error.message)
+            except Exception:
+                logger.exception("the replicas that were found cannot join")
+            await asyncio.sleep(_DISCOVERY_PAUSE_S)
+
+    def _on_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
         if self._gateway is not None:
-            change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
-            change.commit()
+            self._gateway.metrics.count_discovery(model, source, outcome, replicas)
         elif self._workers is not None:
-            await self._workers.change(settings, replicas.backends, admin_digest)
-        self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+            self._workers.count(DiscoveryCounted(model, source, outcome, replicas))
 
     def _on_reload(self, cause: Cause, outcome: Outcome) -> None:
         if self._gateway is not None:
             self._gateway.metrics.count_reload(cause, outcome)
         elif self._workers is not None:
-            self._workers.count_reload(cause, outcome)
+            self._workers.count(ReloadCounted(cause, outcome))
 
     async def _serve_with_workers(self) -> int:
         addresses = [opened.getsockname()[:2] for opened in self._sockets]

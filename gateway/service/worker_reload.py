@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
     ChangePrepared,
+    DiscoveryCounted,
     EndChange,
     PrepareChange,
     ReloadAnswered,
@@ -76,6 +77,8 @@ class WorkerReload:
                     answer.set_exception(ReloadError(outcome, problem))
             case ReloadCounted(cause, outcome):
                 self._gateway.metrics.count_reload(cause, outcome)
+            case DiscoveryCounted(model, source, found, replicas):
+                self._gateway.metrics.count_discovery(model, source, found, replicas)
 
     async def _prepare(self, message: PrepareChange) -> Change | None:
         await self._started.wait()

@@ -24,6 +24,7 @@ from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
     ChangePrepared,
+    DiscoveryCounted,
     EndChange,
     PrepareChange,
     ReloadAnswered,
@@ -32,7 +33,7 @@ from gateway.reload.messages import (
     ToParent,
     ToWorker,
 )
-from gateway.reload.reloader import Cause, Outcome, ReloadError
+from gateway.reload.reloader import ReloadError
 from gateway.service.worker_messages import (
     Drained,
     Launched,
@@ -189,10 +190,10 @@ class Workers:
                 self._send(worker, message)
                 self._send(worker, EndChange(change.number, commit=True))
 
-    def count_reload(self, cause: Cause, outcome: Outcome) -> None:
-        """Have a worker count a reload."""
+    def count(self, message: ReloadCounted | DiscoveryCounted) -> None:
+        """Have a worker count a reload, or an answer of a source of replicas."""
         if self._workers:
-            self._send(self._workers[min(self._workers)], ReloadCounted(cause, outcome))
+            self._send(self._workers[min(self._workers)], message)
 
     async def _answer_reload(self, wanted: ReloadWanted) -> None:
         worker = self._workers[wanted.worker]
@@ -297,10 +298,10 @@ class Workers:
     @staticmethod
     def _send(worker: _Worker, message: WorkerMessage | ToWorker) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            _send(worker.pipe, message)
+            send(worker.pipe, message)
 
 
-def _send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
+def send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
     """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
     if isinstance(message, Reported):
         poll = select.poll()
@@ -324,7 +325,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     from gateway.service.worker_reload import WorkerReload, share_of_worker
 
     gateway = assemble(share_of_worker(assignment.settings), assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, functools.partial(_send, pipe))
+    worker_messages = WorkerMessages(assignment.number, functools.partial(send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
     reload = WorkerReload(assignment.number, gateway, pipe.send)
 

@@ -163,6 +163,16 @@ class Metrics:
         self.rescues = counter(
             "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
         )
+        self.queue_length = gauge("gateway_queue_length", "Requests waiting in the gateway", ("model",), "livesum")
+        self.queue_wait = histogram(
+            "gateway_queue_wait_seconds",
+            "Waiting in the gateway, of requests then sent",
+            ("model",),
+            _LATENCY_S,
+        )
+        self.queue_refused = counter(
+            "gateway_queue_refused", "Requests that left the queue of the gateway unsent", ("model", "reason")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -212,6 +222,10 @@ class Metrics:
             "gateway_state_rows", "Rows of statistics exchanged with the state store", (*_STORE, "direction")
         )
         self.state_errors = counter("gateway_state_errors", "Errors of the state store", (*_STORE, "kind"))
+        self.discoveries = counter(
+            "gateway_discoveries", "Answers of a source of replicas, by outcome", ("model", "source", "outcome")
+        )
+        self.discovered = gauge("gateway_discovered_backends", "Replicas that a source has found", ("model", "source"))
         self.peers = gauge("gateway_peers", "Other processes of the pool whose requests are known", (), "livemin")
         self.peers_age = histogram(
             "gateway_peers_exchange_interval_seconds", "Time between two exchanges with other gateways", _STORE, _AGE_S
@@ -272,6 +286,11 @@ class Metrics:
     def count_refusal(self) -> None:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
+
+    def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
+        """Count an answer of a source of replicas, and set the number of those that it has found."""
+        self.discoveries.labels(model, source, outcome).inc()
+        self.discovered.labels(model, source).set(replicas)
 
     def count_reload(self, cause: str, outcome: str) -> None:
         """Count a reload of the pool file."""
@@ -340,6 +359,13 @@ class Metrics:
     def set_present(self, backends: Iterable[Backend]) -> None:
         """Set the backends to show with several workers, whose common files keep the series of those that are gone."""
         self._present = frozenset((backend.model, backend.name) for backend in backends)
+
+    def refresh_queue(self, model: str, waiting: int, refused: dict[str, int]) -> None:
+        """Update the series of a queue, and take over what it has refused, by reason."""
+        self.queue_length.labels(model).set(waiting)
+        for reason, count in refused.items():
+            self.queue_refused.labels(model, reason).inc(count)
+            refused[reason] = 0
 
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes."""

@@ -6,9 +6,11 @@ The docstrings of the classes become the explanations in the JSON schema (`gatew
 from gateway.config.settings.backend import BackendSettings, ServeSettings, SimulateSettings
 from gateway.config.settings.base import Settings
 from gateway.config.settings.clients import CorsSettings
+from gateway.config.settings.discover import DiscoverSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
 from gateway.config.settings.pool import PoolSettings
+from gateway.config.settings.queue import QueueSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import StateSettings
@@ -17,11 +19,14 @@ __all__ = [
     "AdminSettings",
     "BackendSettings",
     "CorsSettings",
+    "DiscoverSettings",
     "HealthSettings",
     "KeySettings",
+    "KubernetesSettings",
     "ModelSettings",
     "PolicyReference",
     "PoolSettings",
+    "QueueSettings",
     "RecorderSettings",
     "ServeSettings",
     "ServerSettings",

@@ -8,6 +8,7 @@ from operator import or_
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     SerializeAsAny,
@@ -22,6 +23,8 @@ from pydantic_core import CoreSchema
 from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.discover import DiscoverSettings
+from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
 
 
@@ -80,25 +83,38 @@ class ModelSettings(Settings):
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
         Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
+    queue
+        Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends
         The replicas by name.
+    discover
+        Sources of further replicas by name. A replica that source `fleet` finds is called `fleet/10.0.0.7:8000`.
     """
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["backends"]}, {"required": ["discover"]}]})
 
     aliases: list[Name] = []
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     rescue: bool = False
-    backends: Annotated[dict[Name, BackendSettings], Field(min_length=1)]
+    queue: QueueSettings | None = None
+    backends: dict[Name, BackendSettings] = {}
+    discover: dict[Name, DiscoverSettings] = {}
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an issue for each backend that the policy names and the model lacks."""
-        backends = data.get("backends")
+        """Yield an issue if there is no source of backends, and for each that the policy names and the model lacks."""
+        backends, discover = data.get("backends"), data.get("discover")
+        if not backends and not discover:
+            yield Issue(("backends",) if "backends" in data else (), "no replica, and no discover", "set one of them")
+            return
+        sources = {str(source) for source in discover} if isinstance(discover, Mapping) else set()
         try:
             settings = PolicyReference.model_validate(data.get("policy")).settings
         except ValidationError:
             return  # reported with the policy itself
         for path, name in settings.named_backends().items():
-            if isinstance(backends, Mapping) and name not in backends:
-                hint = did_you_mean(name, map(str, backends))
+            known = [str(backend) for backend in backends] if isinstance(backends, Mapping) else []
+            if name not in known and name.partition("/")[0] not in sources:
+                hint = did_you_mean(name, known)
                 yield Issue(("policy", *path), f"this model has no backend '{name}'", hint)

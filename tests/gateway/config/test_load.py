@@ -256,7 +256,7 @@ further model names
 27:47: models.other.backends.plain.url: the variable UNSET_URL is not set; set it, or write ${UNSET_URL:-default}
 29:34: models.third.policy.seed: expected a whole number
 29:37: models.third.policy.bakend: unknown key; did you mean 'backend'?
-30:5: models.third.backends: needs at least 1, has 0
+30:5: models.third.backends: no replica, and no discover; set one of them
 31:3: models.no spaces: a name is made of letters, digits and . _ : / -
 32:13: models.no spaces.policy: expected a mapping of `key: value`
 36:5: keys[1]: the same key as keys[0]; each entry needs its own key

@@ -112,10 +112,9 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
 
 
 @pytest.mark.slow
-@WORKERS
-def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path, workers: int) -> None:
+def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) -> None:
     pool.write("ab")
-    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+    with gateway_command(pool.path, tmp_path, "--workers", "1") as command:
         started(command)
         assert command.post("/admin/reload", None).status_code == 401
         assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []
@@ -153,10 +152,9 @@ def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Pa
 
 
 @pytest.mark.slow
-@WORKERS
-def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path, workers: int) -> None:
+def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path) -> None:
     pool.write("a")
-    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+    with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
         started(command)
         assert served_by(command) == {"a"}
         descriptors = len(list(Path(f"/proc/{command.process.pid}/fd").iterdir()))

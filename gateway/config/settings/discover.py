@@ -1,0 +1,103 @@
+"""Where replicas are found while the gateway runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+
+from backends.speculation import Method, SpeculativeConfig, method_issues
+from backends.validation import Issue
+from gateway.config.settings.base import Secret, Settings
+
+_KINDS = ("dns", "srv", "kubernetes")
+_Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
+
+
+def _needs_dnspython(name: str) -> str:
+    if find_spec("dns") is None:
+        raise ValueError("needs the package dnspython: pip install 'speculation-gateway[discovery]'")
+    return name
+
+
+def _checked_name_and_port(text: str) -> str:
+    name, _, port = text.rpartition(":")
+    if not name or ":" in name or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError("expected name:port, such as vllm.example:8000")
+    return _needs_dnspython(text)
+
+
+class KubernetesSettings(Settings):
+    """A service in the cluster that the gateway runs in. Its ready endpoints are replicas.
+
+    Parameters
+    ----------
+    service
+        Name of the service.
+    namespace
+        Its namespace; null for that of the gateway.
+    port
+        Name or number of the port of the endpoints.
+    """
+
+    service: _Label
+    namespace: _Label | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | _Label
+
+
+class DiscoverSettings(Settings):
+    """A source of replicas that are alike, and exactly one of `dns`, `srv` and `kubernetes`.
+
+    Parameters
+    ----------
+    dns
+        `name:port`: each IPv4 and IPv6 address of the name is a replica.
+    srv
+        Name of SRV records, such as `_http._tcp.vllm.example`: each target of the lowest priority is a replica.
+    kubernetes
+        A service in Kubernetes.
+    method
+        How the replicas speculate.
+    speculative_config
+        The replicas' `--speculative-config`, under vLLM's own keys.
+    api_key
+        Bearer token sent to the engines.
+    weight
+        Share of the requests of each replica relative to others, for policies that use weights.
+
+    Examples
+    --------
+    >>> DiscoverSettings(method="baseline", kubernetes={"service": "vllm", "port": 8000}).kubernetes.port
+    8000
+    """
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in _KINDS]})
+
+    dns: Annotated[str, AfterValidator(_checked_name_and_port)] | None = None
+    srv: Annotated[str, Field(min_length=1), AfterValidator(_needs_dnspython)] | None = None
+    kubernetes: KubernetesSettings | None = None
+    method: Method
+    speculative_config: SpeculativeConfig | None = None
+    api_key: Secret = None
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    @property
+    def where(self) -> str:
+        """Where the replicas are looked for; the other settings say how they are used."""
+        return self.model_dump_json(include=set(_KINDS))
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue unless exactly one kind of source is set, and those of the method."""
+        kinds = [kind for kind in _KINDS if data.get(kind) is not None]
+        if not kinds:
+            yield Issue((), "has none of dns, srv and kubernetes", "set one of them")
+        for kind in kinds[1:]:
+            yield Issue((kind,), f"set together with {kinds[0]}", "a source is one of the three", at_key=True)
+        config = data.get("speculative_config")
+        if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
+            raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
+            for issue in method_issues(Method(data["method"]), raw, served=False):
+                yield issue.below("speculative_config")

@@ -1,0 +1,1 @@
+"""Discovery of replicas: from DNS, and from the EndpointSlices of Kubernetes."""

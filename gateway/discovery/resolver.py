@@ -1,0 +1,90 @@
+"""Replicas from DNS: each address of a name, or each target of an SRV record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dns.asyncresolver import Resolver
+from dns.exception import DNSException
+from dns.rdatatype import RdataType
+from dns.resolver import NXDOMAIN, Answer, NoAnswer
+
+from gateway.discovery.source import Replica, Report, SourceError, replica_at
+
+_SHORTEST_S, _LONGEST_S = 5.0, 60.0
+"""Bounds of the time for which an answer is used, whatever its TTL says."""
+_LIFETIME_S = 5.0
+
+
+class DnsSource:
+    """The replicas that a name stands for.
+
+    Parameters
+    ----------
+    name
+        The name: of addresses, or of SRV records if there is no port.
+    port
+        Port of all replicas; None for that of each SRV record.
+    resolver
+        None for the nameservers and search list of this machine.
+    """
+
+    def __init__(self, name: str, port: int | None, resolver: Resolver | None = None) -> None:
+        self._name = name
+        self._port = port
+        self._resolver = resolver
+
+    async def follow(self, report: Report) -> None:
+        """Ask again whenever the last answer has expired."""
+        try:
+            resolver = self._resolver or Resolver()
+        except DNSException as error:  # no nameserver in /etc/resolv.conf
+            raise SourceError(str(error)) from None
+        while True:
+            replicas, ttl_s = await (self._services(resolver) if self._port is None else self._addresses(resolver))
+            report(replicas)
+            await asyncio.sleep(max(_SHORTEST_S, min(_LONGEST_S, ttl_s)))
+
+    async def _addresses(self, resolver: Resolver) -> tuple[list[Replica], float]:
+        assert self._port is not None
+        answers = await asyncio.gather(
+            *(self._ask(resolver, kind) for kind in (RdataType.A, RdataType.AAAA)), return_exceptions=True
+        )
+        found = [answer for answer in answers if isinstance(answer, Answer)]
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failed and not found:
+            raise failed[0]
+        addresses = sorted({str(record.address) for answer in found for record in answer})
+        return [replica_at(address, self._port) for address in addresses], _ttl_s(found)
+
+    async def _services(self, resolver: Resolver) -> tuple[list[Replica], float]:
+        answer = await self._ask(resolver, RdataType.SRV)
+        if answer is None:
+            return [], 0.0
+        records = [
+            record for record in answer if str(record.target) != "."
+        ]  # the target of a service that is not there
+        first = min((record.priority for record in records), default=0)  # the others are for when these fail
+        places = sorted(
+            {
+                (record.target.to_text(omit_final_dot=True), record.port)
+                for record in records
+                if record.priority == first
+            }
+        )
+        return [Replica(f"{host}:{port}", f"http://{host}:{port}") for host, port in places], _ttl_s([answer])
+
+    async def _ask(self, resolver: Resolver, kind: RdataType) -> Answer | None:
+        """Return the records of a kind; None if there are none."""
+        try:
+            return await resolver.resolve(self._name, kind, lifetime=_LIFETIME_S, search=True)
+        except (NXDOMAIN, NoAnswer):
+            return None
+        except (DNSException, OSError) as error:
+            raise SourceError(f"{kind.name} {self._name}: {error}") from None
+
+
+def _ttl_s(answers: list[Answer]) -> float:
+    """Return the seconds until the first of some answers expires; 0.0 without any."""
+    return min((answer.expiration - time.time() for answer in answers), default=0.0)

@@ -1,0 +1,56 @@
+"""What a source of replicas is: it reports the replicas that there are, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal, NamedTuple, Protocol
+
+MOST_REPLICAS = 1000
+"""Replicas of one source; further ones are left out."""
+
+
+class Replica(NamedTuple):
+    """A replica that a source has found.
+
+    Parameters
+    ----------
+    name
+        Its name within the source, such as `10.0.0.7:8000`, which stays the same as long as it is the same replica.
+    url
+        Its address.
+    """
+
+    name: str
+    url: str
+
+
+class SourceError(Exception):
+    """Raised if a source cannot be asked; the message says why, without secrets."""
+
+
+Outcome = Literal["found", "nothing", "failed"]
+Report = Callable[[Collection[Replica]], None]
+
+
+class Source(Protocol):
+    """A source of replicas."""
+
+    async def follow(self, report: Report) -> None:
+        """Report all replicas, now and after each change, until the source ends; to be called again then.
+
+        Raises
+        ------
+        SourceError
+            If the source fails.
+        """
+
+
+def replica_at(address: str, port: int) -> Replica:
+    """Return the replica at an IP address.
+
+    Examples
+    --------
+    >>> replica_at("fd00::7", 8000)
+    Replica(name='fd00::7:8000', url='http://[fd00::7]:8000')
+    """
+    return Replica(f"{address}:{port}", f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")

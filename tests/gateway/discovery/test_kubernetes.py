@@ -1,0 +1,132 @@
+"""Replicas from EndpointSlices, with a recorded API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.discovery import kubernetes
+from gateway.discovery.kubernetes import ApiServer, KubernetesSource
+from gateway.discovery.source import Replica, SourceError
+from tests.support.kubernetes_api import End, KubernetesApi, bookmark, endpoint, endpoint_slice, event, expired, listed
+from tests.support.waiting import eventually
+
+A, B, C = endpoint("10.0.0.1", "vllm-a"), endpoint("10.0.0.2", "vllm-b"), endpoint("10.0.0.3", "vllm-c")
+
+
+class Followed:
+    """A source that is followed."""
+
+    def __init__(self, api: KubernetesApi, port: str | int = "http") -> None:
+        self.reports: list[dict[str, str]] = []
+        self.source = KubernetesSource("vllm", None, port, ApiServer(api.url, api.account))
+        self.task = asyncio.create_task(self.source.follow(self._report))
+
+    def _report(self, replicas: Collection[Replica]) -> None:
+        self.reports.append({each.name: each.url for each in replicas})
+
+    async def until(self, *names: str) -> None:
+        await eventually(lambda: self.reports and set(self.reports[-1]) == set(names), what=f"{names}")
+
+
+@contextlib.asynccontextmanager
+async def following(api: KubernetesApi, port: str | int = "http") -> AsyncIterator[Followed]:
+    followed = Followed(api, port)
+    try:
+        yield followed
+    finally:
+        followed.task.cancel()
+        await asyncio.gather(followed.task, return_exceptions=True)
+
+
+def api_of(tmp_path: Path, *lists: dict[str, Any] | int) -> KubernetesApi:
+    return KubernetesApi(tmp_path / "account", list(lists))
+
+
+@pytest.mark.parametrize("port", ["http", 8000])
+async def test_ready_endpoints_are_replicas_with_the_names_of_their_pods(tmp_path: Path, port: str | int) -> None:
+    later, going = endpoint("10.0.0.8", "later", ready=False), endpoint("10.0.0.9", "going", terminating=True)
+    unknown = endpoint("10.0.0.4", "unknown", ready=None)  # the reference: to be read as ready
+    first, second = endpoint_slice("s1", "3", A, later, going), endpoint_slice("s2", "4", B, unknown)
+    async with (
+        api_of(tmp_path, listed("5", first, more="next"), listed("5", second)) as api,
+        following(api, port) as it,
+    ):
+        await it.until("vllm-a", "vllm-b", "unknown")
+        assert it.reports[0]["vllm-a"] == "http://10.0.0.1:8000"
+        assert [query.get("continue") for query in api.asked[:2]] == [None, "next"]
+
+
+async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+        await it.until("vllm-a")
+        api.send(event("MODIFIED", endpoint_slice("s1", "6", A, B)))
+        await it.until("vllm-a", "vllm-b")
+        api.send(event("ADDED", endpoint_slice("s2", "7", C)))
+        await it.until("vllm-a", "vllm-b", "vllm-c")
+        api.send(event("MODIFIED", endpoint_slice("s1", "8", A, endpoint("10.0.0.2", "vllm-b", terminating=True))))
+        await it.until("vllm-a", "vllm-c")
+        api.send(event("DELETED", endpoint_slice("s1", "9", A)))
+        await it.until("vllm-c")
+        count = len(it.reports)
+        api.send(bookmark("20"), End)
+        await eventually(lambda: api.watches == ["5", "20"])
+        api.send(event("MODIFIED", endpoint_slice("s2", "21")))
+        await it.until()
+        assert len(it.reports) == count + 1, "a bookmark changes nothing"
+
+
+@pytest.mark.parametrize("in_watch", [True, False])
+async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_watch: bool) -> None:
+    lists = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
+    async with api_of(tmp_path, *lists, listed("900", endpoint_slice("s1", "800", B))) as api, following(api) as it:
+        await it.until("vllm-a")
+        api.send(expired())
+        await it.until("vllm-b")
+        await eventually(lambda: api.watches == ["5", "900"])
+
+
+async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> None:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+        await it.until("vllm-a")
+        await eventually(lambda: len(api.watches) == 1)
+        api.token = "token-2"
+        (api.account / "token").write_text("token-2")
+        api.send(End)
+        await eventually(lambda: len(api.watches) == 2)
+        api.send(event("MODIFIED", endpoint_slice("s1", "6", B)))
+        await it.until("vllm-b")
+
+
+async def test_what_goes_wrong_is_told_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def problem(api: KubernetesApi) -> str:
+        followed = Followed(api)
+        with pytest.raises(SourceError) as raised:
+            await asyncio.wait_for(followed.task, 20)
+        assert api.token not in str(raised.value)
+        return str(raised.value)
+
+    async with api_of(tmp_path, 403) as api:
+        assert "needs `list` and `watch`" in await problem(api)
+        api.lists = [500]
+        assert "answered 500" in await problem(api)
+        api.lists = [{"kind": "Other"}]
+        assert "not as expected" in await problem(api)
+        api.lists = [listed("5", endpoint_slice("s1", "3", A))]
+        api.send(b'{"type": "MODIF')  # cut
+        assert "Error" in await problem(api)
+        monkeypatch.setattr(kubernetes, "_MOST_BYTES", 100)
+        assert "more than 100 bytes" in await problem(api)
+        (api.account / "token").unlink()
+        assert "service account" in await problem(api)
+
+
+async def test_outside_a_cluster_that_is_said() -> None:
+    with pytest.raises(SourceError, match="does not run in a cluster"):
+        ApiServer.of_cluster({})
+    assert ApiServer.of_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}).url == "https://[fd00::1]:443"

@@ -1,0 +1,181 @@
+"""A server that plays the API server of Kubernetes, with lists and watches as they were recorded.
+
+The objects have the form of the API reference for `EndpointSlice`, `discovery.k8s.io/v1`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+End = None
+"""Ends a watch, as a time-out does."""
+Event = dict[str, Any] | bytes | None
+
+
+def endpoint(address: str, pod: str, *, ready: bool | None = True, terminating: bool = False) -> dict[str, Any]:
+    return {
+        "addresses": [address],
+        "conditions": {"ready": ready, "serving": ready, "terminating": terminating},
+        "nodeName": "node-1",
+        "targetRef": {"kind": "Pod", "namespace": "inference", "name": pod, "uid": f"uid-of-{pod}"},
+        "zone": "zone-a",
+    }
+
+
+def endpoint_slice(name: str, version: str, *endpoints: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": "EndpointSlice",
+        "apiVersion": "discovery.k8s.io/v1",
+        "metadata": {
+            "name": name,
+            "generateName": "vllm-",
+            "namespace": "inference",
+            "uid": f"uid-of-{name}",
+            "resourceVersion": version,
+            "generation": 1,
+            "labels": {
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                "kubernetes.io/service-name": "vllm",
+            },
+        },
+        "addressType": "IPv4",
+        "endpoints": list(endpoints) or None,
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8000}, {"name": "metrics", "protocol": "TCP", "port": 9}],
+    }
+
+
+def listed(version: str, *slices: dict[str, Any], more: str = "") -> dict[str, Any]:
+    metadata = {"resourceVersion": version} | ({"continue": more, "remainingItemCount": 1} if more else {})
+    return {"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "items": [*slices]}
+
+
+def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": found}
+
+
+def bookmark(version: str) -> dict[str, Any]:
+    metadata = {"resourceVersion": version, "creationTimestamp": None}
+    return event(
+        "BOOKMARK",
+        {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "endpoints": None},
+    )
+
+
+def expired() -> dict[str, Any]:
+    return event(
+        "ERROR",
+        {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": "too old resource version: 5 (900)",
+            "reason": "Expired",
+            "code": 410,
+        },
+    )
+
+
+@dataclass
+class KubernetesApi:
+    """The server.
+
+    Attributes
+    ----------
+    lists
+        Answers to requests for a list, in turn; the last one again and again. A number is an error of this status.
+    token
+        The token that it accepts.
+    asked
+        The query of each request: `resourceVersion` and so on.
+    """
+
+    account: Path
+    lists: list[dict[str, Any] | int]
+    token: str = "token-1"
+    asked: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def __aenter__(self) -> Self:
+        self.account.mkdir(exist_ok=True)
+        (self.account / "namespace").write_text("inference")
+        (self.account / "token").write_text(f"{self.token}\n")
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def send(self, *events: Event) -> None:
+        """Send events to the watch that runs, or to the next one; bytes cut the connection after them."""
+        for each in events:
+            self._events.put_nowait(each)
+
+    @property
+    def watches(self) -> list[str]:
+        """The versions that watches began with."""
+        return [query["resourceVersion"] for query in self.asked if query.get("watch") == "true"]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                await self._answer(head, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, head: list[str], writer: asyncio.StreamWriter) -> None:
+        target = urlsplit(head[0].split(" ")[1])
+        query = {name: values[0] for name, values in parse_qs(target.query).items()}
+        assert target.path == "/apis/discovery.k8s.io/v1/namespaces/inference/endpointslices"
+        assert query["labelSelector"] == "kubernetes.io/service-name=vllm"
+        self.asked.append(query)
+        if f"authorization: Bearer {self.token}" not in [
+            line.replace("Authorization", "authorization") for line in head
+        ]:
+            await _write(writer, 401, {"kind": "Status", "code": 401})
+        elif query.get("watch") == "true":
+            await self._watch(writer)
+        else:
+            answer = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+            status = answer if isinstance(answer, int) else 200
+            await _write(writer, status, answer if isinstance(answer, dict) else {"kind": "Status", "code": status})
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        while (found := await self._events.get()) is not End:
+            data = found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n"
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            await writer.drain()
+            if isinstance(found, bytes):
+                writer.transport.abort()
+                raise ConnectionResetError
+        writer.write(b"0\r\n\r\n")
+
+
+async def _write(writer: asyncio.StreamWriter, status: int, document: dict[str, Any]) -> None:
+    body = json.dumps(document).encode()
+    writer.write(
+        f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    )
+    writer.write(body)
+    await writer.drain()
