@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.faults.injections import INJECTIONS, Injection
 from benchmarks.faults.measure import Result, measure
 from benchmarks.faults.soak import soak
-from benchmarks.faults.stage import Stage
+from benchmarks.faults.stage import NotStartedError, Stage
 from benchmarks.faults.systems import SYSTEMS, System
 from benchmarks.faults.table import own_table, peers_table
 from benchmarks.overhead.process import raise_open_file_limit
@@ -58,7 +58,11 @@ async def _run(arguments: argparse.Namespace) -> list[Result]:
         injections = [INJECTIONS[name] for name in arguments.fault or INJECTIONS]
         todo = [injection for injection in injections if injection.concerns(system)]
         for injection in todo:
-            result = await _inject(system, injection, arguments)
+            try:
+                result = await _inject(system, injection, arguments)
+            except NotStartedError as error:
+                print(f"{injection.name}: {error}", file=sys.stderr)
+                continue
             if result is None:
                 break
             print(_line(result), flush=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+from benchmarks.faults.asking import MODEL
 from benchmarks.faults.engine import HANG, REFUSE, RESET_ACCEPT, WELL
 from benchmarks.faults.misbehaviour import BEHAVIOURS
 from benchmarks.faults.stage import Stage
@@ -18,6 +22,8 @@ from benchmarks.faults.systems import System
 
 IDLE_CONNECTIONS = 10_000
 RELOADS_PER_S = 50.0
+_PER_CHANGE = 25
+"""Signals for each change of the pool file."""
 _STALL_S = 36.0
 _DAY_S = 86_400
 Inject = Callable[[Stage], AbstractAsyncContextManager[None]]
@@ -97,8 +103,28 @@ async def _restart_system(stage: Stage) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _reload_storm(stage: Stage) -> AsyncIterator[None]:
+    """Signal without pause; twice a second a replica has another weight."""
+    async with _reloads(stage, lambda backends: backends["b3"].update(weight=2.0)):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _replica_removed(stage: Stage) -> AsyncIterator[None]:
+    """Take a replica out of the pool file twice a second, and put it back."""
+    async with _reloads(stage, lambda backends: backends.pop("b3")):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _reloads(stage: Stage, change: Callable[[dict[str, Any]], object]) -> AsyncIterator[None]:
+    pool = stage.site.pool
+    before = pool.read_text() if pool.exists() else ""  # a peer has none
+    changed = _changed(before, change) if before else ""
+
     async def storm() -> None:
-        while True:
+        for number in count(1):
+            if before and number % _PER_CHANGE == 0:
+                _replace(pool, changed if number % (2 * _PER_CHANGE) else before)
             stage.signal(signal.SIGHUP)
             await asyncio.sleep(1.0 / RELOADS_PER_S)
 
@@ -109,6 +135,21 @@ async def _reload_storm(stage: Stage) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        if before:
+            _replace(pool, before)
+            stage.signal(signal.SIGHUP)
+
+
+def _changed(pool: str, change: Callable[[dict[str, Any]], object]) -> str:
+    document = json.loads(pool)
+    change(document["models"][MODEL]["backends"])
+    return json.dumps(document)
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
 
 
 @contextlib.asynccontextmanager
@@ -192,6 +233,10 @@ async def _clock_jumps(stage: Stage) -> AsyncIterator[None]:
         _clock_file(stage.site.folder).write_text("+0")
 
 
+def _is_gateway(system: System) -> bool:
+    return system.name.startswith("gateway") and not system.has_state
+
+
 def _stateful(system: System) -> bool:
     return system.has_state
 
@@ -213,6 +258,7 @@ INJECTIONS = {
         Injection("system-kill", _kill_system, is_of_replica=False),
         Injection("system-restart", _restart_system, is_of_replica=False),
         Injection("reload-storm", _reload_storm, concerns=lambda system: system.reloads, is_of_replica=False),
+        Injection("replica-removed", _replica_removed, concerns=_is_gateway, is_of_replica=False),
         Injection("idle-connections", idle_connections, is_of_replica=False),
         Injection("redis-kill", _kill_redis, concerns=lambda each: "Redis" in each.name, is_of_replica=False),
         Injection("redis-freeze", _freeze_redis, concerns=lambda each: "Redis" in each.name, is_of_replica=False),

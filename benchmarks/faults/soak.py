@@ -18,8 +18,8 @@ from benchmarks.faults.stage import Stage, total
 from benchmarks.faults.systems import SYSTEMS
 
 _SYSTEM = "gateway, Redis"
-_NOT_HERE = {"system-kill", "system-restart", "clock-jumps"}
-"""Faults after which the gateway counts from zero, and one that it must have been started for."""
+_NOT_HERE = {"system-kill", "system-restart", "replica-removed", "clock-jumps"}
+"""Faults after which the gateway, or a replica's series, count from zero; one that it must have been started for."""
 _MINUTE_S, _IDLE_S = 60.0, 60.0
 _GROWTH_MB, _GROWTH_SHARE, _MORE_FILES = 10.0, 0.1, 50
 

@@ -26,6 +26,10 @@ _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 8
 
 
+class NotStartedError(Exception):
+    """A system does not answer after its start."""
+
+
 class Redis:
     """A `redis-server` that can be killed and frozen."""
 
@@ -163,7 +167,7 @@ class Stage:
                 load.send(Ask(Work(number, 2)))
             answered += (await load.finish()).count(ANSWERED)
             if time.monotonic() > end_s or not self.is_alive():
-                raise SystemExit(f"{self.system.name} does not answer: see {self.log}\n{self.log.read_text()[-2000:]}")
+                raise NotStartedError(f"{self.system.name} does not answer:\n{self.log.read_text()[-2000:]}")
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:

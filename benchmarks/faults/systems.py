@@ -39,6 +39,11 @@ class Site:
     redis: str = ""
 
     @property
+    def pool(self) -> Path:
+        """Return the path of the gateway's pool file."""
+        return self.folder / "pool.yaml"
+
+    @property
     def urls(self) -> list[str]:
         """Return the addresses of the replicas."""
         return [f"http://{host}:{self.upstream_port}" for host in HOSTS]
@@ -72,12 +77,11 @@ class System:
 
 def _pool(site: Site, policy: str, *, rescue: bool, **more: Any) -> Path:
     """Write a pool file; JSON is YAML."""
-    path = site.folder / "pool.yaml"
     backends = {f"b{number}": {"method": "baseline", "url": url} for number, url in enumerate(site.urls)}
     model = {"policy": {"name": policy}, "rescue": rescue, "backends": backends}
     pool = {"models": {MODEL: model}, "admin": {"key": ADMIN_KEY}, **more}
-    path.write_text(json.dumps(pool, indent=1))
-    return path
+    site.pool.write_text(json.dumps(pool, indent=1))
+    return site.pool
 
 
 def gateway(site: Site, policy: str, *, rescue: bool = False, **more: Any) -> list[str]:
@@ -96,7 +100,7 @@ def _rescuing(site: Site) -> list[str]:
 
 
 def _shared(site: Site) -> list[str]:
-    return gateway(site, "learned", state={"redis": site.redis}, recorder=_recorder(site))
+    return gateway(site, "learned", rescue=True, state={"redis": site.redis}, recorder=_recorder(site))
 
 
 def _local(site: Site) -> list[str]:
@@ -169,8 +173,10 @@ def _litellm(site: Site) -> list[str] | None:
 SYSTEMS = (
     System("gateway", _plain, "its defaults", reloads=True),
     System("gateway, rescue", _rescuing, "`rescue: true`", reloads=True),
-    System("gateway, Redis", _shared, "`learned`, state in Redis, recorder", reloads=True, has_state=True),
-    System("gateway, SQLite", _local, "`learned`, state in a file, recorder", reloads=True, has_state=True),
+    System(
+        "gateway, Redis", _shared, "`learned`, state in Redis, recorder, `rescue: true`", reloads=True, has_state=True
+    ),
+    System("gateway, SQLite", _local, "`learned`, a state file, recorder", reloads=True, has_state=True),
     System(
         "nginx",
         _nginx,
