@@ -51,7 +51,7 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
             upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
             upstream.metrics.output_tokens.inc(outcome.output_tokens)
             return
-        _count_outcome(outcome, usage, upstream, metrics)
+        _count_outcome(outcome, usage, upstream, metrics, ended.times.waited_s)
         if model.observe is not None:
             try:
                 model.observe(outcome)
@@ -116,7 +116,8 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     """Return the outcome of a request.
 
     The number of tokens comes from the engine's usage, else from the number and size of the chunks. Tokens per step
-    come from the engine's acceptance, else from tokens per chunk: one content chunk is one step.
+    come from the engine's acceptance, else from tokens per chunk: one content chunk is one step. Its times begin when
+    the request left the gateway's queue: no backend is to blame for the wait.
     """
     routed, times, stream, usage = ended.routed, ended.times, ended.stream, ended.usage or Usage()
     features = routed.features
@@ -130,7 +131,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
             output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
         elif endpoint is not _EMBEDDINGS:
             output_tokens = round(ended.unread_bytes / routed.model.bytes_per_token)
-    elif stream is not None and single:
+    elif stream is not None and single and not ended.rescued_from:
         routed.model.learn_token_size(stream.text_bytes(), output_tokens)
     tokens_per_step = usage.tokens_per_step
     if tokens_per_step is None and stream is not None and single and output_tokens and not ended.rescued_from:
@@ -142,9 +143,9 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         decision=decision,
         method=upstream.backend.method,
         status=ended.status,
-        ttft_s=times.first_s - times.arrived_s if stream is not None and times.first_s else None,
+        ttft_s=times.first_s - times.arrived_s - times.waited_s if stream is not None and times.first_s else None,
         tpot_s=generation_s / (output_tokens - 1) if generation_s and single and output_tokens > 1 else None,
-        e2e_s=times.ended_s - times.arrived_s,
+        e2e_s=times.ended_s - times.arrived_s - times.waited_s,
         prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
         output_tokens=output_tokens,
         tokens_per_step=tokens_per_step,
@@ -154,11 +155,13 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     )
 
 
-def _count_outcome(outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: Metrics) -> None:
+def _count_outcome(
+    outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: Metrics, waited_s: float
+) -> None:
     bound, temperature = upstream.metrics, outcome.request.temperature
-    bound.e2e.observe(outcome.e2e_s)
+    bound.e2e.observe(outcome.e2e_s + waited_s)
     if outcome.ttft_s is not None:
-        bound.ttft.observe(outcome.ttft_s)
+        bound.ttft.observe(outcome.ttft_s + waited_s)
     if outcome.tpot_s is not None:
         bound.tpot.observe(outcome.tpot_s)
     if usage is not None and usage.queue_s is not None:

@@ -23,6 +23,7 @@ from gateway.http.errors import GatewayError, format_of, request_id_lines
 from gateway.http.headers import lines_of
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
+from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
@@ -126,6 +127,8 @@ class RelayContext:
         The exchanges in flight.
     followers
         What observes the exchanges of a model, by its name.
+    queues
+        The queues of the models that have one, by name; set by `set_queues`.
     """
 
     def __init__(
@@ -147,6 +150,7 @@ class RelayContext:
         self.writes = writes
         self.exchanges: set[Ongoing] = set()
         self.followers: dict[str, list[Follower]] = {}
+        self.queues: dict[str, ModelQueue] = {}
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
@@ -163,6 +167,16 @@ class RelayContext:
         """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
 
+    def set_queues(self, queues: dict[str, ModelQueue]) -> None:
+        """Have requests of these models wait when their backends have enough."""
+        self.queues = queues
+        self.router.with_queue = frozenset(queues)
+
+    def ready(self, backend: Backend) -> None:
+        """Send requests that wait, since a backend may take more."""
+        if (queue := self.queues.get(backend.model)) is not None:
+            queue.dispatch()
+
     def abandon(self, backend: Backend) -> None:
         """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
         for exchange in list(self.exchanges):
@@ -173,10 +187,12 @@ class RelayContext:
         return sum([exchange.move(backend) for exchange in list(self.exchanges)])
 
     def sweep(self) -> None:
-        """Check all exchanges for silent backends; called about once a second."""
+        """Check all exchanges for silent backends and waits that are over; called about once a second."""
         now_s = time.perf_counter()
         for exchange in list(self.exchanges):
             exchange.check_silence(now_s)
+        for queue in self.queues.values():
+            queue.dispatch()  # a backend in slow start may take more as time passes
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call a function after a time, more precisely than `sweep`."""
@@ -184,6 +200,8 @@ class RelayContext:
 
     def stop(self) -> None:
         """End the exchanges still in flight when the drain time is over."""
+        for queue in self.queues.values():
+            queue.close()
         error = GatewayError(
             503, "The gateway is stopping. Send the request again.", code="gateway_stopping", retry_after_s=1.0
         )

@@ -24,6 +24,8 @@ from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
 from gateway.relay.context import Inbound, RelayContext, Reply, send_error
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
+from gateway.relay.priority import rank_of
+from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.rescue import Rescue, rescue_for
 from gateway.relay.rescue.attempt import Failure
 from gateway.routing.model import Upstream
@@ -45,6 +47,10 @@ _ADVICE: Final = {
 }
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
+
+
+def _gateway_failed() -> GatewayError:
+    return GatewayError(500, "The gateway failed; see its log.", code="gateway_failed")
 
 
 class _Failure:
@@ -85,12 +91,15 @@ class Exchange:
         "_call",
         "_deadline_s",
         "_decision",
+        "_has_no_retry",
         "_head_sent",
         "_headers",
         "_inbound",
         "_last_read_s",
         "_left",
         "_observers",
+        "_place",
+        "_queue",
         "_relay",
         "_reply",
         "_request_id",
@@ -126,8 +135,11 @@ class Exchange:
         self._answer: PassThrough | None = None
         self._head_sent = False
         self._was_paused = False
+        self._has_no_retry = False
         self._deadline_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._queue: ModelQueue | None = None
+        self._place: Place | None = None
 
     # Called by the frontend
 
@@ -139,7 +151,7 @@ class Exchange:
         except Exception as error:
             if not isinstance(error, GatewayError):  # a defect: caught here so that both frontends answer alike
                 log.exception("a request could not be sent on")
-                error = GatewayError(500, "The gateway failed; see its log.", code="gateway_failed")
+                error = _gateway_failed()
             if self in relay.exchanges:
                 self.end_with_error(error)
             else:
@@ -169,12 +181,54 @@ class Exchange:
         elif relay.timeouts.total_s < math.inf:
             self._deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
         if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
+            if relay.queues:
+                self._queue = relay.queues.get(routed.model.name)
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
                     self._observers.append(observer)
             if self.endpoint is Endpoint.RESPONSES:
                 self._observers.append(LocationObserver(relay.router.locations))
-        self._send(self._candidates(()))
+        if self._queue is None:
+            self._send(self._candidates(()))
+        else:
+            self._send_or_wait(self._queue)
+
+    def _send_or_wait(self, queue: ModelQueue) -> None:
+        """Send the request if a backend has few enough; else wait for one."""
+        relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
+        assert routed is not None
+        rank = rank_of(headers.client.priority, routed.priority)
+        if self.endpoint is not _OTHER:
+            inbound.body = queue.body_for_engine(inbound.body, routed.priority, rank)
+        if free := self.free_candidates():
+            self._send(free)
+            return
+        members = relay.router.members(routed, headers.client, headers.routing_headers)
+        self._place = queue.enter(self, members, rank, len(inbound.body))
+
+    def free_candidates(self) -> list[Backend]:
+        """Return the backends that the request may be sent to now, and that have few enough."""
+        queue = self._queue
+        assert queue is not None
+        try:
+            free = queue.free(self._candidates(()))
+            if not free and self._relay.pool.recovery.replicas:  # the one on trial may be full
+                free = queue.free(self._candidates((), may_try=False))
+        except GatewayError:  # raised again where the client is told
+            return []
+        return free
+
+    def send_after_waiting(self, candidates: list[Backend], waited_s: float) -> None:
+        """Send the request, which has left the queue."""
+        assert self._routed is not None
+        self._place = None
+        self._times.waited_s = waited_s
+        self._relay.metrics.queue_wait.labels(self._routed.model.name).observe(waited_s)
+        try:
+            self._send(candidates)
+        except Exception:  # a defect, as in `begin`
+            log.exception("a request could not be sent on")
+            self.end_with_error(_gateway_failed())
 
     def client_gone(self) -> None:
         """Cancel the request, since its client has disconnected."""
@@ -199,11 +253,11 @@ class Exchange:
 
     # Attempts
 
-    def _candidates(self, tried: tuple[str, ...]) -> list[Backend]:
+    def _candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         assert self._routed is not None
         headers = self._inbound.request_headers
         routing_headers = headers.routing_headers
-        may_try = not (tried or self.endpoint is _OTHER or routing_headers.backend)
+        may_try = may_try and not (tried or self.endpoint is _OTHER or routing_headers.backend)
         return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
@@ -222,7 +276,9 @@ class Exchange:
             relay.pool.recovery.begin_trial(upstream.backend)
         self._last_read_s = time.perf_counter()
         if self._retried is None:
-            relay.metrics.overhead.labels(routed.model.name).observe(self._last_read_s - inbound.arrived_s)
+            relay.metrics.overhead.labels(routed.model.name).observe(
+                self._last_read_s - inbound.arrived_s - self._times.waited_s
+            )
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         method, once = headers.method, not self._may_repeat()
         self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
@@ -283,12 +339,15 @@ class Exchange:
             candidates = self._candidates((upstream.backend.name,))
         except GatewayError:
             return False
-        if kind not in _FREE_RETRIES and not self._take_retry():
+        if kind not in _FREE_RETRIES and not self._is_on_trial() and not self._take_retry():
             return False
         self._retried = _Failure(upstream.backend, kind, message)
         self._cancel_call()
         self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
-        self._send(candidates)
+        queue = self._queue
+        self._send(candidates if queue is None else queue.free(candidates) or candidates)
+        if queue is not None:
+            queue.dispatch()
         return True
 
     def _take_retry(self) -> bool:
@@ -297,6 +356,7 @@ class Exchange:
         model = self._routed.model
         if model.retry_budget.take(time.monotonic()):
             return True
+        self._has_no_retry = True
         self._relay.metrics.retries_refused.labels(model.name).inc()
         return False
 
@@ -314,7 +374,8 @@ class Exchange:
         ----------
         is_strike
             Whether the failure is evidence against the backend even if no other one can try. The failure of a second
-            attempt is none: it is more likely that the request is at fault.
+            attempt is none: it is more likely that the request is at fault. Nor is one that only the retry budget kept
+            from a second attempt: this could have shown that.
         """
         assert self._upstream is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
@@ -330,7 +391,8 @@ class Exchange:
             return
         if not (self._retry(kind, message) or self._continue(message, is_strike=is_strike)):
             self._fail(kind, message)
-            if is_strike and self.endpoint is not _OTHER and (first is None or not first.message):
+            has_no_other = first is None or not first.message
+            if is_strike and has_no_other and not self._has_no_retry and self.endpoint is not _OTHER:
                 pool.report_strike(backend, self._request_hash(), message)
         pool.report_failure(backend)
 
@@ -354,6 +416,8 @@ class Exchange:
         if now_s >= self._deadline_s:
             self._expire()
             return
+        if self._place is not None:
+            self._check_wait(now_s, self._place)
         if self._call is None or self._call.paused:
             return
         assert self._upstream is not None
@@ -381,7 +445,24 @@ class Exchange:
     def _expire(self) -> None:
         """Fail since the request's time is over, which is no evidence against a backend."""
         self._timer = None
+        if self not in self._relay.exchanges:
+            return  # it has ended in the same sweep
+        if self._place is not None and self._queue is not None:
+            self._queue.refused["deadline"] += 1
         self.end_with_error(exceeded(min(self._inbound.request_headers.timeout_s, self._relay.timeouts.total_s)))
+
+    def _check_wait(self, now_s: float, place: Place) -> None:
+        """Fail if the request has waited for too long."""
+        queue = self._queue
+        assert queue is not None
+        if not queue.is_over(place, now_s):
+            return
+        error = queue.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
+        try:
+            self._candidates(())
+        except GatewayError as none_up:
+            error = none_up
+        self.end_with_error(error)
 
     def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
         """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
@@ -424,7 +505,7 @@ class Exchange:
         if not (routed.model.rescue and self._head_sent):
             return False
         if rescue is None or not rescue.is_possible:
-            return self._not_rescued()
+            return False if may_return else self._not_rescued()
         if rescue.is_generated:
             self._cancel_call()
             self.on_data(rescue.ending())
@@ -434,7 +515,7 @@ class Exchange:
         try:
             candidates = self._candidates((name, *[failure.backend for failure in rescue.failures]))
         except GatewayError:
-            return self._not_rescued()
+            return False if may_return else self._not_rescued()
         tokens = rescue.tokens_so_far
         was_paused = self._call is not None and self._call.paused
         if may_return and self._call is not None:
@@ -798,3 +879,8 @@ class Exchange:
         relay.limits.leave(ended.client, ended.tokens)
         for observer in self._observers:
             observer.on_end(ended)
+        if self._queue is not None:
+            if self._place is not None:
+                self._queue.leave(self._place)
+                self._place = None
+            self._queue.dispatch()

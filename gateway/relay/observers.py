@@ -27,18 +27,22 @@ class Times:
         Arrival of the request, and end of the answer.
     first_s, last_s
         First and last chunk of an answer; last only of a stream.
+    waited_s
+        Seconds in the gateway's queue.
     """
 
     arrived_s: float
     first_s: float
     last_s: float
     ended_s: float
+    waited_s: float
 
     def __init__(self, arrived_s: float, first_s: float = 0.0, last_s: float = 0.0, ended_s: float = 0.0) -> None:
         self.arrived_s = arrived_s
         self.first_s = first_s
         self.last_s = last_s
         self.ended_s = ended_s
+        self.waited_s = 0.0
 
 
 @dataclass(slots=True, init=False)

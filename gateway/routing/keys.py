@@ -25,6 +25,8 @@ class Client:
         Whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`.
     admin
         What the client may do at `/admin`: `none`, `read` or `write`.
+    priority
+        Priority of its requests in the queues of models; lower ones are served first.
     requests_per_minute, tokens_per_minute, max_in_flight
         Limits; None for no limit.
     slo_ttft_s, slo_tpot_s
@@ -45,6 +47,7 @@ class Client:
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     admin: str = "none"
+    priority: int = 0
 
     def may_use(self, model: str) -> bool:
         """Return whether the client may use a model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -147,9 +147,14 @@ class RoutedRequest:
         The parameters that only a baseline backend supports, if the features are deferred.
     prompt
         The prompt, if it was read and is kept for the recorder.
+
+    Attributes
+    ----------
+    priority
+        `priority` in the body, for a model with a queue; None without one.
     """
 
-    __slots__ = ("_deferred_features", "_features", "baseline_only", "home", "model", "prompt")
+    __slots__ = ("_deferred_features", "_features", "baseline_only", "home", "model", "priority", "prompt")
 
     def __init__(
         self,
@@ -164,6 +169,7 @@ class RoutedRequest:
         self.model = model
         self.home = home
         self.prompt = prompt
+        self.priority: object = None
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
         self._deferred_features = deferred_features
@@ -192,6 +198,8 @@ class Router:
     ----------
     locations
         The backends that hold stored responses.
+    with_queue
+        Names of the models with a queue.
     """
 
     def __init__(self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0) -> None:
@@ -200,6 +208,7 @@ class Router:
         self._recovery = pool.recovery
         self._keep_prompt_bytes = keep_prompt_bytes
         self.locations = ResponseLocations()
+        self.with_queue: frozenset[str] = frozenset()
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -239,7 +248,10 @@ class Router:
             and client.slo_ttft_s is client.slo_tpot_s is None
         ):
             deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)
-            return RoutedRequest(model, None, home, deferred_features=deferred, baseline_only=baseline_only(document))
+            routed = RoutedRequest(model, None, home, deferred_features=deferred, baseline_only=baseline_only(document))
+            if self.with_queue and model.name in self.with_queue:
+                routed.priority = document.get("priority")
+            return routed
         prompt = read_prompt(document)
         features = describe(
             endpoint,
@@ -257,7 +269,10 @@ class Router:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        return RoutedRequest(model, features, home, prompt=prompt if len(body) <= self._keep_prompt_bytes else None)
+        routed = RoutedRequest(model, features, home, prompt=prompt if len(body) <= self._keep_prompt_bytes else None)
+        if self.with_queue and model.name in self.with_queue:
+            routed.priority = document.get("priority")
+        return routed
 
     def candidates(
         self,
@@ -278,18 +293,9 @@ class Router:
         Raises
         ------
         GatewayError
-            400 or 403 if the routing headers name no backend or the client may not choose one, 503 if no backend is
-            left.
+            As `members`; 503 if no backend is left.
         """
-        name = routed.model.name
-        members = self._pool.of(name)
-        if routing_headers.backend or routing_headers.method:
-            members = _requested(members, client, routing_headers, name)
-        elif routed.home is not None:
-            members = [backend for backend in members if backend.name == routed.home] or members
-        elif routed.baseline_only:
-            # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
-            members = [backend for backend in members if backend.method is Method.BASELINE] or members
+        members = self.members(routed, client, routing_headers)
         ready = [backend for backend in members if backend.state is _UP]
         if tried:
             ready = [backend for backend in ready if backend.name not in tried]
@@ -298,6 +304,25 @@ class Router:
         if not ready:
             raise self._none_left(routed, client, members, tried)
         return ready
+
+    def members(self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders) -> Sequence[Backend]:
+        """Return the backends that can serve the request, whatever their state.
+
+        Raises
+        ------
+        GatewayError
+            400 or 403 if the routing headers name no backend or the client may not choose one.
+        """
+        name = routed.model.name
+        members = self._pool.of(name)
+        if routing_headers.backend or routing_headers.method:
+            return _requested(members, client, routing_headers, name)
+        if routed.home is not None:
+            return [backend for backend in members if backend.name == routed.home] or members
+        if routed.baseline_only:
+            # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
+            return [backend for backend in members if backend.method is Method.BASELINE] or members
+        return members
 
     def choose(
         self,

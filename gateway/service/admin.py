@@ -80,6 +80,9 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
                     "policy": model.policy.name,
                     "qps": round(model.traffic.qps(time.monotonic()), 3),
                     "in_flight": model.traffic.in_flight,
+                    "queue": None
+                    if (queue := gateway.relay.queues.get(name)) is None
+                    else {"waiting": queue.waiting, "waiting_bytes": queue.waiting_bytes},
                     "backends": {
                         backend.name: _describe(gateway, backend) | dict(launched.get(f"{name}/{backend.name}", {}))
                         for backend in gateway.pool.of(name)

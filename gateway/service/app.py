@@ -333,6 +333,8 @@ def _refresh(gateway: Gateway) -> None:
         model.fallback.count(gateway.metrics, name)
     for name, shadow in gateway.shadow.items():
         shadow.count(gateway.metrics, name)
+    for queue in gateway.relay.queues.values():
+        gateway.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
     for name, versions in gateway.policy_versions.items():
         guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
         ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}

@@ -19,6 +19,7 @@ from gateway.recorder import Recorder
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
+from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -145,13 +146,16 @@ def assemble(
         both: list[Follower | None] = [shadow.get(name), recorder]
         followers[name] = [follower for follower in both if follower is not None]
     access, admin_access = _access(settings, admin_digest, previous)
+    for name in models:
+        metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
     timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
         relay.followers = followers
-        pool.on_down = relay.abandon
+        pool.on_down, pool.on_ready = relay.abandon, relay.ready
+        relay.set_queues(_queues(settings, None))
         state = _state(settings, models, metrics)
         peers = Peers(pool, limits, access.keyring)
         live = open_live(settings.state, peers.writer)
@@ -159,6 +163,7 @@ def assemble(
     else:
         router.locations = previous.relay.router.locations
         relay = previous.relay.successor(router, access, timeouts, followers)
+        relay.set_queues(_queues(settings, previous))
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
@@ -336,6 +341,28 @@ def _of_access(settings: PoolSettings, admin_digest: bytes) -> tuple[object, ...
     return settings.keys, settings.admin, settings.paths, settings.cors, admin_digest
 
 
+def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:
+    """Return the bounds of the queue of each model that has one: this worker's part of them."""
+    workers = settings.server.workers
+    return {
+        name: QueueBounds(
+            math.ceil(queue.max_in_flight_per_backend / workers),
+            math.ceil(queue.max_waiting / workers),
+            math.ceil(queue.max_waiting_mib * 2**20 / workers),
+            queue.max_wait_s,
+            queue.pass_priority,
+        )
+        for name, model in settings.models.items()
+        if (queue := model.queue) is not None
+    }
+
+
+def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, ModelQueue]:
+    """Return the queue of each model that has one: the running one, with what waits in it."""
+    running = {} if previous is None else previous.relay.queues
+    return {name: running.get(name) or ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
+
+
 def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
     store = open_store(settings.state)
     return State(store, learners_of(models), None if store is None else metrics.bind_state(store.kind, ERRORS))
@@ -362,4 +389,5 @@ def _client_of(key: KeySettings) -> Client:
         None if key.slo is None or key.slo.ttft_ms is None else 1e-3 * key.slo.ttft_ms,
         None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
         key.admin,
+        key.priority,
     )

@@ -14,8 +14,9 @@ from backends.backend import Backend
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import Ongoing
+from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Upstream
-from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of
+from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
 from gateway.shadow.replay import ShadowDrafting
 from policies.roles import Forgetful, Maintained
 
@@ -93,6 +94,7 @@ class Change:
             if gateway.shadow.get(name) is not shadow and gateway.is_started:
                 shadow.start()
         gateway.settings, gateway.admin_digest = later.settings, later.admin_digest
+        self._replace_queues()
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.upstreams, gateway.shadow = later.models, later.upstreams, later.shadow
         gateway.recorder = later.recorder
@@ -111,6 +113,14 @@ class Change:
         """Close what was prepared."""
         for each in self.joining:
             await each.probe.close()
+
+    def _replace_queues(self) -> None:
+        """Have what waits in a queue go by its new bounds, and send at once what waits in one that is gone."""
+        bounds = queue_bounds(self.later.settings)
+        self.gateway.pool.on_ready = self.later.relay.ready
+        for name, queue in self.gateway.relay.queues.items():
+            queue.bounds = bounds.get(name, UNBOUNDED)
+            queue.dispatch()
 
     def _replace_models(self, retired: Sequence[Upstream]) -> None:
         """Have policies, rules and statistics follow the models that there are now."""

@@ -163,6 +163,16 @@ class Metrics:
         self.rescues = counter(
             "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
         )
+        self.queue_length = gauge("gateway_queue_length", "Requests waiting in the gateway", ("model",), "livesum")
+        self.queue_wait = histogram(
+            "gateway_queue_wait_seconds",
+            "Waiting in the gateway, of requests then sent",
+            ("model",),
+            _LATENCY_S,
+        )
+        self.queue_refused = counter(
+            "gateway_queue_refused", "Requests that left the queue of the gateway unsent", ("model", "reason")
+        )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
@@ -349,6 +359,13 @@ class Metrics:
     def set_present(self, backends: Iterable[Backend]) -> None:
         """Set the backends to show with several workers, whose common files keep the series of those that are gone."""
         self._present = frozenset((backend.model, backend.name) for backend in backends)
+
+    def refresh_queue(self, model: str, waiting: int, refused: dict[str, int]) -> None:
+        """Update the series of a queue, and take over what it has refused, by reason."""
+        self.queue_length.labels(model).set(waiting)
+        for reason, count in refused.items():
+            self.queue_refused.labels(model, reason).inc(count)
+            refused[reason] = 0
 
     def render(self) -> bytes:
         """Return the page that Prometheus scrapes."""

@@ -220,7 +220,7 @@ def _notes(
         notes.append(f"{impossible:.2%} of its choices cannot occur in the log; they are assumed to be like the others")
     failed = sum(log.left_out.get(reason, 0) for reason in (FAILED, RETRIED, RESCUED))
     if failed:
-        notes.append(f"{failed:,} requests that failed or were retried are left out")
+        notes.append(f"{failed:,} requests that failed, were retried or were rescued are left out")
     grown = [name for name, share in shares.items() if share > 0.05 and share > _MORE_LOAD * logged_shares[name]]
     loads = log.in_flight[np.arange(log.requests), log.chosen]
     if grown and not np.isnan(loads).all() and float(np.nanmean(loads)) >= 1:

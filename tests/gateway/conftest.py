@@ -73,6 +73,7 @@ async def start_gateway(
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
     rescue: bool = False,
+    queue: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -89,6 +90,8 @@ async def start_gateway(
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
         policy = policy or {"name": "round_robin"}
         model: dict[str, Any] = {"policy": policy, "backends": backends_settings, "rescue": rescue}
+        if queue is not None:
+            model["queue"] = queue
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})

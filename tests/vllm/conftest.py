@@ -152,7 +152,8 @@ def served(
     served = Served(tmp_path_factory.mktemp("vllm"), request.module.POOL)
     try:
         served.wait_up()
-        served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
+        if getattr(request.module, "PREDICTS", True):
+            served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
         served.warm_up()
         yield served
     finally:

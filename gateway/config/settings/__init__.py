@@ -10,6 +10,7 @@ from gateway.config.settings.discover import DiscoverSettings, KubernetesSetting
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
 from gateway.config.settings.pool import PoolSettings
+from gateway.config.settings.queue import QueueSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import StateSettings
@@ -25,6 +26,7 @@ __all__ = [
     "ModelSettings",
     "PolicyReference",
     "PoolSettings",
+    "QueueSettings",
     "RecorderSettings",
     "ServeSettings",
     "ServerSettings",

@@ -114,6 +114,9 @@ class KeySettings(_KeyOrDigest):
         Limit on prompt and output tokens per minute; null sets none.
     max_in_flight
         Limit on requests in flight at once; null sets none.
+    priority
+        Priority of its requests where a model has a queue; lower ones are served first. A request can only lower its
+        own further, by `priority` in its body.
     slo
         Latency objective for policies with the objective `goodput`; headers of a request take precedence.
 
@@ -133,6 +136,7 @@ class KeySettings(_KeyOrDigest):
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_in_flight: Count | None = None
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     slo: SloSettings | None = None
 
     @classmethod

@@ -24,6 +24,7 @@ from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
 from gateway.config.settings.discover import DiscoverSettings
+from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
 
 
@@ -82,6 +83,8 @@ class ModelSettings(Settings):
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
         Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
+    queue
+        Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends
         The replicas by name.
     discover
@@ -94,6 +97,7 @@ class ModelSettings(Settings):
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     rescue: bool = False
+    queue: QueueSettings | None = None
     backends: dict[Name, BackendSettings] = {}
     discover: dict[Name, DiscoverSettings] = {}
 

@@ -10,7 +10,7 @@ from backends.http.client import HeaderList, UpstreamError
 from gateway.http.headers import media_type
 from gateway.http.sse import EventStream
 from gateway.http.usage import Usage
-from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text
+from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
 from gateway.relay.rescue.passed import PassedStream
 from gateway.relay.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
 from policies.features.request import Endpoint
@@ -132,7 +132,9 @@ class Rescue:
     @property
     def is_possible(self) -> bool:
         """Whether another backend can go on from where the stream is."""
-        return self.passed is not None and len(self.failures) < MAX_RESCUES and self.passed.is_exact
+        if self.passed is None or not self.passed.is_exact:
+            return False
+        return len(self.failures) < MAX_RESCUES or self.is_generated
 
     @property
     def is_generated(self) -> bool:
@@ -233,7 +235,7 @@ class Rescue:
             decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
             if not isinstance(decoded, str):
                 raise InexactSeamError  # noqa: TRY301
-            pending = pending_text(passed.text, decoded, request.stops)
+            pending = pending_text(passed.text, decoded, self._most_withheld())
         except (orjson.JSONDecodeError, KeyError, TypeError, InexactSeamError):
             host.rescue_is_inexact()
             return
@@ -254,6 +256,11 @@ class Rescue:
             return
         body = request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist())
         host.send_rescue(COMPLETIONS_TARGET, body, self)
+
+    def _most_withheld(self) -> int:
+        """Return how many characters may have been withheld, by the last engine and at each earlier seam."""
+        chars = reach(self.request.stops)
+        return (0 if self.request.includes_stop else chars) + 2 * (len(self.failures) - 1) * chars
 
     def _fail(self, kind: str, message: str) -> None:
         assert self._host is not None

@@ -21,7 +21,7 @@ class InexactSeamError(Exception):
     """The text that the client has is not that of the tokens so far."""
 
 
-def pending_text(text: str, decoded: str, stops: list[str]) -> str | None:
+def pending_text(text: str, decoded: str, most_chars: int) -> str | None:
     r"""Return the text of the tokens so far that the client does not have yet; None if tokens have to be dropped.
 
     An engine withholds what may be the beginning of a stop string, and a character whose bytes are not complete. It
@@ -33,6 +33,8 @@ def pending_text(text: str, decoded: str, stops: list[str]) -> str | None:
         What the client has.
     decoded
         Text of the generated tokens, by an engine, with special tokens by name.
+    most_chars
+        How many characters can have been withheld because of stop strings, by engines and at earlier seams.
 
     Raises
     ------
@@ -41,7 +43,7 @@ def pending_text(text: str, decoded: str, stops: list[str]) -> str | None:
 
     Examples
     --------
-    >>> pending_text("one t", "one<|im_end|> two", ["two three"]), pending_text("f", "f\ufffd", [])
+    >>> pending_text("one t", "one<|im_end|> two", 8), pending_text("f", "f\ufffd", 0)
     ('wo', None)
     """
     if text.startswith(" ") and not decoded.startswith(" "):
@@ -56,17 +58,17 @@ def pending_text(text: str, decoded: str, stops: list[str]) -> str | None:
             elif not _SPECIAL.fullmatch(piece):
                 raise InexactSeamError
         elif _SPECIAL.fullmatch(piece):
-            is_certain = False
+            is_certain = is_certain and len(piece) > most_chars  # else it may be text that was withheld
         else:
             pending += piece
     if pending.endswith("\ufffd"):
         return None
-    if at < len(text) or len(pending) > _reach(stops) or not (is_certain or _reach(stops) == 0):
+    if at < len(text) or len(pending) > most_chars or not is_certain:
         raise InexactSeamError
     return pending
 
 
-def _reach(stops: list[str]) -> int:
+def reach(stops: list[str]) -> int:
     """Return how many characters of a stop string can be before those that complete it."""
     return max(map(len, stops), default=1) - 1
 
@@ -96,8 +98,8 @@ class ContinuedStream:
         self._passed = passed
         self._tokens_before = len(passed.ids)
         self._events = EventStream(request.endpoint)
-        self._reach = _reach(request.stops)
-        self._context = (passed.text[-self._reach :] + pending)[-self._reach :] if self._reach else ""
+        self._reach = reach(request.stops)
+        self._shown_before = passed.text[-self._reach :] if self._reach else ""
         self._pending_chars = len(pending)
         self._held = pending
         self._new_chars = 0
@@ -131,7 +133,8 @@ class ContinuedStream:
         """Return the events that end a stream without a backend."""
         out: list[bytes] = []
         if not self._passed.finish_reason:
-            out.append(self._chunk(self._held, finish_reason, None))
+            shown, stop = self._shown("", is_last=True)
+            out.append(self._chunk(shown, "stop" if stop else finish_reason, stop or None))
         out += self._end()
         return b"".join(out)
 
@@ -173,15 +176,20 @@ class ContinuedStream:
         return shown, ""
 
     def _stop_across(self) -> tuple[int, str] | None:
-        """Return where a stop string begins that ends after the seam, relative to the held text, and the string."""
-        before = len(self._context)
-        joined = self._context + self._held[self._pending_chars :]
+        """Return where a stop string begins that the backend does not see, relative to the held text, and the string.
+
+        It begins before the seam. It may also end there, if that is the second one: the backend that was between them
+        had seen its end, but not its beginning.
+        """
+        shown = len(self._shown_before)
+        joined = self._shown_before + self._held
         best: tuple[int, str] | None = None
         for stop in self._request.stops:
-            start = joined.find(stop, max(0, before - len(stop) + 1))
-            if 0 <= start < before and (best is None or start + len(stop) < best[0] + len(best[1])):
+            start = joined.find(stop, max(0, shown - len(stop) + 1))
+            is_across = 0 <= start < shown + self._pending_chars
+            if is_across and (best is None or start + len(stop) < best[0] + len(best[1])):
                 best = start, stop
-        return None if best is None else (best[0] - before + self._pending_chars, best[1])
+        return None if best is None else (best[0] - shown, best[1])
 
     def _chunk(self, text: str, finish_reason: str, stop_reason: object) -> bytes:
         passed = self._passed

@@ -18,6 +18,7 @@ _IDS: Final = re.compile(rb'token_ids":\s*\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
 _ERROR: Final = b'data: {"error"'
+_ABORT: Final = b'"finish_reason":"abort"'  # the engine is stopping, or has been put to sleep
 _OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are reasoning, refusals, calls
 
 
@@ -35,7 +36,7 @@ class PassedStream:
     has_usage
         Whether the usage has been passed on.
     withheld
-        Events from an error on with which the engine ended the stream; empty without one.
+        Events from that on with which the engine gave up the stream: an error, or its abort; empty without one.
 
     Examples
     --------
@@ -65,7 +66,7 @@ class PassedStream:
 
     def take(self, data: bytes) -> bytes:
         """Keep complete events, and return what the client gets of them: no ids, and no error of the engine."""
-        if _ERROR in data:
+        if _ERROR in data or _ABORT in data:
             data = self._without_error(data)
         self._has_begun = True
         if self._is_whole:
@@ -77,7 +78,9 @@ class PassedStream:
 
     def _without_error(self, data: bytes) -> bytes:
         at = data.find(_ERROR)
-        if not (self._has_begun or at) or not engine_error(data[at:]):  # a stream that begins with one can be retried
+        if at < 0:
+            at = data.rfind(b"data:", 0, data.find(_ABORT))
+        elif not (self._has_begun or at) or not engine_error(data[at:]):  # a stream that begins with one can be retried
             return data
         self.withheld = data[at:]
         return data[:at]
@@ -100,12 +103,13 @@ class PassedStream:
     def read(self) -> None:
         """Parse the events that were kept unread."""
         unread, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-        for line in unread.split(b"\n"):
-            if self._is_whole and line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                try:
-                    self._read(orjson.loads(line[5:]))
-                except (orjson.JSONDecodeError, AttributeError, TypeError, KeyError, IndexError, OverflowError):
-                    self._give_up()
+        lines = [line[5:] for line in unread.split(b"\n") if line.startswith(b"data:") and b"[DONE]" not in line[:13]]
+        try:
+            for document in orjson.loads(b"[%b]" % b",".join(lines)):  # one call is a third faster
+                if self._is_whole:
+                    self._read(document)
+        except (orjson.JSONDecodeError, AttributeError, TypeError, KeyError, ValueError, OverflowError):
+            self._give_up()
         if self._chars > MAX_CHARS:
             self._give_up()
 

@@ -94,6 +94,14 @@ def test_a_request_cannot_lengthen_its_time() -> None:
     assert reply.code == "deadline_exceeded"
 
 
+def test_an_exchange_that_has_ended_is_not_ended_again_by_its_deadline() -> None:
+    relay = limited("a")
+    exchange, reply = relay.send()
+    relay.answer("a")
+    exchange.check_silence(later(31.0))
+    assert (reply.status, relay.in_flight()) == (200, [0] * 4)
+
+
 async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
     relay = limited("a")
     exchange, reply = relay.send(headers=[(b"x-request-timeout", b"0.05")])
@@ -125,7 +133,7 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
         if relay.backends["b"].in_flight:
             relay.receiver("b").on_error(UpstreamError("broken", "closed the connection"))
         codes.append(reply.code)
-        relay.backends["a"].state = State.UP
+        assert relay.backends["a"].state is State.UP, "without a second attempt there is no evidence"
     assert set(codes) == {"backend_broken"}
     retried = len(relay.clients["b"].heads)
     assert 10 + 0.2 * 190 <= retried <= 10 + 0.2 * 200 + 1 + 60, "and one for each second that this takes"

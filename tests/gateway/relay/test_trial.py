@@ -68,6 +68,16 @@ def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: s
     assert relay.in_flight() == [0] * 5
 
 
+def test_a_request_on_trial_needs_no_retry_budget() -> None:
+    relay = recovering("a", "b")
+    relay.model.retry_budget._level = -1e9
+    relay.model.retry_budget._at_s = later(0.0)
+    _, reply = relay.send()
+    fail(relay, "a", "broken")
+    relay.answer("b")
+    assert (reply.status, relay.backends["a"].state) == (200, State.EJECTED)
+
+
 def test_a_request_that_no_replica_serves_says_nothing_and_the_next_one_is_sent_on_trial() -> None:
     relay = recovering("a", "b")
     relay.send(body_of(1))

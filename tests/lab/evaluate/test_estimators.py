@@ -140,17 +140,21 @@ def test_unusable_records_are_left_out_and_counted() -> None:
         replace(good[3], propensity=None),
         replace(good[4], e2e_s=None),
         replace(good[5], retried_from="plain"),
+        replace(good[6], rescued_from="plain", rescued_at=7),
     ]
     log = read_log([*good, *bad], {"p": build("random")})
     assert log.requests == 400
     assert log.left_out == {
         "failed": 2,
+        "were completed by another backend": 1,
         "have no choice among candidates": 1,
         "have no propensity": 1,
         "have no end time": 1,
         "were retried after a failure": 1,
     }
-    assert any("3 requests that failed or were retried" in note for note in evaluate(log, metrics=())[0].notes)
+    assert any(
+        "4 requests that failed, were retried or were rescued" in note for note in evaluate(log, metrics=())[0].notes
+    )
     with pytest.raises(ValueError, match=r"no record of the log has .*: 2 failed; 1 have no choice"):
         read_log(bad, {"p": build("random")})
     with pytest.raises(ValueError, match="it is empty"):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text
+from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
 from gateway.relay.rescue.passed import MAX_CHARS, PassedStream
 from gateway.relay.rescue.request import RescuableRequest, rescuable
 from policies.features.request import Endpoint
@@ -51,7 +51,8 @@ def cut_and_continued(
         assert passed.is_exact
         if passed.finish_reason:
             return client + ContinuedStream(request, passed).close(passed.finish_reason)
-        while passed.ids and (pending := pending_text(passed.text, decode(passed.ids.tolist()), request.stops)) is None:
+        most_chars = (2 * number + (not request.includes_stop)) * reach(request.stops)
+        while passed.ids and (pending := pending_text(passed.text, decode(passed.ids.tolist()), most_chars)) is None:
             passed.drop_ids(1)
         continued = ContinuedStream(request, passed, pending if passed.ids else "")
         is_again_chat = endpoint is CHAT and not passed.ids
@@ -66,6 +67,7 @@ def cut_and_continued(
     raise AssertionError("the last engine did not complete the stream")
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from([CHAT, Endpoint.COMPLETIONS]), SCRIPTS, STOPS, st.booleans(), st.integers(1, 3), st.data())
 def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
     endpoint: Endpoint, script: list[int], stops: list[str], includes_stop: bool, step: int, data: st.DataObject
@@ -109,20 +111,21 @@ def test_a_stop_string_across_the_seam_ends_the_answer(cut: int, includes_stop: 
 @pytest.mark.parametrize("decoded", ["", "a", "abc", "<think>so</think>ab", "ab<|im_start|>c"])
 def test_a_text_that_is_not_that_of_the_tokens_is_not_continued(decoded: str) -> None:
     with pytest.raises(InexactSeamError):
-        pending_text("ab", decoded, [])
+        pending_text("ab", decoded, 0)
 
 
 @pytest.mark.parametrize("decoded", ["ab", "a<|im_end|>b", "<s>ab", "ab<|im_end|>", "<a><b>ab[PAD]"])
 def test_special_tokens_are_in_no_text(decoded: str) -> None:
-    assert not pending_text("ab", decoded, [])
+    assert not pending_text("ab", decoded, 0)
 
 
 def test_what_an_engine_withholds_is_pending() -> None:
-    assert pending_text("ab", "abc", ["xyz"]) == "c"
-    assert pending_text(" ab", "ab<b", ["xyz"]) == "<b"
-    assert pending_text("ab", "ab\ufffd", []) is None
+    assert pending_text("ab", "abc", 2) == "c"
+    assert pending_text(" ab", "ab<b", 2) == "<b"
+    assert pending_text("ab", "ab\ufffd", 0) is None
+    assert pending_text("ab", "ab<|im_end|>c", 3) == "c"
     with pytest.raises(InexactSeamError):  # a special token, or text that may begin a stop string
-        pending_text("ab", "ab<b>", ["a long one"])
+        pending_text("ab", "ab<b>", 9)
 
 
 @pytest.mark.parametrize(

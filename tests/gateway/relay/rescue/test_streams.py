@@ -100,6 +100,13 @@ async def end_with_error(wire: Wire) -> None:
     await wire.end_stream()
 
 
+async def end_aborted(wire: Wire) -> None:
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "abort", "token_ids": [1]}
+    await wire.chunk(b"data: " + json.dumps({"choices": [choice]}, separators=(",", ":")).encode() + b"\n\n")
+    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.end_stream()
+
+
 async def end_within_an_event(wire: Wire) -> None:
     await wire.chunk(b'data: {"id":"x","choices":[{"in')
     wire.reset()
@@ -109,7 +116,7 @@ async def end_early(wire: Wire) -> None:
     await wire.end_stream()
 
 
-@pytest.mark.parametrize("end", [end_with_error, end_within_an_event, end_early])
+@pytest.mark.parametrize("end", [end_with_error, end_aborted, end_within_an_event, end_early])
 async def test_other_ends_of_a_stream_are_as_good_as_a_cut(gateway_of: Start, end: Callable[[Wire], Any]) -> None:
     async with gateway_of(rescue=True) as running:
         running.upstreams["a"].behaviour = engine(events=6, end=end)

@@ -1,0 +1,36 @@
+"""The section `queue` of a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.settings.base import Count, Seconds, Settings
+
+
+class QueueSettings(Settings):
+    """A queue of a model in the gateway, for requests beyond what its backends should have at once.
+
+    Numbers are for all worker processes together; each gets an equal part.
+
+    Parameters
+    ----------
+    max_in_flight_per_backend
+        Requests in flight at a backend from which on further ones wait in the gateway.
+    max_waiting
+        Most requests that wait; further ones are answered with 503.
+    max_waiting_mib
+        Most MiB of their bodies.
+    max_wait_s
+        Longest wait in seconds, also for a backend to come up when none is; then 503.
+    pass_priority
+        Whether engines get the `priority` of a request, as the queue counts it. Only for engines that run with
+        `--scheduling-policy priority`: others refuse any but 0, so that they get 0.
+    """
+
+    max_in_flight_per_backend: Count
+    max_waiting: Count = 1000
+    max_waiting_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    max_wait_s: Seconds = 30.0
+    pass_priority: bool = False

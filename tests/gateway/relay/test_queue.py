@@ -1,0 +1,456 @@
+"""Waiting in the gateway: bounds, priorities, deadlines and backends that hang, without sockets."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from backends.backend import Backend, State
+from backends.http.client import AnswerHead, UpstreamError
+from backends.probe import ProbeResult
+from backends.speculation import Method
+from gateway.config.settings import PoolSettings
+from gateway.http.headers import Header
+from gateway.http.paths import RelayedPaths
+from gateway.relay.exchange import Exchange
+from gateway.relay.priority import with_priority
+from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.routing.access import Access
+from gateway.routing.keys import Client, Keyring, digest
+from gateway.service.assembly import assemble
+from tests.gateway.relay.test_attempts import (
+    ANSWER,
+    EVENTS_HEAD,
+    FIRST,
+    JSON_HEAD,
+    RecordingReply,
+    Relay,
+    body_of,
+    fail,
+    later,
+)
+from tests.support.waiting import eventually
+
+
+def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, **bounds: Any) -> Relay:
+    """Return a relay with a queue, and keys `sk` (priority 0) and `batch` (priority 10)."""
+    relay = Relay(*names, policy={"name": "least_loaded"})
+    keys = [(digest("sk"), relay.client), (digest("batch"), Client("batch", priority=10))]
+    relay.context.access = Access(Keyring(keys), RelayedPaths(["/*"]))
+    relay.context.set_queues({"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))})
+    relay.pool.on_ready = relay.context.ready
+    return relay
+
+
+def ask(relay: Relay, label: str, key: str = "sk", **fields: Any) -> tuple[Exchange, RecordingReply]:
+    body = json.dumps({"model": "m", "messages": [], "user": label, **fields}).encode()
+    return relay.send(body, headers=[(b"authorization", b"Bearer " + key.encode())])
+
+
+def users(relay: Relay, name: str = "a") -> str:
+    """Return the labels of the requests that a backend has got, in order."""
+    return "".join(json.loads(body)["user"] for body in relay.clients[name].bodies)
+
+
+def waiting(relay: Relay) -> int:
+    queue = relay.context.queues["m"]
+    assert (queue.waiting_bytes > 0) == (queue.waiting > 0)
+    return queue.waiting
+
+
+def drain(relay: Relay, name: str = "a", answered: int = 0) -> None:
+    """Answer the requests of a backend but the first ones, one after the other, until none is left."""
+    while answered < len(relay.clients[name].calls):
+        receiver = relay.receiver(name, answered)
+        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
+        receiver.on_data(ANSWER)
+        receiver.on_end()
+        answered += 1
+
+
+def test_requests_beyond_the_bound_wait_and_are_sent_in_order_of_arrival() -> None:
+    relay = queued("a", bound=2)
+    replies = [ask(relay, label)[1] for label in "12345"]
+    assert (users(relay), waiting(relay)) == ("12", 3)
+    drain(relay)
+    assert (users(relay), waiting(relay)) == ("12345", 0)
+    assert {reply.status for reply in replies} == {200}
+    assert relay.in_flight() == [0] * 4
+    assert relay.count("gateway_queue_wait_seconds_count") == 3
+
+
+def test_the_lowest_priority_value_is_served_first_then_the_first_to_come() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    for label, key, priority in (("b", "batch", 0), ("2", "sk", 2), ("0", "sk", 0), ("1", "sk", 1), ("n", "sk", None)):
+        ask(relay, label, key, **({} if priority is None else {"priority": priority}))
+    drain(relay)
+    assert users(relay) == "-0n12b"
+
+
+def test_a_request_cannot_raise_itself_above_others_of_its_key() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    ask(relay, "1")
+    ask(relay, "2", priority=-5)
+    ask(relay, "3", "batch", priority=-100)
+    ask(relay, "4", "batch")
+    ask(relay, "5")
+    drain(relay)
+    assert users(relay) == "-12534"
+
+
+@pytest.mark.parametrize("sent", ["high", True, [1], 1e999, {"a": 1}])
+def test_what_is_not_a_priority_counts_as_none(sent: Any) -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    ask(relay, "1", priority=0)
+    ask(relay, "2", priority=sent)
+    ask(relay, "3", priority=0)
+    drain(relay)
+    assert users(relay) == "-123"
+
+
+def test_a_full_queue_refuses_with_the_time_after_which_to_try_again() -> None:
+    relay = queued("a", waiting=2)
+    replies = [ask(relay, label)[1] for label in "1234"]
+    assert (replies[3].status, replies[3].code, replies[3].headers["retry-after"]) == (503, "queue_full", "30")
+    assert [reply.status for reply in replies[:3]] == [0, 0, 0]
+    relay.answer("a")  # one is sent: 0.1 per second so far
+    ask(relay, "5")
+    _, refused = ask(relay, "6")
+    assert 25 <= int(refused.headers["retry-after"]) <= 40
+    drain(relay, answered=1)
+    assert (users(relay), waiting(relay)) == ("1235", 0)
+    assert relay.context.queues["m"].refused["full"] == 2
+
+
+def test_a_full_queue_gives_up_its_last_request_for_one_of_higher_priority() -> None:
+    relay = queued("a", waiting=3)
+    ask(relay, "-")
+    _, first = ask(relay, "1", "batch")
+    _, second = ask(relay, "2", "batch")
+    ask(relay, "3")
+    ask(relay, "4")
+    assert (second.status, second.code, first.status) == (503, "queue_full", 0)
+    assert b"higher priority" in second.body
+    _, third = ask(relay, "5", "batch")
+    assert third.status == 503, "of equal priority, the last to come goes"
+    drain(relay)
+    assert users(relay) == "-341"
+    assert relay.context.queues["m"].refused == {"full": 1, "evicted": 1, "timeout": 0, "deadline": 0}
+
+
+def test_the_queue_is_bounded_in_bytes() -> None:
+    relay = queued("a", size=1000)
+    ask(relay, "-")
+    text = "x" * 300
+    for label in "12":
+        ask(relay, label, "batch", text=text)
+    _, refused = ask(relay, "3", "batch", text=text)
+    assert refused.status == 503
+    ask(relay, "4", text="x" * 600)  # takes the room of both
+    assert waiting(relay) == 1
+    _, too_large = ask(relay, "5", text="x" * 1000)
+    assert (too_large.status, waiting(relay)) == (503, 1), "nobody gives way for what cannot fit"
+    drain(relay)
+    assert users(relay) == "-4"
+
+
+def test_a_client_that_leaves_gives_up_its_place_at_once() -> None:
+    relay = queued("a", waiting=1)
+    ask(relay, "-")
+    exchange, _ = ask(relay, "1")
+    exchange.client_gone()
+    assert waiting(relay) == 0
+    ask(relay, "2")
+    drain(relay)
+    assert users(relay) == "-2"
+    assert relay.count("gateway_requests_total", outcome="cancelled") == 1
+    assert relay.in_flight() == [0] * 4
+
+
+def test_places_that_were_given_up_are_not_kept() -> None:
+    relay = queued("a", waiting=5)
+    ask(relay, "-")
+    ask(relay, "1")
+    for _ in range(1000):
+        ask(relay, "2", priority=1)[0].client_gone()
+    queue = relay.context.queues["m"]
+    assert len(queue._last) < 100
+    assert sum(len(line.places) for line in queue._lines.values()) < 100
+    drain(relay)
+    assert users(relay) == "-1"
+
+
+async def test_a_deadline_ends_a_wait() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    _, reply = relay.send(body_of(1), headers=[(b"x-request-timeout", b"0.01")])
+    await eventually(lambda: reply.ended)
+    assert (reply.status, reply.code, waiting(relay)) == (504, "deadline_exceeded", 0)
+    assert relay.context.queues["m"].refused["deadline"] == 1
+    drain(relay)
+    assert relay.in_flight() == [0] * 4
+
+
+def test_the_longest_wait_ends_with_an_error() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    exchange, reply = ask(relay, "1")
+    exchange.check_silence(later(29.0))
+    assert reply.status == 0
+    exchange.check_silence(later(31.0))
+    assert (reply.status, reply.code, waiting(relay)) == (503, "queue_timeout", 0)
+    assert "retry-after" in reply.headers
+
+
+def test_requests_wait_for_the_only_backend_to_come_back() -> None:
+    relay = queued("a")
+    relay.pool.report_unreachable(relay.backends["a"], "refused")
+    exchange, late = ask(relay, "1")
+    _, reply = ask(relay, "2")
+    assert (late.status, waiting(relay)) == (0, 2)
+    exchange.check_silence(later(31.0))
+    assert (late.status, late.code) == (503, "no_backend")
+    assert b"refused" in late.body
+    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    assert users(relay) == "2"
+    relay.answer("a")
+    assert reply.status == 200
+
+
+def test_a_backend_that_hangs_holds_up_only_what_it_has() -> None:
+    relay = queued("a", "b", bound=2, waiting=100)
+    hung = [ask(relay, "h")[1] for _ in range(4)]  # two for each
+    drain(relay, "b")
+    for _ in range(50):
+        _, reply = ask(relay, "o")
+        relay.answer("b")
+        assert reply.status == 200
+    burst = [ask(relay, "o")[1] for _ in range(50)]
+    assert waiting(relay) == 48
+    drain(relay, "b", answered=52)
+    assert {reply.status for reply in burst} == {200}
+    assert [reply.status for reply in hung].count(0) == 2
+    assert (users(relay, "a"), waiting(relay)) == ("hh", 0)
+
+
+def test_requests_that_only_a_full_backend_can_serve_hold_up_no_others() -> None:
+    relay = queued("a", "b", waiting=3)
+    headers: list[Header] = [(b"x-gateway-backend", b"a")]
+    named = [relay.send(body_of(number), headers=headers)[1] for number in range(4)]  # the queue is full of them
+    for _ in range(9):
+        _, reply = ask(relay, "o")
+        relay.answer("b")
+        assert reply.status == 200
+    assert [reply.status for reply in named] == [0] * 4
+    drain(relay)
+    assert {reply.status for reply in named} == {200}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None:
+    rng, names = random.Random(seed), "abc"
+    relay = queued(*names, bound=2, waiting=12, size=4000)
+    queue = relay.context.queues["m"]
+    exchanges: list[tuple[Exchange, RecordingReply]] = []
+    for _ in range(400):
+        act = rng.random()
+        ongoing = [each for each in exchanges if each[0] in relay.context.exchanges]
+        sent = [each for each in ongoing if each[0]._call is not None]
+        if act < 0.5:
+            headers: list[Header] = [(b"authorization", b"Bearer " + rng.choice([b"sk", b"batch"]))]
+            if rng.random() < 0.3:
+                headers.append((b"x-gateway-backend", rng.choice(names).encode()))
+            body = {"model": "m", "messages": [], "priority": rng.randrange(3), "text": "x" * rng.randrange(600)}
+            exchanges.append(relay.send(json.dumps(body).encode(), headers=headers))
+        elif act < 0.6 and ongoing:
+            rng.choice(ongoing)[0].client_gone()
+        elif act < 0.65:
+            backend = relay.backends[rng.choice(names)]
+            relay.pool.report_unreachable(backend, "refused")
+            relay.context.abandon(backend)
+        elif act < 0.75:
+            name = rng.choice(names)
+            relay.pool._judge(relay.backends[name], relay.pool._records["m", name], ProbeResult())
+        elif sent:
+            exchange, _ = rng.choice(sent)
+            call = exchange._call
+            assert call is not None
+            if rng.random() < 0.2:
+                call.receiver.on_error(UpstreamError("broken", "closed the connection"))
+            else:
+                call.receiver.on_whole(AnswerHead(200, JSON_HEAD), ANSWER)  # type: ignore[attr-defined]
+        places = [exchange for exchange, _ in exchanges if exchange._place is not None]
+        places = [exchange for exchange in places if exchange in relay.context.exchanges]
+        assert len(places) == queue.waiting <= 12
+        assert queue.waiting_bytes == sum(len(exchange._inbound.body) for exchange in places) <= 4000
+        assert not any(exchange.free_candidates() for exchange in places)
+        in_flight = [
+            sum(
+                each[0]._upstream is not None and each[0]._upstream.backend is backend
+                for each in exchanges
+                if each[0]._call is not None
+            )
+            for backend in relay.backends.values()
+        ]
+        assert in_flight == [backend.in_flight for backend in relay.backends.values()]
+    for exchange, _ in exchanges:
+        exchange.client_gone()
+    assert (queue.waiting, relay.in_flight()) == (0, [0] * 6)
+    assert all(reply.status or not reply.ended for _, reply in exchanges)
+
+
+def test_each_worker_has_its_part_of_the_bounds() -> None:
+    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
+    other = {"b": {"method": "baseline", "url": "http://127.0.0.1:2"}}
+    queue = {
+        "max_in_flight_per_backend": 9,
+        "max_waiting": 10,
+        "max_waiting_mib": 3.0,
+        "max_wait_s": 5,
+        "pass_priority": True,
+    }
+    model = {"policy": {"name": "least_loaded"}, "backends": backends}
+    settings = PoolSettings.model_validate(
+        {
+            "server": {"workers": 4},
+            "models": {"m": {**model, "queue": queue}, "n": {**model, "backends": other}},
+            "state": "none",
+            "keys": [{"name": "batch", "key": "sk", "priority": 10}],
+        }
+    )
+    gateway = assemble(settings, [Backend(name, name, Method.BASELINE, "http://127.0.0.1:1") for name in "mn"], b"")
+    bounds = {name: queue.bounds for name, queue in gateway.relay.queues.items()}
+    assert bounds == {"m": QueueBounds(3, 3, 786_432, 5.0, passes_priority=True)}
+    client = gateway.relay.access.keyring.named("batch")
+    assert client is not None
+    assert client.priority == 10
+
+
+def test_a_retry_prefers_a_backend_with_room_and_frees_the_place_at_the_first() -> None:
+    relay = queued("a", "b", "c")
+    for label in "12":
+        ask(relay, label)
+    name = next(name for name in "abc" if users(relay, name) == "1")
+    other = next(each for each in "abc" if users(relay, each) == "2")
+    empty = next(each for each in "abc" if not users(relay, each))
+    fail(relay, name, "broken")
+    assert users(relay, empty) == "1"
+    ask(relay, "3")
+    assert users(relay, name) == "13"
+    ask(relay, "4")
+    fail(relay, name, "broken")  # all are full: it goes beyond the bound of one, and the next takes its place
+    assert len(users(relay, other) + users(relay, empty)) == 3
+    assert users(relay, name) == "134"
+
+
+def test_a_replica_on_trial_that_is_full_keeps_no_request_from_others() -> None:
+    relay = queued("a", "b", bound=1)
+    relay.pool.eject(relay.backends["a"], 1e-9, "broke its answers")
+    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    relay.backends["a"].in_flight = 1  # from before
+    ask(relay, "1")
+    assert users(relay, "b") == "1"
+
+
+def test_what_is_passed_through_waits_only_if_it_makes_an_engine_work() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    relay.send(b"", "/version", "GET")
+    assert len(relay.clients["a"].heads) == 2
+    relay.send(b'{"model": "m", "user": "t", "priority": 3}', "/tokenize")
+    assert waiting(relay) == 1
+    assert len(relay.clients["a"].heads) == 2
+
+
+def test_the_end_of_the_drain_time_ends_what_waits_and_sends_nothing_more() -> None:
+    relay = queued("a")
+    replies = [ask(relay, label)[1] for label in "123"]
+    relay.context.stop()
+    assert {(reply.status, reply.code) for reply in replies} == {(503, "gateway_stopping")}
+    assert users(relay) == "1"
+    assert (waiting(relay), relay.in_flight()) == (0, [0] * 4)
+
+
+def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
+    relay = queued("a")
+    outcomes: list[Any] = []
+    relay.model.observe = outcomes.append
+    ask(relay, "-")
+    exchange, _ = ask(relay, "1")
+    exchange._times.arrived_s -= 100.0
+    relay.context.queues["m"]._clock = lambda: later(100.0)
+    relay.answer("a")
+    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.receiver("a").on_data(FIRST)
+    relay.receiver("a").on_end()
+    assert outcomes[1].e2e_s < 50.0
+    assert outcomes[1].ttft_s < 50.0
+    assert relay.count("gateway_ttft_seconds_sum") > 50.0
+    assert relay.count("gateway_overhead_seconds_sum") < 50.0
+
+
+# The priority that engines get
+
+
+@pytest.mark.parametrize(
+    ("key", "sent", "passes", "got"),
+    [
+        ("sk", None, False, None),
+        ("sk", 0, False, 0),
+        ("sk", 7, False, 0),
+        ("sk", -7, False, 0),
+        ("sk", "high", False, "high"),
+        ("batch", None, False, None),
+        ("sk", None, True, None),
+        ("sk", 7, True, 7),
+        ("sk", -7, True, 0),
+        ("sk", "-7", True, 0),
+        ("batch", None, True, 10),
+        ("batch", 10, True, 20),
+        ("batch", -7.0, True, 10),
+    ],
+)
+def test_engines_get_a_priority_only_if_they_schedule_by_it(key: str, sent: Any, passes: bool, got: Any) -> None:
+    relay = queued("a", passes_priority=passes)
+    ask(relay, "1", key, **({} if sent is None else {"priority": sent}))
+    assert json.loads(relay.clients["a"].bodies[0]).get("priority") == got
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "tools": [{"priority": 3}], "priority" :\n 5 , "x": 1.50}',
+        b'{"model": "m", "priority": 5, "messages": [{"content": "say \\"priority\\": 5, please"}]}',
+        b'{"priority": 1, "model": "m", "priority": 5}',
+        b'{"model": "m", "\\u0070riority": 5}',
+        b'{"model": "m", "priority": 5, "seed": 123456789012345678901234567890}',
+        b'{"model": "m", "priority": 5.0, "logit_bias": {"1": NaN}}',
+        b'{"model": "m", "priority": [5]}',
+        b'{"model": "m", "x": [%b], "priority": 5}' % b",".join([b'{"priority": 1}'] * 20),
+    ],
+)
+def test_a_replaced_priority_is_the_one_that_engines_read(body: bytes) -> None:
+    changed = json.loads(with_priority(body, 42))
+    expected = {**json.loads(body), "priority": 42}
+    assert json.dumps(changed, sort_keys=True).replace("null", "NaN") == json.dumps(expected, sort_keys=True)
+
+
+def test_other_bytes_of_a_body_stay_as_they_are() -> None:
+    body = b'{"model": "m",  "temperature": 1.50, "priority":  -3}'
+    assert with_priority(body, 0) == b'{"model": "m",  "temperature": 1.50, "priority":  0}'
+
+
+def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:
+    relay = queued("a")
+    ask(relay, "-")
+    _, reply = ask(relay, "1")
+    relay.answer("a")
+    relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+    assert (reply.status, reply.code) == (502, "backend_broken")
+    assert relay.backends["a"].state is State.UP
