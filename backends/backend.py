@@ -32,7 +32,8 @@ class EngineLoad:
     kv_usage
         Share of the KV cache in use, 0 to 1.
     others
-        Running and waiting requests that this gateway process did not send.
+        Requests that this gateway process did not send: those that its peers have in flight, some 0.1 s old, and what
+        the engine reported beyond that.
     at_s
         Time of the reading on the clock of `time.monotonic`; 0.0 means never.
     """

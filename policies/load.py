@@ -19,9 +19,8 @@ MIN_WEIGHT: Final = 1e-9
 class LoadMeter:
     """Counts the requests on each backend, including those of other clients and gateways.
 
-    `in_flight` is exact and current, but covers only this process. The engine's report covers all clients, but is as
-    old as the last scrape. So only the other clients' requests are taken from the report, and requests of this process
-    count at once.
+    `in_flight` is exact and current, but covers only this process. `EngineLoad.others` are those of its peers, and of
+    other clients, which only the engine's report tells, as old as the last scrape.
 
     Parameters
     ----------

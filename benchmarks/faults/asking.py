@@ -9,8 +9,8 @@ MODEL = "m"
 TOKEN_S = 0.01
 """Seconds a token."""
 _WORD: Final = "REQ"
-_FILLING_ID, _FIRST_ID = 300, 1000
-"""Ids of tokens: the bytes of the prompt's head, one for its filling, and one for each word of the answer."""
+_FILLING_ID, _FIRST_ID, MOST_TOKENS = 300, 1000, 400
+"""Ids of tokens: the bytes of the prompt's head, one for its filling, and one for each word of each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Work:
 
     Parameters
     ----------
-    request_id
-        In each word of the answer.
+    number
+        Of the request; in each word of the answer.
     tokens
-        Words of the whole answer.
+        Words of the whole answer, at most `MOST_TOKENS`.
     begins_at
         Words of it that the request has already.
     padding_bytes
@@ -31,7 +31,7 @@ class Work:
         Whether the answer reports the ids of its tokens.
     """
 
-    request_id: str
+    number: int
     tokens: int
     begins_at: int = 0
     is_chat: bool = True
@@ -40,14 +40,18 @@ class Work:
     with_ids: bool = False
 
     @property
+    def request_id(self) -> str:
+        """Return the number as it is written."""
+        return f"q{self.number}"
+
+    @property
     def prompt_ids(self) -> list[int]:
         """Return the ids of the prompt's tokens, those of the answer that it has included."""
-        head = _head(self.request_id, self.tokens, self.padding_bytes)
-        return [*head.encode(), _FILLING_ID, *(_FIRST_ID + index for index in range(self.begins_at))]
+        return [*self.prompt_head().encode(), _FILLING_ID, *map(self.word_id, range(self.begins_at))]
 
     def word_id(self, index: int) -> int:
         """Return a token's id."""
-        return _FIRST_ID + index
+        return _FIRST_ID + MOST_TOKENS * self.number + index
 
     def word(self, index: int) -> str:
         """Return a token's text."""
@@ -57,15 +61,23 @@ class Work:
         """Return the answer from a token on."""
         return "".join(self.word(index) for index in range(begin, self.tokens))
 
+    def prompt_head(self) -> str:
+        """Return what the prompt begins with."""
+        return f"{_WORD} {self.number} {self.tokens} {self.padding_bytes} "
 
-def prompt(request_id: str, tokens: int, *, padding_bytes: int = 0, size_bytes: int = 0) -> str:
-    """Return the prompt of a request, filled up with words to about `size_bytes`."""
-    head = _head(request_id, tokens, padding_bytes)
-    return head + "please " * ((size_bytes - len(head)) // 7)
+    def prompt(self, size_bytes: int) -> str:
+        """Return the prompt, filled up with words to about `size_bytes`."""
+        head = self.prompt_head()
+        return head + "please " * ((size_bytes - len(head)) // 7)
 
 
-def _head(request_id: str, tokens: int, padding_bytes: int) -> str:
-    return f"{_WORD} {request_id} {tokens} {padding_bytes} "
+def decoded(ids: list[int]) -> str:
+    """Return the text of tokens of answers."""
+    return "".join(Work(number, 0).word(index) for number, index in _words(ids))
+
+
+def _words(ids: list[int]) -> list[tuple[int, int]]:
+    return [divmod(token - _FIRST_ID, MOST_TOKENS) for token in ids if token >= _FIRST_ID]
 
 
 def work_of(document: dict[str, Any], *, is_chat: bool) -> Work:
@@ -74,16 +86,16 @@ def work_of(document: dict[str, Any], *, is_chat: bool) -> Work:
     Raises
     ------
     ValueError
-        If it is none of `prompt`, or goes on with tokens that are not the beginning of its answer.
+        If it is none of `Work.prompt`, or goes on with tokens that are not the beginning of its answer.
     """
     asked = document["messages"][0]["content"] if is_chat else document["prompt"]
     ids: list[int] = [] if isinstance(asked, str) else asked
     text = asked if isinstance(asked, str) else bytes(token for token in ids if token < _FILLING_ID).decode()
-    word, request_id, tokens, padding_bytes, *_ = text.split()
+    word, number, tokens, padding_bytes, *_ = text.split()
     if word != _WORD:
         raise ValueError(f"the prompt begins with {word!r}")
-    begun = [token - _FIRST_ID for token in ids if token >= _FIRST_ID]
-    if begun != list(range(len(begun))):
+    begun = _words(ids)
+    if begun != [(int(number), index) for index in range(len(begun))]:
         raise ValueError("the tokens to go on with are not the beginning of the answer")
     is_stream, with_ids = bool(document.get("stream")), bool(document.get("return_token_ids"))
-    return Work(request_id, int(tokens), len(begun), is_chat, is_stream, int(padding_bytes), with_ids)
+    return Work(int(number), int(tokens), len(begun), is_chat, is_stream, int(padding_bytes), with_ids)

@@ -22,7 +22,7 @@ from typing import Any, cast
 import httptools
 
 from benchmarks.faults import misbehaviour
-from benchmarks.faults.asking import MODEL, Work, work_of
+from benchmarks.faults.asking import MODEL, Work, decoded, work_of
 from benchmarks.faults.wire import Wire
 
 WELL, LOOK, HANG, REFUSE, RESET_ACCEPT = "well", "look", "hang", "refuse", "reset-accept"
@@ -136,6 +136,9 @@ class Connection(asyncio.Protocol):
             return
         if self._url in _INFERENCE:
             self._task = asyncio.get_running_loop().create_task(self._answer())
+        elif self._url == b"/detokenize":
+            text = decoded(json.loads(self._body)["tokens"])
+            self._wire(None).whole(json.dumps({"prompt": text}).encode())
         elif self._url == b"/metrics":
             counts = replica.counts
             page = _METRICS.format(running=counts.running, begun=counts.begun, tokens=counts.tokens)
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
 
     def _wire(self, work: Work | None) -> Wire:
         assert self._transport is not None
-        return Wire(self._transport, work or Work("", 0), self._count_token)
+        return Wire(self._transport, work or Work(0, 0), self._count_token)
 
     def _count_token(self) -> None:
         self._replica.counts.tokens += 1

@@ -10,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-from uuid import uuid4
 
 import httpx
 
 from benchmarks.faults.answers import Answer, DocumentAnswer, StreamedAnswer
-from benchmarks.faults.asking import MODEL, Work, prompt
+from benchmarks.faults.asking import MODEL, Work
 
 ANSWERED, LEFT = "answered", "left"
 REFUSED, UNANSWERED, CUT, HUNG = "refused", "no answer", "cut", "hung"
@@ -30,6 +30,8 @@ PATIENCE_S = 60.0
 _SLOW_PAUSE_S = 0.02
 _SLOW_BUFFER_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
+numbers = count(1)
+"""Numbers of requests, each used once in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Ask:
     def document(self) -> dict[str, Any]:
         """Return the body."""
         work = self.work
-        text = prompt(work.request_id, work.tokens, padding_bytes=work.padding_bytes, size_bytes=self.prompt_bytes)
+        text = work.prompt(self.prompt_bytes)
         body: dict[str, Any] = {"model": MODEL, "max_tokens": work.tokens, "temperature": 0.0}
         body |= {"messages": [{"role": "user", "content": text}]} if work.is_chat else {"prompt": text}
         return body | ({"stream": True} if work.is_stream else {})
@@ -69,20 +71,19 @@ def mixed(seed: int) -> Iterator[Ask]:
     One of 20 has a prompt of 200 KB, one of 20 a stream of three seconds, one of 25 a slow client, and one of 25 a
     client that leaves.
     """
-    rng, run = random.Random(seed), uuid4().hex[:8]
-    for number in range(1 << 30):
+    rng = random.Random(seed)
+    for number in numbers:
         is_chat, is_stream = rng.random() < 0.75, rng.random() < 0.5
         tokens, draw = rng.randint(5, 40), rng.random()
-        request_id = f"{run}-{number}"
         if draw < 0.05:
-            yield Ask(Work(request_id, 300, 0, is_chat, is_stream=True))
+            yield Ask(Work(number, 300, 0, is_chat, is_stream=True))
         elif draw < 0.09:
-            yield Ask(Work(request_id, 30, 0, is_chat, is_stream=True, padding_bytes=1 << 16), is_slow=True)
+            yield Ask(Work(number, 30, 0, is_chat, is_stream=True, padding_bytes=1 << 16), is_slow=True)
         elif draw < 0.13:
-            yield Ask(Work(request_id, 20 + tokens, 0, is_chat, is_stream), leaves_after_s=rng.uniform(0.1, 0.3))
+            yield Ask(Work(number, 20 + tokens, 0, is_chat, is_stream), leaves_after_s=rng.uniform(0.1, 0.3))
         else:
             prompt_bytes = 200_000 if draw < 0.18 else 1000
-            yield Ask(Work(request_id, tokens, 0, is_chat, is_stream), prompt_bytes)
+            yield Ask(Work(number, tokens, 0, is_chat, is_stream), prompt_bytes)
 
 
 @dataclass(frozen=True, slots=True)

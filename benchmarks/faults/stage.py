@@ -10,13 +10,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import httpx
 
 from backends.launch.ports import free_port
 from benchmarks.faults.asking import Work
-from benchmarks.faults.load import ANSWERED, Ask, Load
+from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
 from benchmarks.faults.systems import Site, System
 from benchmarks.overhead.process import rss_mb, tree
@@ -158,8 +159,8 @@ class Stage:
         answered = 0
         while answered < 16:
             load = Load(self.port)
-            for number in range(8):
-                load.send(Ask(Work(f"start-{number}", 2)))
+            for number in islice(numbers, 8):
+                load.send(Ask(Work(number, 2)))
             answered += (await load.finish()).count(ANSWERED)
             if time.monotonic() > end_s or not self.is_alive():
                 raise SystemExit(f"{self.system.name} does not answer: see {self.log}\n{self.log.read_text()[-2000:]}")

@@ -70,24 +70,29 @@ class System:
     has_state: bool = False
 
 
-def _pool(site: Site, policy: str, **more: Any) -> Path:
+def _pool(site: Site, policy: str, *, rescue: bool, **more: Any) -> Path:
     """Write a pool file; JSON is YAML."""
     path = site.folder / "pool.yaml"
     backends = {f"b{number}": {"method": "baseline", "url": url} for number, url in enumerate(site.urls)}
-    pool = {"models": {MODEL: {"policy": {"name": policy}, "backends": backends}}, "admin": {"key": ADMIN_KEY}, **more}
+    model = {"policy": {"name": policy}, "rescue": rescue, "backends": backends}
+    pool = {"models": {MODEL: model}, "admin": {"key": ADMIN_KEY}, **more}
     path.write_text(json.dumps(pool, indent=1))
     return path
 
 
-def gateway(site: Site, policy: str, **more: Any) -> list[str]:
+def gateway(site: Site, policy: str, *, rescue: bool = False, **more: Any) -> list[str]:
     """Return the command of a gateway with a policy, and more sections of its pool file."""
     installed = shutil.which("gateway")
     command = [installed] if installed else [sys.executable, "-m", "gateway"]
-    return [*command, "--config", str(_pool(site, policy, **more)), "--port", str(site.port)]
+    return [*command, "--config", str(_pool(site, policy, rescue=rescue, **more)), "--port", str(site.port)]
 
 
 def _plain(site: Site) -> list[str]:
     return gateway(site, "least_loaded", state="none")
+
+
+def _rescuing(site: Site) -> list[str]:
+    return gateway(site, "least_loaded", rescue=True, state="none")
 
 
 def _shared(site: Site) -> list[str]:
@@ -163,6 +168,7 @@ def _litellm(site: Site) -> list[str] | None:
 
 SYSTEMS = (
     System("gateway", _plain, "its defaults", reloads=True),
+    System("gateway, rescue", _rescuing, "`rescue: true`", reloads=True),
     System("gateway, Redis", _shared, "`learned`, state in Redis, recorder", reloads=True, has_state=True),
     System("gateway, SQLite", _local, "`learned`, state in a file, recorder", reloads=True, has_state=True),
     System(

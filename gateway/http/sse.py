@@ -119,6 +119,10 @@ class EventStream:
         lines = b"".join(self._recent).split(b"\n")
         return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in lines)
 
+    def last_error(self) -> int:
+        """Return the code of a 5xx error among the last events, at the end of the stream; 0 if there is none."""
+        return engine_error(b"".join(self._recent))
+
     def steps(self, endpoint: Endpoint, *, with_usage: bool) -> int:
         """Return an estimate of the engine steps that emitted tokens: one per content chunk.
 
@@ -151,7 +155,7 @@ def is_event_stream(data: bytes) -> bool:
 
 
 def engine_error(data: bytes) -> int:
-    r"""Return the code of the 5xx error with which a stream begins, although its status was 200; 0 if there is none.
+    r"""Return the code of the first 5xx error among events, although their status was 200; 0 if there is none.
 
     Examples
     --------
@@ -160,9 +164,15 @@ def engine_error(data: bytes) -> int:
     """
     if b'"error"' not in data:
         return 0
-    line = next((line for line in data.split(b"\n") if line.startswith(b"data:")), b"")
+    for line in data.split(b"\n"):
+        if line.startswith(b"data:") and b'"error"' in line and (code := _error_code(line[5:])):
+            return code
+    return 0
+
+
+def _error_code(data: bytes) -> int:
     try:
-        document = orjson.loads(line[5:])
+        document = orjson.loads(data)
     except orjson.JSONDecodeError:
         return 0
     error = document.get("error") if isinstance(document, dict) else None

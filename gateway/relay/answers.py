@@ -49,7 +49,7 @@ class PassThrough:
     events
         The events of a stream; None for other answers.
     error_status
-        The code of the 5xx error with which a stream begins; 0 without one.
+        The code of the 5xx error with which a stream begins or ends; 0 without one.
     unread_bytes
         Bytes passed on without having been read for their usage.
     """
@@ -239,6 +239,7 @@ class StreamAnswer(PassThrough):
         if not (rest or self._has_begun):
             raise InvalidAnswerError("broken", "ended a stream without an event")
         self.usage = first_usage(self._events.last_documents())
+        self.error_status = self.error_status or self._events.last_error()
         return rest
 
 

@@ -40,7 +40,7 @@ _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
-_OVERLOADED: Final = 503  # an engine that says so is busy, not at fault
+_OVERLOADED: Final = 503  # an engine that says so, and is at work, is not at fault
 _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",
@@ -363,8 +363,9 @@ class Exchange:
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
         assert self._upstream is not None
-        self._relay.pool.report_failure(self._upstream.backend)
-        is_evidence = status != _OVERLOADED
+        pool, backend = self._relay.pool, self._upstream.backend
+        pool.report_failure(backend)
+        is_evidence = status != _OVERLOADED or not pool.is_at_work(backend)
         return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
 
     def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
@@ -614,6 +615,8 @@ class Exchange:
         self._relay.pool.report_failure(backend)
         if not self._continue("ended the answer with an error", is_strike=engine_error(error) != _OVERLOADED):
             self._reply.data(error)
+            if self._answer is not None:
+                self._answer.error_status = engine_error(error)
 
     def _waits_for_rescue(self) -> bool:
         return self._rescue is not None and self._rescue.is_waiting
@@ -700,12 +703,6 @@ class Exchange:
         assert answer is not None
         if self._status in _RETRYABLE and self._retry_status(self._status):
             return
-        if self._rescue is not None and self._rescue.is_cut(answer.events):
-            assert self._upstream is not None
-            backend = self._upstream.backend
-            if self._continue("ended the answer before it was complete", is_strike=True):
-                self._relay.pool.report_failure(backend)
-                return
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
@@ -839,7 +836,11 @@ class Exchange:
                     if failure.is_strike:
                         backend = self._routed.model.upstreams[failure.backend].backend
                         pool.report_strike(backend, self._request_hash(), failure.message)
+        elif answer.error_status and answer.error_status != _OVERLOADED and (first is None or not first.message):
+            pool.report_strike(self._upstream.backend, self._request_hash(), "ended a stream with an error")
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
+        if answer.error_status:
+            label = "engine_error"
         self._finish(status, label)
 
     def _finish(self, status: int, label: str) -> None:

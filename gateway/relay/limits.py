@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.http.errors import GatewayError
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
-
-_NAMES_WITHOUT_KEY = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
 
 QUIET_S: Final = 70.0
 """Seconds after which the use of a key is no longer reported: its buckets are full again."""
@@ -25,6 +23,9 @@ _DEMAND_S: Final = 0.5
 
 _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
+
+
+_NAMES_WITHOUT_KEY: Final = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
 
 
 @dataclass(slots=True)
@@ -79,7 +80,6 @@ class _Account:
 
     requests: _Bucket | None
     tokens: _Bucket | None
-    is_limited: bool
     in_flight: int = 0
     sum_requests: int = 0
     sum_tokens: int = 0
@@ -152,6 +152,8 @@ class Limits:
         self._clock = clock
         self._rng = random.Random() if rng is None else rng
         self._accounts: dict[str, _Account] = {}
+        self._limited: dict[str, _Account] = {}  # those of keys with a limit
+        self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
         self._is_shared = False
         self._even_share = 1.0
         self._round_s = self._clock()
@@ -237,9 +239,10 @@ class Limits:
             if client is not None:
                 account.requests = _changed(account.requests, client.requests_per_minute, now_s)
                 account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
-                account.is_limited = _is_limited(client)
-            elif not (account.in_flight or account.peers_in_flight or name in _NAMES_WITHOUT_KEY):
+                self._list(client, account)
+            elif not account.in_flight + account.peers_in_flight and name not in _NAMES_WITHOUT_KEY:
                 del self._accounts[name]
+                self._limited.pop(name, None)
 
     # Exchange with the peers: other processes that serve the same pool.
 
@@ -248,8 +251,8 @@ class Limits:
         now_s = self._clock()
         self._measure(now_s)
         used = {}
-        for name, account in self._accounts.items():
-            if account.is_limited and now_s - account.used_s <= QUIET_S:
+        for name, account in self._limited.items():
+            if now_s - account.used_s <= QUIET_S:
                 used[name] = account.reported = KeyUse(
                     account.sum_requests,
                     account.sum_tokens,
@@ -279,16 +282,17 @@ class Limits:
         _charge(account.tokens, now_s, tokens, use.tokens_left if is_new else math.inf)
         account.peers[peer] = use
 
-    def no_longer_uses(self, peer: str, reported: Mapping[str, KeyUse]) -> None:
+    def no_longer_uses(self, peer: str, reported: Set[str]) -> None:
         """Drop the requests in flight and the demand of a peer for keys that it no longer reports."""
-        for name, account in self._accounts.items():
-            use = account.peers.get(peer)
-            if use is not None and name not in reported and (use.in_flight or use.demand):
+        for name in self._reported_keys.get(peer, frozenset()) - reported:
+            if (account := self._limited.get(name)) is not None and (use := account.peers.get(peer)) is not None:
                 account.peers[peer] = use._replace(in_flight=0, demand=0.0)
+        self._reported_keys[peer] = reported
 
     def forget(self, peer: str) -> None:
         """Drop what is known of a peer that has ended or is silent."""
-        for account in self._accounts.values():
+        self._reported_keys.pop(peer, None)
+        for account in self._limited.values():
             account.peers.pop(peer, None)
 
     def divide(self, peers: int, window_s: float) -> None:
@@ -303,7 +307,7 @@ class Limits:
         """
         self._is_shared = peers > 0
         self._even_share = 1.0 / (1 + peers)
-        for account in self._accounts.values():
+        for account in self._limited.values():
             account.peers_in_flight = 0
             reported = 0.0 if account.reported is None else account.reported.demand
             own = demand = min(reported, account.known_demand)  # peers may not have read the last report yet
@@ -323,7 +327,7 @@ class Limits:
         if passed_s <= 0.0:
             return
         weight = 1.0 - math.exp(-passed_s / _DEMAND_S)
-        for account in self._accounts.values():
+        for account in self._limited.values():
             if account.asked or account.in_flight:
                 if now_s - account.used_s > QUIET_S and account.reported is not None:
                     account.before = account.reported.requests, account.reported.tokens
@@ -338,15 +342,18 @@ class Limits:
             account = self._accounts[client.name] = _Account(
                 _bucket(client.requests_per_minute, now_s),
                 _bucket(client.tokens_per_minute, now_s),
-                is_limited=_is_limited(client),
                 share=self._even_share,
             )
+            self._list(client, account)
         return account
 
-
-def _is_limited(client: Client) -> bool:
-    limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
-    return client is not UNAUTHENTICATED and any(limit is not None for limit in limits)
+    def _list(self, client: Client, account: _Account) -> None:
+        """Keep an account among those that are reported to peers if its key has a limit."""
+        limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
+        if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
+            self._limited[client.name] = account
+        else:
+            self._limited.pop(client.name, None)
 
 
 def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.04
 """A count is at most two periods old, as the writer and the reader each wait for one."""
 
+_ALONE_PERIOD_S = 0.2
+"""The period of a process that knows of no other."""
+
 _FULL_RATE_PROCESSES = 20
 """With more processes than this, all exchange less often, since what Redis sends grows with their square."""
 
@@ -90,7 +93,7 @@ class PeerExchange:
             alive = self._peers.settle(_WINDOW_PERIODS * period_s, is_reported=is_reported)
             self._metrics.peers.set(alive)
             self._cpu_s += time.thread_time() - began_cpu_s
-            period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES)
+            period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
             period_s = max(period_s, self._cpu_s / _MAX_CPU_SHARE)
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
 

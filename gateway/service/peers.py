@@ -31,6 +31,9 @@ SILENT_S = 3.0
 GONE_S = 60.0
 """A peer that was silent for this long is removed from Redis."""
 
+_REPORTS_TO_COUNT = 2
+"""Reports after which a process counts, so that nothing is believed that an ended one has left."""
+
 
 @dataclass(slots=True)
 class _Peer:
@@ -55,6 +58,8 @@ class Peers:
 
     Parameters
     ----------
+    keyring
+        The keys whose use counts; replace it when they change.
     clock
         Returns monotonic seconds.
     host
@@ -78,13 +83,14 @@ class Peers:
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self._keyring = keyring
+        self.keyring = keyring
         self._clock = clock
         self._host = platform.node() if host is None else host
         self.writer = uuid4().hex
         self.number = 0
         self.report = b""
         self._reported_s = 0.0
+        self._greetings = _REPORTS_TO_COUNT  # reports that are written even if nothing has changed
         self._reported: tuple[object, ...] = ()
         self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
         self._ejection_count = 0
@@ -103,7 +109,8 @@ class Peers:
         in_flight = {self._id(backend): backend.in_flight for backend in self._pool if backend.in_flight}
         keys = self._limits.report()
         state: tuple[object, ...] = (in_flight, {key: use.steady() for key, use in keys.items()}, self._ejection_count)
-        if state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
+        is_new_to_some, self._greetings = self._greetings > 0, max(0, self._greetings - 1)
+        if not is_new_to_some and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
             return
         self._reported, self._reported_s = state, now_s
         self.number += 1
@@ -128,15 +135,16 @@ class Peers:
         peer = self._peers.get(report.writer)
         if peer is None:  # perhaps left by a process that has ended: its next report will tell
             self._peers[report.writer] = _Peer(report.number, self._clock())
+            self._greetings = _REPORTS_TO_COUNT
             return report.writer
         if report.number <= peer.number:
             return report.writer
         is_new = not peer.counts
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         for key, use in report.keys.items():
-            if (client := self._keyring.named(key)) is not None:
+            if (client := self.keyring.named(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
-        self._limits.no_longer_uses(report.writer, report.keys)
+        self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():
             if ejection.number > peer.ejections.get(replica, 0):
                 peer.ejections[replica] = ejection.number

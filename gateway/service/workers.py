@@ -298,10 +298,10 @@ class Workers:
     @staticmethod
     def _send(worker: _Worker, message: WorkerMessage | ToWorker) -> None:
         with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            _send(worker.pipe, message)
+            send(worker.pipe, message)
 
 
-def _send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
+def send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
     """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
     if isinstance(message, Reported):
         poll = select.poll()
@@ -325,7 +325,7 @@ async def _work(assignment: Assignment, pipe: Connection) -> int:
     from gateway.service.worker_reload import WorkerReload, share_of_worker
 
     gateway = assemble(share_of_worker(assignment.settings), assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, functools.partial(_send, pipe))
+    worker_messages = WorkerMessages(assignment.number, functools.partial(send, pipe))
     gateway.relay.router.locations.on_new = worker_messages.share_response
     reload = WorkerReload(assignment.number, gateway, pipe.send)
 

@@ -118,12 +118,6 @@ class Rescue:
         error, self.passed.withheld = self.passed.withheld, b""
         return error
 
-    def is_cut(self, events: EventStream | None) -> bool:
-        """Return whether a stream that ends lacks its last event; not asked of one that another backend continues."""
-        if events is None or events.watcher is None:
-            return False
-        return not events.is_complete(self.request.endpoint)
-
     @property
     def tokens_so_far(self) -> int:
         """Number of tokens of the answer that the client has."""

@@ -421,14 +421,16 @@ def test_a_time_out_behind_the_backend_is_passed_on_and_not_run_again() -> None:
     assert relay.clients["b"].heads == []
 
 
-def test_a_busy_engine_is_not_at_fault() -> None:
+@pytest.mark.parametrize(("running", "state"), [(1, State.UP), (0, State.EJECTED)])
+def test_an_engine_that_says_it_is_busy_is_at_fault_if_it_is_not(running: int, state: State) -> None:
     relay = Relay("a", "b")
-    for number in range(9):
+    relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
+    for number in range(3):
         _, reply = relay.send(body_of(number))
         fail(relay, "a", "503")
         relay.answer("b")
         assert reply.status == 200
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].state is state
 
 
 @pytest.mark.parametrize(("is_client_slow", "state"), [(False, State.EJECTED), (True, State.UP)])

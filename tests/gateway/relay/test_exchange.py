@@ -311,8 +311,14 @@ async def stall_mid_stream(wire: Wire) -> None:
     await wire.until_closed()
 
 
+async def end_early(wire: Wire) -> None:
+    await wire.begin_stream()
+    await wire.chunk(delta("one"))
+    await wire.end_stream()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [break_mid_stream, stall_mid_stream])
+@pytest.mark.parametrize("fault", [break_mid_stream, stall_mid_stream, end_early])
 async def test_an_interrupted_stream_ends_with_an_error_event(gateway_of: Start, fault: object) -> None:
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = fault  # type: ignore[assignment]
@@ -651,3 +657,21 @@ async def test_a_gateway_out_of_file_descriptors_ejects_no_backend(gateway_of: S
         assert response.json()["error"]["code"] == "backend_exhausted"
         assert [running.backend(name).state for name in "ab"] == [State.UP, State.UP]
         assert (await running.chat()).status_code == 200
+
+
+@pytest.mark.slow
+async def test_a_backend_that_ends_its_streams_with_errors_is_ejected(gateway_of: Start) -> None:
+    async def fail_in_the_middle(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        await wire.chunk(b'data: {"error": {"message": "boom", "code": 500}}\n\ndata: [DONE]\n\n')
+        await wire.end_stream()
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = fail_in_the_middle
+        for number in range(3):
+            assert running.backend("a").state is State.UP
+            assert b"boom" in (await running.chat(f"request {number}", stream=True)).content
+        assert running.backend("a").state is State.EJECTED
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="engine_error"} 3.0' in page

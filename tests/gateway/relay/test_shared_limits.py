@@ -245,3 +245,17 @@ def test_requests_in_flight_of_a_peer_that_ended_are_forgotten() -> None:
     pair.here.forget("there")
     pair.here.divide(0, 3 * PERIOD_S)
     assert pair.here._accounts["k"].peers_in_flight == 0
+
+
+def test_limits_that_change_apply_to_what_peers_have_used_too() -> None:
+    pair = Pair()
+    pair.ask_there(50)
+    pair.hear(is_new=True)
+    smaller = Client("k", requests_per_minute=5)
+    pair.here.update([smaller], None)
+    assert admits(pair.here, smaller)
+    pair.here.leave(smaller, 0)
+    assert sum(admits(pair.here, smaller) for _ in range(9)) <= 4
+    pair.here.update([Client("k")], None)
+    pair.clock.now_s += PERIOD_S
+    assert pair.here.report() == {}, "a key without limits is not reported"

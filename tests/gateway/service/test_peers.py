@@ -210,3 +210,16 @@ def test_a_report_is_read_as_it_was_written() -> None:
     use = KeyUse(3, 2048, 1, 0, 1, 0.5, 12.5, -7.0)
     report = Report("w", 3, {"http://a": 2}, {"team": use}, {"http://a": Ejection(1, 1.5, "broke the connection")})
     assert decode(report.encode()) == report
+
+
+def test_processes_know_each_other_after_two_exchanges_without_any_request() -> None:
+    clock = Clock()
+    one, two, late = PeerProcess(clock), PeerProcess(clock), PeerProcess(clock)
+    exchange(one, two, rounds=2)
+    assert one.peers.settle(0.12, is_reported=True) == 1
+    exchange(one, two, rounds=5)
+    exchange(one, two, late, rounds=3)
+    assert [each.peers.settle(0.12, is_reported=True) for each in (one, two, late)] == [2, 2, 2]
+    number = one.peers.number
+    exchange(one, two, late, rounds=5)
+    assert one.peers.number == number, "nothing to report"

@@ -116,6 +116,7 @@ def test_workers_share_metrics_and_draining(pool: Path, tmp_path: Path) -> None:
 def test_limits_apply_across_workers(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
+        until(lambda: "gateway_peers 1.0" in command.get("/metrics").text, what="they know each other")
         slow = {"authorization": "Bearer sk-slow"}
         statuses: list[int] = []
 
