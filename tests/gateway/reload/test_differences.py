@@ -1,0 +1,68 @@
+"""The lines that tell what a reload changes, and what it cannot change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gateway.config.settings import PoolSettings
+from gateway.reload.differences import differences, needs_restart
+from gateway.service.replicas import plan
+
+SIMULATED = {"method": "baseline", "simulate": {"calibration": "llama-3.1-8b-h100"}}
+SERVED = {"method": "ngram", "serve": {"model": "m", "env": {"HF_TOKEN": "hf-1"}}}
+SERVED |= {"speculative_config": {"num_speculative_tokens": 3, "prompt_lookup_max": 4}}
+
+
+def pool(**changes: Any) -> PoolSettings:
+    backends = {"a": {"method": "baseline", "url": "http://a:1", "api_key": "sk-1"}, "s": SIMULATED, "v": SERVED}
+    model = {"policy": {"name": "random"}, "backends": backends | changes.pop("backends", {})}
+    keys = changes.pop("keys", [{"name": "team", "key": "k-1"}])
+    return PoolSettings.model_validate({"models": {"m": model}, "keys": keys} | changes)
+
+
+def test_lines_show_keys_and_values_but_no_secrets() -> None:
+    later = pool(
+        backends={
+            "a": {"method": "baseline", "url": "http://b:1", "api_key": "sk-2"},
+            "n": {"method": "suffix", "url": "http://n:1"},
+            "v": SERVED | {"serve": {"model": "m", "env": {"HF_TOKEN": "hf-2"}}},
+        },
+        keys=[{"name": "team", "key": "k-2", "max_in_flight": 3}, {"name": "new", "key": "k-3"}],
+        recorder={"path": "/tmp/records", "hash_salt": "salt"},
+        cors={"origins": ["https://a.example"]},
+    )
+    assert differences(pool(), pool()) == []
+    assert differences(pool(), later) == [
+        "models.m.backends.a.url: http://a:1 -> http://b:1",
+        "models.m.backends.a.api_key: changed",
+        "models.m.backends.v.serve.env.HF_TOKEN: changed",
+        "models.m.backends.n: added (suffix, http://n:1)",
+        "keys[team].sha256: changed",
+        "keys[team].max_in_flight: not set -> 3",
+        "keys[new]: added",
+        "cors: not set -> set",
+        "recorder: not set -> set",
+    ]
+    assert differences(later, pool())[3:4] == ["models.m.backends.n: removed"]
+
+
+def test_what_a_process_is_started_with_needs_a_restart_but_not_its_weight() -> None:
+    assert needs_restart(pool(), pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}})) == []
+    assert needs_restart(pool(), pool(timeouts={"idle_s": 3.0}, keys=[])) == []
+    moved = needs_restart(
+        pool(), pool(server={"port": 1}, backends={"w": SERVED, "s": SIMULATED | {"method": "suffix"}})
+    )
+    assert moved == [
+        "server.port: 8080 -> 1",
+        "models.m.backends.s.method: baseline -> suffix",
+        "models.m.backends.w: added (ngram, started by the gateway)",
+    ]
+
+
+def test_started_replicas_keep_their_processes(tmp_path: Path) -> None:
+    before = plan(pool(), tmp_path)
+    after = plan(pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}}), tmp_path, before)
+    assert after.launches == before.launches
+    assert [each.url for each in after.backends] == [each.url for each in before.backends]
+    assert [each.weight for each in after.backends] == [1.0, 2.0, 3.0]
