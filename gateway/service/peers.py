@@ -114,10 +114,10 @@ class Peers:
             return
         self._reported, self._reported_s = state, now_s
         self.number += 1
+        self._ejections = {replica: found for replica, found in self._ejections.items() if found[1] > now_s}
         ejected = {
             replica: Ejection(number, round(end_s - now_s, 3), reason)
             for replica, (number, end_s, reason) in self._ejections.items()
-            if end_s > now_s
         }
         self.report = Report(self.writer, self.number, in_flight, keys, ejected).encode()
 

@@ -151,6 +151,8 @@ def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     exchange(one, two, rounds=3)
     assert two.backends[0].state is State.UP, "an ejection is applied once"
     assert decode(two.peers.report).ejected == {}, "and not passed on"
+    exchange(one, two, passed_s=120.0)
+    assert not one.peers._ejections, "nothing is kept of ejections that are over"
 
 
 def test_the_last_replica_that_is_up_stays() -> None:
