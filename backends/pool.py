@@ -392,11 +392,20 @@ class Pool:
 
     # Probing.
 
+    async def _probed(self, probe: Probe, *, admit: bool) -> ProbeResult:
+        """Probe a replica; whatever becomes of a probe, there is a next one, or the replica would never come back."""
+        try:
+            async with asyncio.timeout(5.0 * self.rules.timeout_s):
+                return await probe.run(admit=admit)
+        except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
+            logger.warning("a probe failed: %s", type(error).__name__)
+            return ProbeResult(f"cannot be probed ({type(error).__name__})")
+
     async def _watch(self, backend: Backend) -> None:
         record = self._records[backend.model, backend.name]
         while True:
             record.wake.clear()
-            result = await record.probe.run(admit=backend.state not in _SERVING)
+            result = await self._probed(record.probe, admit=backend.state not in _SERVING)
             self._judge(backend, record, result)
             record.probed.set()
             pause_s = self.rules.interval_s

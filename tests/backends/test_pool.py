@@ -459,3 +459,25 @@ async def test_an_engine_that_computes_a_long_prompt_without_any_token_is_up() -
 
         await stays(goes_on, 1.0)  # stall_s is 0.4
         assert pool.up("m") == [backend]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -> None:
+    class Odd(Probe):
+        runs = 0
+
+        async def run(self, *, admit: bool) -> ProbeResult:
+            self.runs += 1
+            if self.runs > 1:
+                return ProbeResult()
+            if hangs:
+                await asyncio.Event().wait()
+            raise OSError("not one of httpx")
+
+    backend = Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1")
+    pool = Pool([backend], HealthRules(interval_s=0.01, timeout_s=0.05), Odd)
+    await pool.start()
+    try:
+        await eventually(lambda: backend.state is State.UP)
+    finally:
+        await pool.stop()
