@@ -36,7 +36,7 @@ _OTHERS = {
 }
 _METRICS = (
     "vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
-    "vllm:prompt_tokens_total {begun}\nvllm:generation_tokens_total {tokens}\n"
+    "vllm:prompt_tokens_total {ended}\nvllm:generation_tokens_total {tokens}\n"
 )
 
 
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             self._wire(None).whole(json.dumps({"prompt": text}).encode())
         elif self._url == b"/metrics":
             counts = replica.counts
-            page = _METRICS.format(running=counts.running, begun=counts.begun, tokens=counts.tokens)
+            page = _METRICS.format(running=counts.running, ended=counts.ended, tokens=counts.tokens)
             self._wire(None).whole(page.encode(), b"text/plain")
         else:
             self._wire(None).whole(_OTHERS.get(self._url, b"{}"))
