@@ -52,25 +52,25 @@ class _Followed:
         self._on_change = on_change
         self._on_end = on_end
         self._problem = ""
+        self._pause_s = _PAUSE_S
         self.task = asyncio.create_task(self._follow(), name=self._where)
 
     async def _follow(self) -> None:
-        pause_s = _PAUSE_S
         while True:
             try:
                 await self._source.follow(self._report)
             except SourceError as error:
                 self._note("failed", str(error))
-                pause_s = _PAUSE_S if self._problem != str(error) else min(2 * pause_s, _LONGEST_PAUSE_S)
-                self._problem = str(error)
             except Exception:
                 log.exception("%s has failed", self._where)
                 self._note("failed", "a defect")
             self.has_answered.set()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _report(self, replicas: Collection[Replica]) -> None:
         self.has_answered.set()
+        self._pause_s = _PAUSE_S
         if not replicas:
             self._note("nothing", "has no replicas")
             return
