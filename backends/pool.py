@@ -79,6 +79,7 @@ class _Record:
     engine: EngineMetrics | None = None
     progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
+    has_stalled: bool = False  # since it was last up
     peers_in_flight: int = 0  # requests that other gateway processes have in flight to it
     foreign: int = 0  # requests in the engine that no known gateway process has sent
     watch: asyncio.Task[None] | None = None
@@ -337,6 +338,12 @@ class Pool:
         engine = self.engine(backend)
         return engine is not None and engine.running + engine.waiting > 0
 
+    def is_progressing(self, backend: Backend) -> bool:
+        """Return whether the replica's metrics have changed of late while it had requests."""
+        late_s = 2.0 * (self.rules.interval_s + self.rules.timeout_s)
+        record = self._records[backend.model, backend.name]
+        return self.is_at_work(backend) and time.monotonic() - record.progress_at_s <= late_s
+
     def report_success(self, backend: Backend) -> None:
         """Record a request for inference that the replica served, or whose answer it has begun if it is on trial."""
         record = self._records[backend.model, backend.name]
@@ -439,6 +446,7 @@ class Pool:
             return
         record.failed_probes = 0
         if self._is_stalled(backend, record, now_s):
+            record.has_stalled = True
             self._set(backend, State.DOWN, f"has requests but produced no token for {self.rules.stall_s:g} s")
         elif backend.state is State.RECOVERING:
             self._advance(backend, now_s)
@@ -451,12 +459,13 @@ class Pool:
         was_ejected = backend.state is State.EJECTED
         if was_ejected and others and now_s < record.ejected_until_s:
             return
+        on_trial = was_ejected or record.has_stalled  # which its probes do not show
         settled_s = now_s - self.rules.slow_start_s
         is_slow = self.rules.slow_start_s > 0 and any(
             self._records[other.model, other.name].up_since_s <= settled_s for other in others
         )
-        if others and (was_ejected or is_slow):
-            self.recovery.enter(backend, on_trial=was_ejected, now_s=now_s)
+        if others and (on_trial or is_slow):
+            self.recovery.enter(backend, on_trial=on_trial, now_s=now_s)
             self._set(backend, State.RECOVERING, self.recovery.describe(backend))
         else:
             self._set(backend, State.UP, "")
@@ -496,6 +505,7 @@ class Pool:
             logger.log(level, "%s/%s is %s%s", backend.model, backend.name, state, f": {reason}" if reason else "")
             record.strikes.clear()
             record.up_since_s = time.monotonic() if state is State.UP else math.inf
+            record.has_stalled = record.has_stalled and state is not State.UP
         if state is not State.RECOVERING:
             self.recovery.leave(backend)
         backend.state = state

@@ -312,6 +312,28 @@ async def test_an_engine_with_requests_that_produces_no_token_is_down() -> None:
 
 
 @pytest.mark.slow
+async def test_an_engine_that_stood_still_has_to_serve_a_request_before_it_is_up() -> None:
+    """Without requests it looks well: its probes succeed."""
+    standing = b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total 7\n"
+    async with Upstream("a", "m") as upstream, Upstream("b", "m") as well:
+        backends = [Backend(one.name, "m", Method.BASELINE, one.url) for one in (upstream, well)]
+        pool, backend = Pool(backends, RULES), backends[0]
+        await pool.start()
+        try:
+            await eventually(lambda: len(pool.up("m")) == 2)
+            upstream.metrics = standing
+            await eventually(lambda: backend.state is State.DOWN)
+            await eventually(lambda: not pool.is_progressing(backend))
+            upstream.metrics = standing.replace(b"running 1", b"running 0")
+            await eventually(lambda: backend.state is State.RECOVERING)
+            assert pool.recovery.is_on_trial(backend)
+            pool.report_success(backend)
+            assert backend.state is State.UP
+        finally:
+            await pool.stop()
+
+
+@pytest.mark.slow
 async def test_an_idle_engine_that_produces_no_token_is_up() -> None:
     async with running_pool() as (_, backend, _upstream):
         await eventually(lambda: backend.state is State.UP)
