@@ -10,47 +10,35 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import replace
 from typing import Final
 
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
-from backends.recovery import TRIAL
 from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
-from gateway.http.headers import relative_location, upstream_head
+from gateway.http.headers import relative_location
 from gateway.http.sse import engine_error
 from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
+from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext, Reply, send_error
+from gateway.relay.errors import backend_failed, gateway_failed
 from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
 from gateway.relay.priority import rank_of
 from gateway.relay.queue import ModelQueue, Place
-from gateway.relay.rescue import Rescue, rescue_for
-from gateway.relay.rescue.attempt import Failure
+from gateway.relay.rescue import Handover, count_impossible, handover_for
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
-from policies.policy import Decision
 
 log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
 _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
-_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
 _OVERLOADED: Final = 503  # an engine that says so, and is at work, is not at fault
-_ADVICE: Final = {
-    **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
-    "timeout": " It may be busy: have the answer streamed, or ask for less.",
-}
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
-
-
-def _gateway_failed() -> GatewayError:
-    return GatewayError(500, "The gateway failed; see its log.", code="gateway_failed")
 
 
 class _Failure:
@@ -72,46 +60,31 @@ class _Failure:
         self.message = message
 
 
-class _Place:
-    """The backend of a stream that is being moved away, which may still go on with it; its call is paused."""
-
-    __slots__ = ("call", "decision", "upstream")
-
-    def __init__(self, call: Call, upstream: Upstream, decision: Decision | None) -> None:
-        self.call = call
-        self.upstream = upstream
-        self.decision = decision
-
-
 class Exchange:
     """One request from arrival to outcome; the receiver of its upstream call."""
 
     __slots__ = (
         "_answer",
-        "_call",
         "_deadline_s",
-        "_decision",
+        "_handover",
         "_has_no_retry",
-        "_head_sent",
         "_headers",
         "_inbound",
-        "_last_read_s",
-        "_left",
         "_observers",
         "_place",
         "_queue",
         "_relay",
         "_reply",
         "_request_id",
-        "_rescue",
         "_retried",
         "_routed",
         "_status",
         "_timer",
         "_times",
-        "_upstream",
         "_was_paused",
+        "attempt",
         "endpoint",
+        "head_sent",
     )
 
     def __init__(self, relay: RelayContext, inbound: Inbound, reply: Reply) -> None:
@@ -122,18 +95,14 @@ class Exchange:
         self.endpoint = endpoint_of(inbound.path, inbound.request_headers.method)
         self._observers: list[Observer] = []
         self._routed: RoutedRequest | None = None
-        self._decision: Decision | None = None
-        self._upstream: Upstream | None = None
-        self._call: Call | None = None
+        self.attempt: Attempt | None = None
         self._retried: _Failure | None = None
-        self._rescue: Rescue | None = None
-        self._left: _Place | None = None
+        self._handover: Handover | None = None
         self._times = Times(inbound.arrived_s)
-        self._last_read_s = inbound.arrived_s
         self._status = 0
         self._headers: HeaderList = []
         self._answer: PassThrough | None = None
-        self._head_sent = False
+        self.head_sent = False
         self._was_paused = False
         self._has_no_retry = False
         self._deadline_s = math.inf
@@ -151,7 +120,7 @@ class Exchange:
         except Exception as error:
             if not isinstance(error, GatewayError):  # a defect: caught here so that both frontends answer alike
                 log.exception("a request could not be sent on")
-                error = _gateway_failed()
+                error = gateway_failed()
             if self in relay.exchanges:
                 self.end_with_error(error)
             else:
@@ -172,7 +141,7 @@ class Exchange:
             raise
         self._routed = routed
         if routed.model.rescue and not headers.routing_headers.backend:
-            self._rescue = rescue_for(self.endpoint, inbound.target, inbound.body)
+            self._handover = handover_for(relay, inbound, self._request_id, self.endpoint, routed, self._observers)
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
@@ -189,7 +158,7 @@ class Exchange:
             if self.endpoint is Endpoint.RESPONSES:
                 self._observers.append(LocationObserver(relay.router.locations))
         if self._queue is None:
-            self._send(self._candidates(()))
+            self._send(self.candidates(()))
         else:
             self._send_or_wait(self._queue)
 
@@ -211,9 +180,9 @@ class Exchange:
         queue = self._queue
         assert queue is not None
         try:
-            free = queue.free(self._candidates(()))
+            free = queue.free(self.candidates(()))
             if not free and self._relay.pool.recovery.replicas:  # the one on trial may be full
-                free = queue.free(self._candidates((), may_try=False))
+                free = queue.free(self.candidates((), may_try=False))
         except GatewayError:  # raised again where the client is told
             return []
         return free
@@ -228,12 +197,12 @@ class Exchange:
             self._send(candidates)
         except Exception:  # a defect, as in `begin`
             log.exception("a request could not be sent on")
-            self.end_with_error(_gateway_failed())
+            self.end_with_error(gateway_failed())
 
     def client_gone(self) -> None:
         """Cancel the request, since its client has disconnected."""
         if self in self._relay.exchanges:
-            self._cancel_call()
+            self.cancel_call()
             if (answer := self._complete_stream()) is not None:
                 self._succeed(answer)
             else:
@@ -241,19 +210,19 @@ class Exchange:
 
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""
-        if self._call is not None:
+        if (call := self._call) is not None:
             self._was_paused = True
-            self._call.pause()
+            call.pause()
 
     def resume(self) -> None:
         """Resume reading the answer."""
-        if self._call is not None:
-            self._last_read_s = time.perf_counter()  # the pause does not count as silence of the backend
-            self._call.resume()
+        if self.attempt is not None:
+            self.attempt.resume()
 
     # Attempts
 
-    def _candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
+    def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
+        """Return the backends that the request may be sent to, without those tried."""
         assert self._routed is not None
         headers = self._inbound.request_headers
         routing_headers = headers.routing_headers
@@ -265,54 +234,38 @@ class Exchange:
         assert routed is not None
         decision = relay.router.choose(routed, candidates, headers.routing_headers)
         upstream = routed.model.upstreams[decision.backend]
-        self._decision, self._upstream, self._answer = decision, upstream, None
+        attempt = self.attempt = Attempt(upstream, decision, relay.pool.recovery)
+        self._answer = None
         self._times.first_s = 0.0
         for observer in self._observers:
             observer.on_send(decision, candidates)
-        body = inbound.body if self._rescue is None else self._rescue.request.body
-        head = self._upstream_head(upstream, inbound.target, body)
-        upstream.backend.in_flight += 1
-        if decision.reason == TRIAL:
-            relay.pool.recovery.begin_trial(upstream.backend)
-        self._last_read_s = time.perf_counter()
+        body = inbound.body if self._handover is None else self._handover.rescue.request.body
+        head = head_for(upstream, relay, inbound, self._request_id, inbound.target, body)
+        attempt.take()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(
-                self._last_read_s - inbound.arrived_s - self._times.waited_s
+                attempt.last_read_s - inbound.arrived_s - self._times.waited_s
             )
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         method, once = headers.method, not self._may_repeat()
-        self._call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
+        attempt.call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
 
-    def _upstream_head(self, upstream: Upstream, target: bytes, body: bytes) -> bytes:
-        headers, api_key = self._inbound.request_headers, upstream.backend.api_key
-        key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
-        return upstream_head(
-            headers.method,
-            target,
-            authority=upstream.client.address.authority,
-            lines=headers.lines,
-            key_lines=headers.key_lines if api_key is None and self._relay.access.keyring.is_open else key_lines,
-            request_id=self._request_id,
-            body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
-        )
+    @property
+    def _call(self) -> Call | None:
+        """The call in flight; None without one."""
+        return None if self.attempt is None else self.attempt.call
 
-    def _release(self) -> None:
-        """Release the backend at the end of the call."""
-        if self._upstream is not None and self._call is not None:
-            self._upstream.backend.in_flight -= 1
-            if self._is_on_trial():
-                self._relay.pool.recovery.end_trial(self._upstream.backend)
-        self._call = None
+    @property
+    def _upstream(self) -> Upstream | None:
+        """The backend that has the request, or had it last; None before the first."""
+        return None if self.attempt is None else self.attempt.upstream
 
-    def _is_on_trial(self) -> bool:
-        return self._decision is not None and self._decision.reason == TRIAL
-
-    def _cancel_call(self) -> None:
-        if self._left is not None:
-            self._leave_place(self._left)
-        if self._call is not None:
-            self._call.cancel()
-        self._release()
+    def cancel_call(self) -> None:
+        """Cancel whatever is in flight."""
+        if self._handover is not None:
+            self._handover.leave_place()
+        if self.attempt is not None:
+            self.attempt.cancel()
 
     def _may_repeat(self) -> bool:
         """Return whether the request may run twice: inference only costs time, other requests may have an effect."""
@@ -329,21 +282,21 @@ class Exchange:
         message
             The evidence against the backend, see `_Failure`.
         """
-        upstream, headers = self._upstream, self._inbound.request_headers
-        assert upstream is not None
-        if self._head_sent or self._retried is not None or headers.routing_headers.backend:
+        attempt, headers = self.attempt, self._inbound.request_headers
+        assert attempt is not None
+        if self.head_sent or self._retried is not None or headers.routing_headers.backend:
             return False
         if kind != "connect" and not self._may_repeat():
             return False
         try:
-            candidates = self._candidates((upstream.backend.name,))
+            candidates = self.candidates((attempt.upstream.backend.name,))
         except GatewayError:
             return False
-        if kind not in _FREE_RETRIES and not self._is_on_trial() and not self._take_retry():
+        if kind not in _FREE_RETRIES and not attempt.is_on_trial and not self._take_retry():
             return False
-        self._retried = _Failure(upstream.backend, kind, message)
-        self._cancel_call()
-        self._relay.metrics.retries.labels(*upstream.metrics.labels, kind).inc()
+        self._retried = _Failure(attempt.upstream.backend, kind, message)
+        self.cancel_call()
+        self._relay.metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
         queue = self._queue
         self._send(candidates if queue is None else queue.free(candidates) or candidates)
         if queue is not None:
@@ -362,8 +315,8 @@ class Exchange:
 
     def _retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
-        assert self._upstream is not None
-        pool, backend = self._relay.pool, self._upstream.backend
+        assert self.attempt is not None
+        pool, backend = self._relay.pool, self.attempt.upstream.backend
         pool.report_failure(backend)
         is_evidence = status != _OVERLOADED or not pool.is_at_work(backend)
         return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
@@ -378,20 +331,20 @@ class Exchange:
             attempt is none: it is more likely that the request is at fault. Nor is one that only the retry budget kept
             from a second attempt: this could have shown that.
         """
-        assert self._upstream is not None
+        assert self.attempt is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
-            self._fail(kind, message)
+            self.fail(kind, message)
             return
         if self._end_if_complete():
             return
-        pool, backend, first = self._relay.pool, self._upstream.backend, self._retried
+        pool, backend, first = self._relay.pool, self.attempt.upstream.backend, self._retried
         if kind == "connect":
             if not (self._retry(kind) or self._continue(message)):
-                self._fail(kind, message)
+                self.fail(kind, message)
             pool.report_unreachable(backend, message)
             return
         if not (self._retry(kind, message) or self._continue(message, is_strike=is_strike)):
-            self._fail(kind, message)
+            self.fail(kind, message)
             has_no_other = first is None or not first.message
             if is_strike and has_no_other and not self._has_no_retry and self.endpoint is not _OTHER:
                 pool.report_strike(backend, self._request_hash(), message)
@@ -402,12 +355,32 @@ class Exchange:
 
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if this exchange waits for the first byte from `backend`."""
-        if self._call is None or self._upstream is None or self._upstream.backend is not backend:
-            return
-        if self._head_sent and not self._waits_for_rescue():
+        if not self._is_at(backend) or (self.head_sent and not self._waits_for_rescue()):
             return
         if not (self._retry("down") or self._continue(backend.state_reason)):
-            self._fail("down", backend.state_reason)
+            self.fail("down", backend.state_reason)
+
+    def move(self, backend: Backend) -> bool:
+        """Go on with a stream on another backend than `backend`, which does well; return whether it does."""
+        if self._handover is None or not self._is_at(backend):
+            return False
+        return self._retry("moved") or self._handover.go_on(self, "is being drained", may_return=True)
+
+    def _is_at(self, backend: Backend) -> bool:
+        attempt = self.attempt
+        return attempt is not None and attempt.call is not None and attempt.upstream.backend is backend
+
+    def _continue(self, message: str, *, is_strike: bool = False) -> bool:
+        """Go on with a stream on another backend; return whether it does."""
+        if self._handover is not None:
+            return self._handover.go_on(self, message, is_strike=is_strike)
+        assert self._routed is not None
+        if self._routed.model.rescue and self.head_sent and self._upstream is not None:
+            count_impossible(self._relay, self._upstream)
+        return False
+
+    def _waits_for_rescue(self) -> bool:
+        return self._handover is not None and self._handover.rescue.is_waiting
 
     def check_silence(self, now_s: float) -> None:
         """Fail if the backend has been silent for too long.
@@ -419,28 +392,28 @@ class Exchange:
             return
         if self._place is not None:
             self._check_wait(now_s, self._place)
-        if self._call is None or self._call.paused:
+        attempt, handover = self.attempt, self._handover
+        if attempt is None or attempt.call is None or attempt.call.paused:
             return
-        assert self._upstream is not None
-        if self._left is not None and now_s - self._last_read_s > _DOWN_TIMEOUT_S:
-            self._return()
+        silent_s = now_s - attempt.last_read_s
+        if handover is not None and handover.left is not None and silent_s > _DOWN_TIMEOUT_S:
+            handover.go_back()
             return
         timeouts = self._relay.timeouts
         has_begun = self._times.first_s and not self._waits_for_rescue()
         limit_s = timeouts.idle_s if has_begun else timeouts.first_byte_s
-        backend = self._upstream.backend
+        backend = attempt.upstream.backend
         is_down = backend.state is State.DOWN
         if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
-        silent_s = now_s - self._last_read_s
-        if self._is_on_trial() and silent_s > _DOWN_TIMEOUT_S and self._end_trial_in_silence(backend, silent_s):
+        if attempt.is_on_trial and silent_s > _DOWN_TIMEOUT_S and self._end_trial_in_silence(backend, silent_s):
             return
         if silent_s <= limit_s:
             return
         if self._end_if_complete() or (is_down and (self._retry("down") or self._continue(backend.state_reason))):
             return
         message = f"sent nothing for {limit_s:g} s"
-        self._fail("timeout", message)
+        self.fail("timeout", message)
         if self.endpoint is _OTHER:
             self._relay.pool.report_failure(backend)
         else:
@@ -463,7 +436,7 @@ class Exchange:
             return
         error = queue.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
         try:
-            self._candidates(())
+            self.candidates(())
         except GatewayError as none_up:
             error = none_up
         self.end_with_error(error)
@@ -471,165 +444,20 @@ class Exchange:
     def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
         """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
         pool = self._relay.pool
-        if self._head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+        if self.head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
             return False
         if not self._retry("trial"):
             return False
         pool.report_timeout(backend, self._request_hash(), f"sent nothing for {silent_s:.0f} s")
         return True
 
-    # Rescue of a stream
-
-    def move(self, backend: Backend) -> bool:
-        """Go on with a stream on another backend than `backend`, which does well; return whether it does."""
-        if (
-            self._rescue is None
-            or self._call is None
-            or self._upstream is None
-            or self._upstream.backend is not backend
-        ):
-            return False
-        return self._retry("moved") or self._continue("is being drained", may_return=True)
-
-    def _continue(self, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
-        """Go on with a stream on another backend; return whether it does.
-
-        Parameters
-        ----------
-        message, is_strike
-            See `Failure`.
-        may_return
-            Whether its backend goes on if no other one can.
-        """
-        if self._left is not None:
-            return self._return()
-        rescue, relay, routed, upstream = self._rescue, self._relay, self._routed, self._upstream
-        assert routed is not None
-        assert upstream is not None
-        if not (routed.model.rescue and self._head_sent):
-            return False
-        if rescue is None or not rescue.is_possible:
-            return False if may_return else self._not_rescued()
-        if rescue.is_generated:
-            self._cancel_call()
-            self.on_data(rescue.ending())
-            self.on_end()
-            return True
-        headers, name = self._inbound.request_headers, upstream.backend.name
-        try:
-            candidates = self._candidates((name, *[failure.backend for failure in rescue.failures]))
-        except GatewayError:
-            return False if may_return else self._not_rescued()
-        tokens = rescue.tokens_so_far
-        was_paused = self._call is not None and self._call.paused
-        if may_return and self._call is not None:
-            self._call.pause()
-            self._left, self._call = _Place(self._call, upstream, self._decision), None
-        else:
-            self._cancel_call()
-        decision = replace(relay.router.choose(routed, candidates, headers.routing_headers), reason="rescue")
-        upstream = routed.model.upstreams[decision.backend]
-        self._decision, self._upstream = decision, upstream
-        for observer in self._observers:
-            observer.on_send(decision, candidates)
-        upstream.backend.in_flight += 1
-        relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        rescue.begin(self, Failure(name, message, is_strike=is_strike))
-        if was_paused:
-            self.pause()
-        model = routed.model.name
-        log.info("a stream of %s goes on at %s, %d tokens long: %s %s", model, decision.backend, tokens, name, message)
-        return True
-
-    def send_rescue(self, target: bytes, body: bytes, receiver: Rescue) -> None:
-        """Send a request to the backend that goes on with the stream."""
-        upstream = self._upstream
-        assert upstream is not None
-        was_paused = self._call is not None and self._call.paused
-        self._last_read_s = time.perf_counter()
-        self._call = upstream.client.send(self._upstream_head(upstream, target, body), body, receiver)
-        if was_paused:
-            self._call.pause()
-
-    def leave(self) -> None:
-        """Leave the backend that the stream came from for good."""
-        if self._left is not None:
-            self._leave_place(self._left)
-        if self._answer is not None and self._answer.events is not None:
-            self._answer.events.rest()  # part of an event, which the client does not get
-            self._answer.events.watcher = None
-
-    def _leave_place(self, left: _Place) -> None:
-        self._left = None
-        left.call.cancel()
-        left.upstream.backend.in_flight -= 1
-
-    def _return(self) -> bool:
-        """Let the backend go on from which a stream was to be moved; return whether there is one."""
-        left, rescue = self._left, self._rescue
-        if left is None or rescue is None:
-            return False
-        self._left = None
-        is_paused = self._call is not None and self._call.paused
-        self._cancel_call()
-        self._call, self._upstream, self._decision = left.call, left.upstream, left.decision
-        rescue.give_up()
-        if not is_paused:
-            self.resume()
-        return True
-
-    def end_rescue(self) -> None:
-        """End the stream, whatever its backend still does."""
-        self._cancel_call()
-        self.on_end()
-
-    def rescue_is_inexact(self) -> None:
-        """End with the failure that has interrupted the stream, unless its backend can go on."""
-        if self._return():
-            return
-        assert self._rescue is not None
-        failure = self._rescue.failures[-1]
-        assert self._routed is not None
-        self._cancel_call()
-        self._upstream = self._routed.model.upstreams[failure.backend]
-        self._fail("broken", failure.message)
-
-    def _not_rescued(self) -> bool:
-        """Count a stream with which no other backend goes on, unless one has; return False."""
-        if self._upstream is not None and not (self._rescue is not None and self._rescue.failures):
-            self._relay.metrics.rescues.labels(*self._upstream.metrics.labels, "impossible").inc()
-        return False
-
-    def _note_rescue(self, rescue: Rescue, ended: EndedExchange) -> None:
-        """Note at the end of an exchange where its stream began, and count what came of it."""
-        first = rescue.failures[0].backend
-        ended.rescued_from, ended.rescued_at = first, rescue.tokens
-        if ended.usage is None:
-            ended.usage = rescue.usage()
-        upstream = ended.routed.model.upstreams[first]
-        outcome = {"ok": "complete", "cancelled": "cancelled"}.get(ended.label, "failed")
-        self._relay.metrics.rescues.labels(*upstream.metrics.labels, outcome).inc()
-
-    def _handle_stream_error(self, rescue: Rescue) -> None:
-        """Go on with a stream that its engine has ended with an error, or pass the error on."""
-        assert self._upstream is not None
-        backend = self._upstream.backend
-        error = rescue.take_error()
-        self._relay.pool.report_failure(backend)
-        if not self._continue("ended the answer with an error", is_strike=engine_error(error) != _OVERLOADED):
-            self._reply.data(error)
-            if self._answer is not None:
-                self._answer.error_status = engine_error(error)
-
-    def _waits_for_rescue(self) -> bool:
-        return self._rescue is not None and self._rescue.is_waiting
-
     # Called by the upstream client
 
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Pass on an answer that was read in one piece."""
-        upstream, call = self._upstream, self._call
-        assert upstream is not None
+        attempt = self.attempt
+        assert attempt is not None
+        upstream, call = attempt.upstream, attempt.call
         lines = upstream.lines_of_answer(head)
         if not upstream.answers_json or self.endpoint is _OTHER:
             headers = [header for header in head.headers if header[0] != b"content-length"]
@@ -649,30 +477,32 @@ class Exchange:
             return
         for observer in self._observers:
             observer.on_answer(body, answer.document)
-        self._head_sent = True
+        self.head_sent = True
         self._reply.whole(head.status, self._lines(lines), body)
         self._succeed(answer)
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
-        self._last_read_s = time.perf_counter()
+        assert self.attempt is not None
+        self.attempt.last_read_s = time.perf_counter()
         self._status, self._headers = status, headers
         if 300 <= status < 400 and not self._redirects_here(headers):
-            self._fail("redirect", "redirects to another server, which the gateway does not follow")
+            self.fail("redirect", "redirects to another server, which the gateway does not follow")
             return
         try:
             self._answer = answer_for(self.endpoint, status, headers, self._inbound.body)
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
-        if self._rescue is not None and self._answer.events is not None:
-            self._rescue.watch(self._answer.events)
+        if self._handover is not None and self._answer.events is not None:
+            self._handover.watch(self._answer.events)
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
-        answer, now_s = self._answer, time.perf_counter()
+        attempt, answer, now_s = self.attempt, self._answer, time.perf_counter()
+        assert attempt is not None
         assert answer is not None
-        previous_s, self._last_read_s = self._last_read_s, now_s
+        previous_s, attempt.last_read_s = attempt.last_read_s, now_s
         if answer.events is None:
             self._times.first_s = now_s
         try:
@@ -682,18 +512,21 @@ class Exchange:
             return
         if data:
             self._pass_on(answer, data, previous_s, now_s)
-        if self._rescue is not None and self._rescue.has_error:
-            self._handle_stream_error(self._rescue)
+        if self._handover is not None and self._handover.rescue.has_error:
+            event = self._handover.pass_error(self)
+            if event:
+                self._reply.data(event)
+                answer.error_status = engine_error(event)
 
     def _pass_on(self, answer: PassThrough, data: bytes, previous_s: float, now_s: float) -> None:
-        if not self._head_sent:
+        if not self.head_sent:
             if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
                 return
             self._send_head()
             self._times.first_s = now_s
         elif answer.events is not None:
-            assert self._upstream is not None
-            self._upstream.metrics.itl.observe(now_s - previous_s)
+            assert self.attempt is not None
+            self.attempt.upstream.metrics.itl.observe(now_s - previous_s)
         if answer.events is not None:
             self._times.last_s = now_s
             for observer in self._observers:
@@ -718,7 +551,7 @@ class Exchange:
         if isinstance(answer, WholeAnswer) and answer.body is not None:
             for observer in self._observers:
                 observer.on_answer(answer.body, answer.document)
-        if not self._head_sent:
+        if not self.head_sent:
             self._send_head()
         if rest:
             self._reply.data(rest)
@@ -727,12 +560,12 @@ class Exchange:
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""
-        if self._left is not None:  # the stream can be nowhere but where it is being moved to
-            self._leave_place(self._left)
+        if self._handover is not None and self._handover.left is not None:
+            self._handover.leave_place()  # the stream can be nowhere but where it is being moved to
             return
-        self.on_rescue_error(error)
+        self.attempt_failed(error)
 
-    def on_rescue_error(self, error: UpstreamError) -> None:
+    def attempt_failed(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail; called for the backend that the stream is at, or is being moved to."""
         # A server may cut an answer that nobody reads: then the client was too slow.
         is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
@@ -740,26 +573,22 @@ class Exchange:
 
     # Ending the exchange
 
-    def _fail(self, kind: str, message: str) -> None:
-        assert self._upstream is not None
-        message = f"Backend {self._upstream.backend.name} {message}"
-        if self._head_sent:
-            message += ": this answer is not complete"
-        status = _STATUSES.get(kind, 502)
-        retry_after_s = 2.0 if status == 503 else None
-        message = f"{message}.{_ADVICE.get(kind, '') if self._may_repeat() else ''}"
-        self.end_with_error(GatewayError(status, message, code=f"backend_{kind}", retry_after_s=retry_after_s))
+    def fail(self, kind: str, message: str) -> None:
+        """End with the error for a failure of the backend."""
+        assert self.attempt is not None
+        name, may_repeat = self.attempt.upstream.backend.name, self._may_repeat()
+        self.end_with_error(backend_failed(name, kind, message, has_begun=self.head_sent, may_repeat=may_repeat))
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
-        if not self._head_sent:
-            self._cancel_call()
+        if not self.head_sent:
+            self.cancel_call()
             self._answer_with(error)
             self._finish(error.status, "unanswered")
             return
         if self._end_if_complete():
             return
-        self._cancel_call()
+        self.cancel_call()
         if self._answer is not None and self._answer.events is not None:
             self._reply.data(error.event(self.endpoint))
             self._reply.end()
@@ -771,15 +600,16 @@ class Exchange:
         send_error(self._reply, error, self._inbound.path, self._request_id, self._choice_lines())
 
     def _send_head(self) -> None:
-        assert self._upstream is not None
-        self._head_sent = True
-        if self._is_on_trial() and self._is_served():  # the rest of a long answer is no further evidence
-            self._relay.pool.report_success(self._upstream.backend)
-        self._reply.head(self._status, self._lines(self._upstream.lines_for_client(self._headers)))
+        attempt = self.attempt
+        assert attempt is not None
+        self.head_sent = True
+        if attempt.is_on_trial and self._is_served():  # the rest of a long answer is no further evidence
+            self._relay.pool.report_success(attempt.upstream.backend)
+        self._reply.head(self._status, self._lines(attempt.upstream.lines_for_client(self._headers)))
 
     def _redirects_here(self, headers: HeaderList) -> bool:
-        assert self._upstream is not None
-        authority = self._upstream.client.address.authority
+        assert self.attempt is not None
+        authority = self.attempt.upstream.client.address.authority
         locations = [value for name, value in headers if name == b"location"]
         return all(relative_location(location, authority) is not None for location in locations)
 
@@ -787,10 +617,10 @@ class Exchange:
         return lines + request_id_lines(self._inbound.path, self._request_id) + self._choice_lines()
 
     def _choice_lines(self) -> bytes:
-        decision, upstream, lines = self._decision, self._upstream, self._inbound.request_headers.answer_lines
-        if decision is None or upstream is None:
+        attempt, lines = self.attempt, self._inbound.request_headers.answer_lines
+        if attempt is None:
             return lines
-        return lines + upstream.lines_of_choice(decision, self._retried_from())
+        return lines + attempt.upstream.lines_of_choice(attempt.decision, self._retried_from())
 
     def _retried_from(self) -> str:
         return "" if self._retried is None else self._retried.backend.name
@@ -798,7 +628,7 @@ class Exchange:
     def _complete_stream(self) -> PassThrough | None:
         """Return the answer, with its usage, if it is a stream whose last event was passed on."""
         answer = self._answer
-        if not self._head_sent or answer is None or answer.events is None:
+        if not self.head_sent or answer is None or answer.events is None:
             return None
         if not answer.events.is_complete(self.endpoint):
             return None
@@ -813,7 +643,7 @@ class Exchange:
         answer = self._complete_stream()
         if answer is None:
             return False
-        self._cancel_call()
+        self.cancel_call()
         self._reply.end()
         self._succeed(answer)
         return True
@@ -824,23 +654,24 @@ class Exchange:
         return self._status < 300 and self.endpoint is not _OTHER and answer is not None and not answer.error_status
 
     def _succeed(self, answer: PassThrough) -> None:
-        assert self._upstream is not None
-        self._release()
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.release()
         self._answer = answer
         assert self._routed is not None
         status, pool, first = self._status, self._relay.pool, self._retried
         if self._is_served():
-            pool.report_success(self._upstream.backend)
+            pool.report_success(attempt.upstream.backend)
             if first is not None and first.message:
                 # Another backend served the request, so the first one was at fault.
                 pool.report_strike(first.backend, self._request_hash(), first.message)
-            if self._rescue is not None:
-                for failure in self._rescue.failures:
+            if self._handover is not None:
+                for failure in self._handover.rescue.failures:
                     if failure.is_strike:
                         backend = self._routed.model.upstreams[failure.backend].backend
                         pool.report_strike(backend, self._request_hash(), failure.message)
         elif answer.error_status and answer.error_status != _OVERLOADED and (first is None or not first.message):
-            pool.report_strike(self._upstream.backend, self._request_hash(), "ended a stream with an error")
+            pool.report_strike(attempt.upstream.backend, self._request_hash(), "ended a stream with an error")
         label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
         if answer.error_status:
             label = "engine_error"
@@ -848,7 +679,7 @@ class Exchange:
 
     def _finish(self, status: int, label: str) -> None:
         """Account for the exchange, and have the observers see its end."""
-        relay, routed, answer = self._relay, self._routed, self._answer
+        relay, routed, attempt, answer = self._relay, self._routed, self.attempt, self._answer
         assert routed is not None
         relay.exchanges.discard(self)
         if self._timer is not None:
@@ -860,8 +691,8 @@ class Exchange:
             self._request_id,
             self._inbound.request_headers.client,
             routed,
-            self._decision,
-            self._upstream,
+            None if attempt is None else attempt.decision,
+            None if attempt is None else attempt.upstream,
             self._retried_from(),
             status,
             label,
@@ -870,8 +701,8 @@ class Exchange:
             None if answer is None else answer.events,
             unread_bytes=0 if answer is None else answer.unread_bytes,
         )
-        if self._rescue is not None and self._rescue.failures:
-            self._note_rescue(self._rescue, ended)
+        if self._handover is not None:
+            self._handover.note(ended)
         if self.endpoint is _OTHER:
             inbound = self._inbound
             count(ended, relay.metrics)
