@@ -15,15 +15,16 @@ from typing import Final
 from backends.backend import Backend, State
 from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
 from gateway.http.deadline import exceeded
-from gateway.http.errors import GatewayError, endpoint_of, request_id_lines
+from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.headers import relative_location
-from gateway.http.sse import engine_error
 from gateway.relay.accounting import account, charge, count
-from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer, answer_for
+from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
 from gateway.relay.attempt import Attempt, head_for
-from gateway.relay.context import Inbound, RelayContext, Reply, send_error
+from gateway.relay.context import Inbound, RelayContext, Reply
+from gateway.relay.delivery import Delivery
 from gateway.relay.errors import backend_failed, gateway_failed
-from gateway.relay.observers import EndedExchange, LocationObserver, Observer, Times
+from gateway.relay.evidence import FirstFailure, ended_with_error, evidence_of_status, request_hash, served, strike
+from gateway.relay.observers import EndedExchange, LocationObserver
 from gateway.relay.priority import rank_of
 from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.rescue import Handover, count_impossible, handover_for
@@ -36,73 +37,44 @@ log = logging.getLogger(__name__)
 _OTHER: Final = Endpoint.OTHER
 _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OVERLOADED: Final = 503  # an engine that says so, and is at work, is not at fault
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
-
-
-class _Failure:
-    """The failure of a first attempt.
-
-    Parameters
-    ----------
-    kind
-        The label value in metrics.
-    message
-        What the backend did, if it is evidence against the backend once another one serves the request; else empty.
-    """
-
-    __slots__ = ("backend", "kind", "message")
-
-    def __init__(self, backend: Backend, kind: str, message: str) -> None:
-        self.backend = backend
-        self.kind = kind
-        self.message = message
 
 
 class Exchange:
     """One request from arrival to outcome; the receiver of its upstream call."""
 
     __slots__ = (
-        "_answer",
         "_deadline_s",
         "_handover",
         "_has_no_retry",
-        "_headers",
         "_inbound",
-        "_observers",
         "_place",
         "_queue",
         "_relay",
-        "_reply",
-        "_request_id",
         "_retried",
         "_routed",
-        "_status",
         "_timer",
         "_times",
         "_was_paused",
         "attempt",
-        "endpoint",
-        "head_sent",
+        "delivery",
     )
 
     def __init__(self, relay: RelayContext, inbound: Inbound, reply: Reply) -> None:
         self._relay = relay
         self._inbound = inbound
-        self._reply = reply
-        self._request_id = inbound.request_headers.request_id or relay.new_request_id()
-        self.endpoint = endpoint_of(inbound.path, inbound.request_headers.method)
-        self._observers: list[Observer] = []
+        self.delivery = Delivery(
+            reply,
+            inbound,
+            inbound.request_headers.request_id or relay.new_request_id(),
+            endpoint_of(inbound.path, inbound.request_headers.method),
+        )
+        self._times = self.delivery.times
         self._routed: RoutedRequest | None = None
         self.attempt: Attempt | None = None
-        self._retried: _Failure | None = None
+        self._retried: FirstFailure | None = None
         self._handover: Handover | None = None
-        self._times = Times(inbound.arrived_s)
-        self._status = 0
-        self._headers: HeaderList = []
-        self._answer: PassThrough | None = None
-        self.head_sent = False
         self._was_paused = False
         self._has_no_retry = False
         self._deadline_s = math.inf
@@ -125,7 +97,7 @@ class Exchange:
                 self.end_with_error(error)
             else:
                 relay.metrics.count_refusal()
-                self._answer_with(error)
+                self.delivery.answer_with(error, self.attempt)
 
     def _admit(self) -> None:
         """Check limits before anything is parsed; then route, and send."""
@@ -139,9 +111,9 @@ class Exchange:
         except BaseException:
             relay.limits.leave(headers.client, 0)
             raise
-        self._routed = routed
+        self._routed, endpoint, observers = routed, self.delivery.endpoint, self.delivery.observers
         if routed.model.rescue and not headers.routing_headers.backend:
-            self._handover = handover_for(relay, inbound, self._request_id, self.endpoint, routed, self._observers)
+            self._handover = handover_for(relay, inbound, self.delivery.request_id, endpoint, routed, observers)
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
         relay.exchanges.add(self)
@@ -149,14 +121,14 @@ class Exchange:
             self._timer = relay.call_later(headers.timeout_s, self._expire)
         elif relay.timeouts.total_s < math.inf:
             self._deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
-        if self.endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
+        if endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             if relay.queues:
                 self._queue = relay.queues.get(routed.model.name)
             for follower in relay.followers.get(routed.model.name, ()):
                 if (observer := follower.follow(routed, inbound.body)) is not None:
-                    self._observers.append(observer)
-            if self.endpoint is Endpoint.RESPONSES:
-                self._observers.append(LocationObserver(relay.router.locations))
+                    observers.append(observer)
+            if endpoint is Endpoint.RESPONSES:
+                observers.append(LocationObserver(relay.router.locations))
         if self._queue is None:
             self._send(self.candidates(()))
         else:
@@ -167,7 +139,7 @@ class Exchange:
         relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
         assert routed is not None
         rank = rank_of(headers.client.priority, routed.priority)
-        if self.endpoint is not _OTHER:
+        if self.delivery.endpoint is not _OTHER:
             inbound.body = queue.body_for_engine(inbound.body, routed.priority, rank)
         if free := self.free_candidates():
             self._send(free)
@@ -203,7 +175,7 @@ class Exchange:
         """Cancel the request, since its client has disconnected."""
         if self in self._relay.exchanges:
             self.cancel_call()
-            if (answer := self._complete_stream()) is not None:
+            if (answer := self.delivery.complete_stream()) is not None:
                 self._succeed(answer)
             else:
                 self._finish(499, "cancelled")
@@ -226,21 +198,22 @@ class Exchange:
         assert self._routed is not None
         headers = self._inbound.request_headers
         routing_headers = headers.routing_headers
-        may_try = may_try and not (tried or self.endpoint is _OTHER or routing_headers.backend)
+        may_try = may_try and not (tried or self.delivery.endpoint is _OTHER or routing_headers.backend)
         return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
         relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
         assert routed is not None
+        delivery = self.delivery
         decision = relay.router.choose(routed, candidates, headers.routing_headers)
         upstream = routed.model.upstreams[decision.backend]
         attempt = self.attempt = Attempt(upstream, decision, relay.pool.recovery)
-        self._answer = None
+        delivery.answer = None
         self._times.first_s = 0.0
-        for observer in self._observers:
+        for observer in delivery.observers:
             observer.on_send(decision, candidates)
         body = inbound.body if self._handover is None else self._handover.rescue.request.body
-        head = head_for(upstream, relay, inbound, self._request_id, inbound.target, body)
+        head = head_for(upstream, relay, inbound, delivery.request_id, inbound.target, body)
         attempt.take()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(
@@ -269,7 +242,7 @@ class Exchange:
 
     def _may_repeat(self) -> bool:
         """Return whether the request may run twice: inference only costs time, other requests may have an effect."""
-        return self.endpoint is not _OTHER or self._inbound.request_headers.method in _SAFE
+        return self.delivery.endpoint is not _OTHER or self._inbound.request_headers.method in _SAFE
 
     def _retry(self, kind: str, message: str = "") -> bool:
         """Send the request to another backend; return whether it was sent.
@@ -280,11 +253,11 @@ class Exchange:
         Parameters
         ----------
         message
-            The evidence against the backend, see `_Failure`.
+            The evidence against the backend, see `FirstFailure`.
         """
         attempt, headers = self.attempt, self._inbound.request_headers
         assert attempt is not None
-        if self.head_sent or self._retried is not None or headers.routing_headers.backend:
+        if self.delivery.has_begun or self._retried is not None or headers.routing_headers.backend:
             return False
         if kind != "connect" and not self._may_repeat():
             return False
@@ -294,7 +267,8 @@ class Exchange:
             return False
         if kind not in _FREE_RETRIES and not attempt.is_on_trial and not self._take_retry():
             return False
-        self._retried = _Failure(attempt.upstream.backend, kind, message)
+        self._retried = FirstFailure(attempt.upstream.backend, message)
+        self.delivery.retried_from = attempt.upstream.backend.name
         self.cancel_call()
         self._relay.metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
         queue = self._queue
@@ -318,8 +292,7 @@ class Exchange:
         assert self.attempt is not None
         pool, backend = self._relay.pool, self.attempt.upstream.backend
         pool.report_failure(backend)
-        is_evidence = status != _OVERLOADED or not pool.is_at_work(backend)
-        return self._retry("status", f"answered {status} to a request that another served" if is_evidence else "")
+        return self._retry("status", evidence_of_status(pool, backend, status))
 
     def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
         """Send the request to another backend if possible; else end with an error.
@@ -346,16 +319,13 @@ class Exchange:
         if not (self._retry(kind, message) or self._continue(message, is_strike=is_strike)):
             self.fail(kind, message)
             has_no_other = first is None or not first.message
-            if is_strike and has_no_other and not self._has_no_retry and self.endpoint is not _OTHER:
-                pool.report_strike(backend, self._request_hash(), message)
+            if is_strike and has_no_other and not self._has_no_retry and self.delivery.endpoint is not _OTHER:
+                strike(pool, backend, self._inbound, message)
         pool.report_failure(backend)
-
-    def _request_hash(self) -> int:
-        return hash((self._inbound.target, self._inbound.body))
 
     def backend_is_down(self, backend: Backend) -> None:
         """Retry on another backend if this exchange waits for the first byte from `backend`."""
-        if not self._is_at(backend) or (self.head_sent and not self._waits_for_rescue()):
+        if not self._is_at(backend) or (self.delivery.has_begun and not self._waits_for_rescue()):
             return
         if not (self._retry("down") or self._continue(backend.state_reason)):
             self.fail("down", backend.state_reason)
@@ -375,7 +345,7 @@ class Exchange:
         if self._handover is not None:
             return self._handover.go_on(self, message, is_strike=is_strike)
         assert self._routed is not None
-        if self._routed.model.rescue and self.head_sent and self._upstream is not None:
+        if self._routed.model.rescue and self.delivery.has_begun and self._upstream is not None:
             count_impossible(self._relay, self._upstream)
         return False
 
@@ -414,10 +384,10 @@ class Exchange:
             return
         message = f"sent nothing for {limit_s:g} s"
         self.fail("timeout", message)
-        if self.endpoint is _OTHER:
+        if self.delivery.endpoint is _OTHER:
             self._relay.pool.report_failure(backend)
         else:
-            self._relay.pool.report_timeout(backend, self._request_hash(), message)
+            self._relay.pool.report_timeout(backend, request_hash(self._inbound), message)
 
     def _expire(self) -> None:
         """Fail since the request's time is over, which is no evidence against a backend."""
@@ -444,11 +414,11 @@ class Exchange:
     def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
         """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
         pool = self._relay.pool
-        if self.head_sent or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+        if self.delivery.has_begun or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
             return False
         if not self._retry("trial"):
             return False
-        pool.report_timeout(backend, self._request_hash(), f"sent nothing for {silent_s:.0f} s")
+        pool.report_timeout(backend, request_hash(self._inbound), f"sent nothing for {silent_s:.0f} s")
         return True
 
     # Called by the upstream client
@@ -459,7 +429,7 @@ class Exchange:
         assert attempt is not None
         upstream, call = attempt.upstream, attempt.call
         lines = upstream.lines_of_answer(head)
-        if not upstream.answers_json or self.endpoint is _OTHER:
+        if not upstream.answers_json or self.delivery.endpoint is _OTHER:
             headers = [header for header in head.headers if header[0] != b"content-length"]
             self.on_head(head.status, [*headers, (b"content-length", b"%d" % len(body))])
             if self._call is call and body:
@@ -467,7 +437,7 @@ class Exchange:
             if self._call is call:
                 self.on_end()
             return
-        self._status = head.status
+        self.delivery.status = head.status
         answer = WholeAnswer(is_checked=True)
         answer.feed(body)
         try:
@@ -475,31 +445,28 @@ class Exchange:
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
-        for observer in self._observers:
-            observer.on_answer(body, answer.document)
-        self.head_sent = True
-        self._reply.whole(head.status, self._lines(lines), body)
+        self.delivery.send_whole(answer, lines, body, attempt)
         self._succeed(answer)
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         assert self.attempt is not None
         self.attempt.last_read_s = time.perf_counter()
-        self._status, self._headers = status, headers
         if 300 <= status < 400 and not self._redirects_here(headers):
+            self.delivery.status = status
             self.fail("redirect", "redirects to another server, which the gateway does not follow")
             return
         try:
-            self._answer = answer_for(self.endpoint, status, headers, self._inbound.body)
+            answer = self.delivery.open(status, headers)
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
-        if self._handover is not None and self._answer.events is not None:
-            self._handover.watch(self._answer.events)
+        if self._handover is not None and answer.events is not None:
+            self._handover.watch(answer.events)
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
-        attempt, answer, now_s = self.attempt, self._answer, time.perf_counter()
+        attempt, answer, now_s = self.attempt, self.delivery.answer, time.perf_counter()
         assert attempt is not None
         assert answer is not None
         previous_s, attempt.last_read_s = attempt.last_read_s, now_s
@@ -511,51 +478,43 @@ class Exchange:
             self._retry_or_fail(error.kind, str(error))
             return
         if data:
-            self._pass_on(answer, data, previous_s, now_s)
+            self._pass_on(attempt, answer, data, previous_s, now_s)
         if self._handover is not None and self._handover.rescue.has_error:
             event = self._handover.pass_error(self)
             if event:
-                self._reply.data(event)
-                answer.error_status = engine_error(event)
+                self.delivery.send_error_event(answer, event)
 
-    def _pass_on(self, answer: PassThrough, data: bytes, previous_s: float, now_s: float) -> None:
-        if not self.head_sent:
+    def _pass_on(self, attempt: Attempt, answer: PassThrough, data: bytes, previous_s: float, now_s: float) -> None:
+        if not self.delivery.has_begun:
             if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
                 return
-            self._send_head()
+            self._send_head(attempt)
             self._times.first_s = now_s
         elif answer.events is not None:
-            assert self.attempt is not None
-            self.attempt.upstream.metrics.itl.observe(now_s - previous_s)
-        if answer.events is not None:
-            self._times.last_s = now_s
-            for observer in self._observers:
-                observer.on_chunk(data, now_s)
-        self._reply.data(data)
+            attempt.upstream.metrics.itl.observe(now_s - previous_s)
+        self.delivery.send(answer, data, now_s)
 
     def on_end(self) -> None:
         """Pass on the end of the answer, and finish the exchange."""
-        answer = self._answer
+        delivery, attempt = self.delivery, self.attempt
+        answer = delivery.answer
         assert answer is not None
-        if self._status in _RETRYABLE and self._retry_status(self._status):
+        assert attempt is not None
+        if delivery.status in _RETRYABLE and self._retry_status(delivery.status):
             return
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
             self._retry_or_fail(error.kind, str(error))
             return
-        if answer.events is not None and not answer.events.is_complete(self.endpoint):
+        if answer.events is not None and not answer.events.is_complete(self.delivery.endpoint):
             # By the book of HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks so.
             self._retry_or_fail("broken", "ended the stream before its last event", is_strike=not self._was_paused)
             return
-        if isinstance(answer, WholeAnswer) and answer.body is not None:
-            for observer in self._observers:
-                observer.on_answer(answer.body, answer.document)
-        if not self.head_sent:
-            self._send_head()
-        if rest:
-            self._reply.data(rest)
-        self._reply.end()
+        delivery.note_whole(answer)
+        if not delivery.has_begun:
+            self._send_head(attempt)
+        delivery.end(rest)
         self._succeed(answer)
 
     def on_error(self, error: UpstreamError) -> None:
@@ -577,35 +536,27 @@ class Exchange:
         """End with the error for a failure of the backend."""
         assert self.attempt is not None
         name, may_repeat = self.attempt.upstream.backend.name, self._may_repeat()
-        self.end_with_error(backend_failed(name, kind, message, has_begun=self.head_sent, may_repeat=may_repeat))
+        self.end_with_error(
+            backend_failed(name, kind, message, has_begun=self.delivery.has_begun, may_repeat=may_repeat)
+        )
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
-        if not self.head_sent:
+        if not self.delivery.has_begun:
             self.cancel_call()
-            self._answer_with(error)
+            self.delivery.answer_with(error, self.attempt)
             self._finish(error.status, "unanswered")
             return
         if self._end_if_complete():
             return
         self.cancel_call()
-        if self._answer is not None and self._answer.events is not None:
-            self._reply.data(error.event(self.endpoint))
-            self._reply.end()
-        else:
-            self._reply.abort()
+        self.delivery.interrupt(error)
         self._finish(error.status, "interrupted")
 
-    def _answer_with(self, error: GatewayError) -> None:
-        send_error(self._reply, error, self._inbound.path, self._request_id, self._choice_lines())
-
-    def _send_head(self) -> None:
-        attempt = self.attempt
-        assert attempt is not None
-        self.head_sent = True
-        if attempt.is_on_trial and self._is_served():  # the rest of a long answer is no further evidence
+    def _send_head(self, attempt: Attempt) -> None:
+        if attempt.is_on_trial and self.delivery.is_served():  # the rest of a long answer is no further evidence
             self._relay.pool.report_success(attempt.upstream.backend)
-        self._reply.head(self._status, self._lines(attempt.upstream.lines_for_client(self._headers)))
+        self.delivery.send_head(attempt)
 
     def _redirects_here(self, headers: HeaderList) -> bool:
         assert self.attempt is not None
@@ -613,73 +564,36 @@ class Exchange:
         locations = [value for name, value in headers if name == b"location"]
         return all(relative_location(location, authority) is not None for location in locations)
 
-    def _lines(self, lines: bytes) -> bytes:
-        return lines + request_id_lines(self._inbound.path, self._request_id) + self._choice_lines()
-
-    def _choice_lines(self) -> bytes:
-        attempt, lines = self.attempt, self._inbound.request_headers.answer_lines
-        if attempt is None:
-            return lines
-        return lines + attempt.upstream.lines_of_choice(attempt.decision, self._retried_from())
-
-    def _retried_from(self) -> str:
-        return "" if self._retried is None else self._retried.backend.name
-
-    def _complete_stream(self) -> PassThrough | None:
-        """Return the answer, with its usage, if it is a stream whose last event was passed on."""
-        answer = self._answer
-        if not self.head_sent or answer is None or answer.events is None:
-            return None
-        if not answer.events.is_complete(self.endpoint):
-            return None
-        answer.end()
-        return answer
-
     def _end_if_complete(self) -> bool:
         """End the exchange if its stream has passed on its last event; return whether it has.
 
         What happens after that event (no end of the HTTP message, a cut, silence) is lost on no client.
         """
-        answer = self._complete_stream()
+        answer = self.delivery.complete_stream()
         if answer is None:
             return False
         self.cancel_call()
-        self._reply.end()
+        self.delivery.end()
         self._succeed(answer)
         return True
 
-    def _is_served(self) -> bool:
-        """Return whether the answer shows that the backend can serve requests for inference."""
-        answer = self._answer
-        return self._status < 300 and self.endpoint is not _OTHER and answer is not None and not answer.error_status
-
     def _succeed(self, answer: PassThrough) -> None:
-        attempt = self.attempt
+        attempt, delivery, pool, inbound = self.attempt, self.delivery, self._relay.pool, self._inbound
         assert attempt is not None
         attempt.release()
-        self._answer = answer
-        assert self._routed is not None
-        status, pool, first = self._status, self._relay.pool, self._retried
-        if self._is_served():
-            pool.report_success(attempt.upstream.backend)
-            if first is not None and first.message:
-                # Another backend served the request, so the first one was at fault.
-                pool.report_strike(first.backend, self._request_hash(), first.message)
+        delivery.answer = answer
+        if delivery.is_served():
+            served(pool, attempt.upstream.backend, inbound, self._retried)
             if self._handover is not None:
-                for failure in self._handover.rescue.failures:
-                    if failure.is_strike:
-                        backend = self._routed.model.upstreams[failure.backend].backend
-                        pool.report_strike(backend, self._request_hash(), failure.message)
-        elif answer.error_status and answer.error_status != _OVERLOADED and (first is None or not first.message):
-            pool.report_strike(attempt.upstream.backend, self._request_hash(), "ended a stream with an error")
-        label = "ok" if status < 400 else "client_error" if status < 500 else "engine_error"
-        if answer.error_status:
-            label = "engine_error"
-        self._finish(status, label)
+                self._handover.report_strikes()
+        elif answer.error_status:
+            ended_with_error(pool, attempt.upstream.backend, inbound, answer.error_status, self._retried)
+        self._finish(delivery.status, delivery.label())
 
     def _finish(self, status: int, label: str) -> None:
         """Account for the exchange, and have the observers see its end."""
-        relay, routed, attempt, answer = self._relay, self._routed, self.attempt, self._answer
+        relay, routed, attempt, delivery = self._relay, self._routed, self.attempt, self.delivery
+        answer = delivery.answer
         assert routed is not None
         relay.exchanges.discard(self)
         if self._timer is not None:
@@ -688,12 +602,12 @@ class Exchange:
         routed.model.traffic.in_flight -= 1
         self._times.ended_s = time.perf_counter()
         ended = EndedExchange(
-            self._request_id,
+            delivery.request_id,
             self._inbound.request_headers.client,
             routed,
             None if attempt is None else attempt.decision,
             None if attempt is None else attempt.upstream,
-            self._retried_from(),
+            delivery.retried_from,
             status,
             label,
             self._times,
@@ -703,16 +617,16 @@ class Exchange:
         )
         if self._handover is not None:
             self._handover.note(ended)
-        if self.endpoint is _OTHER:
+        if delivery.endpoint is _OTHER:
             inbound = self._inbound
             count(ended, relay.metrics)
             charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
         else:
-            account(ended, relay.metrics, is_observed=bool(self._observers))
+            account(ended, relay.metrics, is_observed=bool(delivery.observers))
         if ended.tokens:
             relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
         relay.limits.leave(ended.client, ended.tokens)
-        for observer in self._observers:
+        for observer in delivery.observers:
             observer.on_end(ended)
         if self._queue is not None:
             if self._place is not None:

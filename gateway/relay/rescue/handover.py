@@ -13,6 +13,8 @@ from gateway.http.errors import GatewayError
 from gateway.http.sse import EventStream, engine_error
 from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.delivery import Delivery
+from gateway.relay.evidence import OVERLOADED, strike
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.relay.rescue.calls import Failure, Rescue, rescue_for
 from gateway.routing.model import Upstream
@@ -21,7 +23,6 @@ from policies.features.request import Endpoint
 
 log = logging.getLogger(__name__)
 
-_OVERLOADED: Final = 503
 _OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
 
 
@@ -29,7 +30,7 @@ class Exchange(Protocol):
     """The exchange whose stream is handed over."""
 
     attempt: Attempt | None
-    head_sent: bool
+    delivery: Delivery
 
     def candidates(self, tried: tuple[str, ...]) -> list[Backend]:
         """Return the backends that may get the request, without those tried."""
@@ -106,7 +107,7 @@ class Handover:
         if self.left is not None:
             return self.go_back()
         self._exchange, rescue, model = exchange, self.rescue, self._routed.model
-        if not (model.rescue and exchange.head_sent):
+        if not (model.rescue and exchange.delivery.has_begun):
             return False
         if not rescue.is_possible:
             return False if may_return else self._is_impossible()
@@ -163,8 +164,15 @@ class Handover:
         assert attempt is not None
         error = self.rescue.take_error()
         self._relay.pool.report_failure(attempt.upstream.backend)
-        is_strike = engine_error(error) != _OVERLOADED
+        is_strike = engine_error(error) != OVERLOADED
         return b"" if self.go_on(exchange, "ended the answer with an error", is_strike=is_strike) else error
+
+    def report_strikes(self) -> None:
+        """Report the backends that were at fault, once another one has completed the stream."""
+        for failure in self.rescue.failures:
+            if failure.is_strike:
+                backend = self._routed.model.upstreams[failure.backend].backend
+                strike(self._relay.pool, backend, self._inbound, failure.message)
 
     def note(self, ended: EndedExchange) -> None:
         """Note at the end of an exchange where its stream began, and count what came of it."""
