@@ -14,6 +14,7 @@ from gateway.relay.observers import Observer, Times
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER
+_NO_HEADERS: Final[HeaderList] = []
 
 
 class Delivery:
@@ -37,6 +38,8 @@ class Delivery:
         Status of the answer; 0 before its head.
     times
         The times of the exchange.
+    was_paused
+        Whether the client was slow to receive it.
     """
 
     __slots__ = (
@@ -51,13 +54,14 @@ class Delivery:
         "retried_from",
         "status",
         "times",
+        "was_paused",
     )
 
     def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes, endpoint: Endpoint) -> None:
         self._reply = reply
         self._inbound = inbound
         self.request_id = request_id
-        self._headers: HeaderList = []
+        self._headers = _NO_HEADERS
         self.answer: PassThrough | None = None
         self.endpoint = endpoint
         self.has_begun = False
@@ -65,6 +69,7 @@ class Delivery:
         self.retried_from = ""
         self.status = 0
         self.times = Times(inbound.arrived_s)
+        self.was_paused = False
 
     def open(self, status: int, headers: HeaderList) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on.

@@ -48,16 +48,13 @@ def evidence_of_status(pool: Pool, backend: Backend, status: int) -> str:
     return f"answered {status} to a request that another served" if is_evidence else ""
 
 
-def served(pool: Pool, backend: Backend, inbound: Inbound, first: FirstFailure | None) -> None:
-    """Report that a backend has served a request; if it is the second one, the first was at fault."""
-    pool.report_success(backend)
-    if first is not None and first.message:
+def blame(pool: Pool, first: FirstFailure, inbound: Inbound) -> None:
+    """Report the first failure of a request that another backend has served."""
+    if first.message:
         strike(pool, first.backend, inbound, first.message)
 
 
-def ended_with_error(
-    pool: Pool, backend: Backend, inbound: Inbound, error_status: int, first: FirstFailure | None
-) -> None:
+def judge_error(pool: Pool, backend: Backend, inbound: Inbound, error_status: int, first: FirstFailure | None) -> None:
     """Report a stream that its engine has ended with an error, unless another backend has failed the request too."""
     if error_status != OVERLOADED and (first is None or not first.message):
         strike(pool, backend, inbound, "ended a stream with an error")

@@ -13,20 +13,20 @@ import time
 from typing import Final
 
 from backends.backend import Backend, State
-from backends.http.client import AnswerHead, Call, HeaderList, UpstreamError
+from backends.http.client import Call, UpstreamError
 from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of
-from gateway.http.headers import relative_location
 from gateway.relay.accounting import account, charge, count
-from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
+from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext, Reply
 from gateway.relay.delivery import Delivery
 from gateway.relay.errors import backend_failed, gateway_failed
-from gateway.relay.evidence import FirstFailure, ended_with_error, evidence_of_status, request_hash, served, strike
+from gateway.relay.evidence import FirstFailure, blame, evidence_of_status, judge_error, request_hash, strike
 from gateway.relay.observers import EndedExchange, LocationObserver
 from gateway.relay.priority import rank_of
 from gateway.relay.queue import ModelQueue, Place
+from gateway.relay.reception import Reception
 from gateway.relay.rescue import Handover, count_impossible, handover_for
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
@@ -35,14 +35,13 @@ from policies.features.request import Endpoint
 log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
-_RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
 
 
 class Exchange:
-    """One request from arrival to outcome; the receiver of its upstream call."""
+    """One request from arrival to outcome."""
 
     __slots__ = (
         "_deadline_s",
@@ -56,7 +55,6 @@ class Exchange:
         "_routed",
         "_timer",
         "_times",
-        "_was_paused",
         "attempt",
         "delivery",
     )
@@ -75,7 +73,6 @@ class Exchange:
         self.attempt: Attempt | None = None
         self._retried: FirstFailure | None = None
         self._handover: Handover | None = None
-        self._was_paused = False
         self._has_no_retry = False
         self._deadline_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -176,14 +173,14 @@ class Exchange:
         if self in self._relay.exchanges:
             self.cancel_call()
             if (answer := self.delivery.complete_stream()) is not None:
-                self._succeed(answer)
+                self.succeed(answer)
             else:
                 self._finish(499, "cancelled")
 
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""
         if (call := self._call) is not None:
-            self._was_paused = True
+            self.delivery.was_paused = True
             call.pause()
 
     def resume(self) -> None:
@@ -221,7 +218,14 @@ class Exchange:
             )
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         method, once = headers.method, not self._may_repeat()
-        attempt.call = upstream.client.send(head, body, self, head_only=method == "HEAD", whole=self, once=once)
+        receiver = Reception(self, attempt, delivery, self._handover)
+        is_head = method == "HEAD"
+        attempt.call = upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)
+
+    def reception(self) -> Reception:
+        """Return the receiver for the answer of the present attempt."""
+        assert self.attempt is not None
+        return Reception(self, self.attempt, self.delivery, self._handover)
 
     @property
     def _call(self) -> Call | None:
@@ -287,14 +291,14 @@ class Exchange:
         self._relay.metrics.retries_refused.labels(model.name).inc()
         return False
 
-    def _retry_status(self, status: int) -> bool:
+    def retry_status(self, status: int) -> bool:
         """Send the request to another backend after a 5xx of the engine; return whether it was sent."""
         assert self.attempt is not None
         pool, backend = self._relay.pool, self.attempt.upstream.backend
         pool.report_failure(backend)
         return self._retry("status", evidence_of_status(pool, backend, status))
 
-    def _retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
+    def retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
         """Send the request to another backend if possible; else end with an error.
 
         Parameters
@@ -421,114 +425,11 @@ class Exchange:
         pool.report_timeout(backend, request_hash(self._inbound), f"sent nothing for {silent_s:.0f} s")
         return True
 
-    # Called by the upstream client
-
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        """Pass on an answer that was read in one piece."""
-        attempt = self.attempt
-        assert attempt is not None
-        upstream, call = attempt.upstream, attempt.call
-        lines = upstream.lines_of_answer(head)
-        if not upstream.answers_json or self.delivery.endpoint is _OTHER:
-            headers = [header for header in head.headers if header[0] != b"content-length"]
-            self.on_head(head.status, [*headers, (b"content-length", b"%d" % len(body))])
-            if self._call is call and body:
-                self.on_data(body)
-            if self._call is call:
-                self.on_end()
-            return
-        self.delivery.status = head.status
-        answer = WholeAnswer(is_checked=True)
-        answer.feed(body)
-        try:
-            answer.end()
-        except InvalidAnswerError as error:
-            self._retry_or_fail(error.kind, str(error))
-            return
-        self.delivery.send_whole(answer, lines, body, attempt)
-        self._succeed(answer)
-
-    def on_head(self, status: int, headers: HeaderList) -> None:
-        """Decide by the head how much of the answer is held before it is passed on."""
-        assert self.attempt is not None
-        self.attempt.last_read_s = time.perf_counter()
-        if 300 <= status < 400 and not self._redirects_here(headers):
-            self.delivery.status = status
-            self.fail("redirect", "redirects to another server, which the gateway does not follow")
-            return
-        try:
-            answer = self.delivery.open(status, headers)
-        except InvalidAnswerError as error:
-            self._retry_or_fail(error.kind, str(error))
-            return
-        if self._handover is not None and answer.events is not None:
-            self._handover.watch(answer.events)
-
-    def on_data(self, data: bytes) -> None:
-        """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
-        attempt, answer, now_s = self.attempt, self.delivery.answer, time.perf_counter()
-        assert attempt is not None
-        assert answer is not None
-        previous_s, attempt.last_read_s = attempt.last_read_s, now_s
-        if answer.events is None:
-            self._times.first_s = now_s
-        try:
-            data = answer.feed(data)
-        except InvalidAnswerError as error:
-            self._retry_or_fail(error.kind, str(error))
-            return
-        if data:
-            self._pass_on(attempt, answer, data, previous_s, now_s)
-        if self._handover is not None and self._handover.rescue.has_error:
-            event = self._handover.pass_error(self)
-            if event:
-                self.delivery.send_error_event(answer, event)
-
-    def _pass_on(self, attempt: Attempt, answer: PassThrough, data: bytes, previous_s: float, now_s: float) -> None:
-        if not self.delivery.has_begun:
-            if answer.error_status in _RETRYABLE and self._retry_status(answer.error_status):
-                return
-            self._send_head(attempt)
-            self._times.first_s = now_s
-        elif answer.events is not None:
-            attempt.upstream.metrics.itl.observe(now_s - previous_s)
-        self.delivery.send(answer, data, now_s)
-
-    def on_end(self) -> None:
-        """Pass on the end of the answer, and finish the exchange."""
-        delivery, attempt = self.delivery, self.attempt
-        answer = delivery.answer
-        assert answer is not None
-        assert attempt is not None
-        if delivery.status in _RETRYABLE and self._retry_status(delivery.status):
-            return
-        try:
-            rest = answer.end()
-        except InvalidAnswerError as error:
-            self._retry_or_fail(error.kind, str(error))
-            return
-        if answer.events is not None and not answer.events.is_complete(self.delivery.endpoint):
-            # By the book of HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks so.
-            self._retry_or_fail("broken", "ended the stream before its last event", is_strike=not self._was_paused)
-            return
-        delivery.note_whole(answer)
-        if not delivery.has_begun:
-            self._send_head(attempt)
-        delivery.end(rest)
-        self._succeed(answer)
-
-    def on_error(self, error: UpstreamError) -> None:
-        """Retry on another backend, or fail."""
-        if self._handover is not None and self._handover.left is not None:
-            self._handover.leave_place()  # the stream can be nowhere but where it is being moved to
-            return
-        self.attempt_failed(error)
-
     def attempt_failed(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail; called for the backend that the stream is at, or is being moved to."""
         # A server may cut an answer that nobody reads: then the client was too slow.
-        is_strike = error.kind in {"broken", "garbage"} and not self._was_paused
-        self._retry_or_fail(error.kind, str(error), is_strike=is_strike)
+        is_strike = error.kind in {"broken", "garbage"} and not self.delivery.was_paused
+        self.retry_or_fail(error.kind, str(error), is_strike=is_strike)
 
     # Ending the exchange
 
@@ -553,16 +454,10 @@ class Exchange:
         self.delivery.interrupt(error)
         self._finish(error.status, "interrupted")
 
-    def _send_head(self, attempt: Attempt) -> None:
-        if attempt.is_on_trial and self.delivery.is_served():  # the rest of a long answer is no further evidence
-            self._relay.pool.report_success(attempt.upstream.backend)
-        self.delivery.send_head(attempt)
-
-    def _redirects_here(self, headers: HeaderList) -> bool:
-        assert self.attempt is not None
-        authority = self.attempt.upstream.client.address.authority
-        locations = [value for name, value in headers if name == b"location"]
-        return all(relative_location(location, authority) is not None for location in locations)
+    def trial_succeeded(self) -> None:
+        """Note that the backend on trial serves the request."""
+        if self._upstream is not None:
+            self._relay.pool.report_success(self._upstream.backend)
 
     def _end_if_complete(self) -> bool:
         """End the exchange if its stream has passed on its last event; return whether it has.
@@ -574,20 +469,25 @@ class Exchange:
             return False
         self.cancel_call()
         self.delivery.end()
-        self._succeed(answer)
+        self.succeed(answer)
         return True
 
-    def _succeed(self, answer: PassThrough) -> None:
-        attempt, delivery, pool, inbound = self.attempt, self.delivery, self._relay.pool, self._inbound
+    def succeed(self, answer: PassThrough) -> None:
+        """End with an answer that was passed on."""
+        attempt, delivery = self.attempt, self.delivery
         assert attempt is not None
         attempt.release()
         delivery.answer = answer
         if delivery.is_served():
-            served(pool, attempt.upstream.backend, inbound, self._retried)
+            self._relay.pool.report_success(attempt.upstream.backend)
+            if self._retried is not None:
+                blame(self._relay.pool, self._retried, self._inbound)
             if self._handover is not None:
                 self._handover.report_strikes()
-        elif answer.error_status:
-            ended_with_error(pool, attempt.upstream.backend, inbound, answer.error_status, self._retried)
+            self._finish(delivery.status, "ok")
+            return
+        if answer.error_status:
+            judge_error(self._relay.pool, attempt.upstream.backend, self._inbound, answer.error_status, self._retried)
         self._finish(delivery.status, delivery.label())
 
     def _finish(self, status: int, label: str) -> None:

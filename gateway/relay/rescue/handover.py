@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from backends.backend import Backend
 from backends.http.client import UpstreamError
@@ -13,8 +13,8 @@ from gateway.http.errors import GatewayError
 from gateway.http.sse import EventStream, engine_error
 from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext
-from gateway.relay.delivery import Delivery
 from gateway.relay.evidence import OVERLOADED, strike
+from gateway.relay.host import Host
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.relay.rescue.calls import Failure, Rescue, rescue_for
 from gateway.routing.model import Upstream
@@ -24,37 +24,6 @@ from policies.features.request import Endpoint
 log = logging.getLogger(__name__)
 
 _OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
-
-
-class Exchange(Protocol):
-    """The exchange whose stream is handed over."""
-
-    attempt: Attempt | None
-    delivery: Delivery
-
-    def candidates(self, tried: tuple[str, ...]) -> list[Backend]:
-        """Return the backends that may get the request, without those tried."""
-
-    def cancel_call(self) -> None:
-        """Cancel whatever is in flight."""
-
-    def pause(self) -> None:
-        """Pause reading the answer."""
-
-    def resume(self) -> None:
-        """Resume reading the answer."""
-
-    def on_data(self, data: bytes) -> None:
-        """Pass on events."""
-
-    def on_end(self) -> None:
-        """End the stream."""
-
-    def attempt_failed(self, error: UpstreamError) -> None:
-        """Try another backend, or end with an error."""
-
-    def fail(self, kind: str, message: str) -> None:
-        """End with an error."""
 
 
 class Handover:
@@ -85,7 +54,7 @@ class Handover:
         self._routed = routed
         self._observers = observers
         self._events: EventStream | None = None
-        self._exchange: Exchange | None = None  # once the stream is handed over
+        self._exchange: Host | None = None  # once the stream is handed over
 
     # Called by the exchange
 
@@ -94,7 +63,7 @@ class Handover:
         self._events = events
         self.rescue.watch(events)
 
-    def go_on(self, exchange: Exchange, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
+    def go_on(self, exchange: Host, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
         """Go on with the stream on another backend; return whether it does.
 
         Parameters
@@ -113,8 +82,8 @@ class Handover:
             return False if may_return else self._is_impossible()
         if rescue.is_generated:
             exchange.cancel_call()
-            exchange.on_data(rescue.ending())
-            exchange.on_end()
+            exchange.reception().on_data(rescue.ending())
+            exchange.reception().on_end()
             return True
         attempt = self._attempt()
         name = attempt.upstream.backend.name
@@ -158,7 +127,7 @@ class Handover:
             left, self.left = self.left, None
             left.cancel()
 
-    def pass_error(self, exchange: Exchange) -> bytes:
+    def pass_error(self, exchange: Host) -> bytes:
         """Go on with a stream that its engine has ended with an error; return that error if no other backend can."""
         attempt = exchange.attempt
         assert attempt is not None
@@ -201,18 +170,18 @@ class Handover:
     def on_data(self, data: bytes) -> None:
         """Pass on events."""
         assert self._exchange is not None
-        self._exchange.on_data(data)
+        self._exchange.reception().on_data(data)
 
     def on_end(self) -> None:
         """End the stream."""
         assert self._exchange is not None
-        self._exchange.on_end()
+        self._exchange.reception().on_end()
 
     def end_rescue(self) -> None:
         """End the stream, whatever its backend still does."""
         assert self._exchange is not None
         self._exchange.cancel_call()
-        self._exchange.on_end()
+        self._exchange.reception().on_end()
 
     def leave(self) -> None:
         """Leave the backend that the stream came from for good."""
@@ -241,7 +210,7 @@ class Handover:
         assert self._exchange.attempt is not None
         return self._exchange.attempt
 
-    def _begin_attempt(self, exchange: Exchange, candidates: list[Backend]) -> None:
+    def _begin_attempt(self, exchange: Host, candidates: list[Backend]) -> None:
         relay, routed = self._relay, self._routed
         chosen = relay.router.choose(routed, candidates, self._inbound.request_headers.routing_headers)
         decision = replace(chosen, reason="rescue")
