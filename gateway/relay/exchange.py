@@ -1,7 +1,8 @@
-"""The exchange: sends a request to a backend, if need be to another one, and passes the answer on to the client.
+"""The exchange: one request from its admission to its end.
 
-How much of an answer is held back before it is passed on is up to `gateway.relay.answers`. While nothing has been
-passed on, the request can be retried, once.
+It decides which backend gets the request, whether another one gets it after a failure, and when it is given up. The
+call to one backend is an `Attempt`; its answer is received by a `Reception`, and reaches the client through a
+`Delivery`. While nothing has been passed on, the request can be retried, once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from backends.backend import Backend, State
 from backends.http.client import Call, UpstreamError
 from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of
-from gateway.relay.accounting import account, charge, count
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt, head_for
+from gateway.relay.conclusion import conclude
 from gateway.relay.context import Inbound, RelayContext, Reply
 from gateway.relay.delivery import Delivery
 from gateway.relay.errors import backend_failed, gateway_failed
 from gateway.relay.evidence import FirstFailure, blame, evidence_of_status, judge_error, request_hash, strike
-from gateway.relay.observers import EndedExchange, LocationObserver
+from gateway.relay.observers import LocationObserver
 from gateway.relay.priority import rank_of
 from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.reception import Reception
@@ -491,43 +492,13 @@ class Exchange:
         self._finish(delivery.status, delivery.label())
 
     def _finish(self, status: int, label: str) -> None:
-        """Account for the exchange, and have the observers see its end."""
-        relay, routed, attempt, delivery = self._relay, self._routed, self.attempt, self.delivery
-        answer = delivery.answer
-        assert routed is not None
-        relay.exchanges.discard(self)
+        """Conclude the exchange, which gives up its place in the queue."""
+        assert self._routed is not None
+        self._relay.exchanges.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        routed.model.traffic.in_flight -= 1
-        self._times.ended_s = time.perf_counter()
-        ended = EndedExchange(
-            delivery.request_id,
-            self._inbound.request_headers.client,
-            routed,
-            None if attempt is None else attempt.decision,
-            None if attempt is None else attempt.upstream,
-            delivery.retried_from,
-            status,
-            label,
-            self._times,
-            None if answer is None else answer.usage,
-            None if answer is None else answer.events,
-            unread_bytes=0 if answer is None else answer.unread_bytes,
-        )
-        if self._handover is not None:
-            self._handover.note(ended)
-        if delivery.endpoint is _OTHER:
-            inbound = self._inbound
-            count(ended, relay.metrics)
-            charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
-        else:
-            account(ended, relay.metrics, is_observed=bool(delivery.observers))
-        if ended.tokens:
-            relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
-        relay.limits.leave(ended.client, ended.tokens)
-        for observer in delivery.observers:
-            observer.on_end(ended)
+        conclude(self._relay, self._inbound, self._routed, self.attempt, self.delivery, self._handover, status, label)
         if self._queue is not None:
             if self._place is not None:
                 self._queue.leave(self._place)
