@@ -24,7 +24,7 @@ _MAX_DROPPED: Final = 3  # tokens of an incomplete character, which has up to fo
 
 
 class Host(Protocol):
-    """The exchange whose stream is rescued."""
+    """The handover of the stream that is rescued."""
 
     def send_rescue(self, target: bytes, body: bytes, receiver: Rescue) -> None:
         """Send a request to the backend that is to go on."""

@@ -1,0 +1,69 @@
+"""The conclusion of an exchange: what it is charged, and who is told of its end."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from gateway.relay.accounting import account, charge, count
+from gateway.relay.attempt import Attempt
+from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.delivery import Delivery
+from gateway.relay.observers import EndedExchange
+from gateway.relay.rescue import Handover
+from gateway.routing.router import RoutedRequest
+from policies.features.request import Endpoint
+
+_OTHER: Final = Endpoint.OTHER
+
+
+def conclude(
+    relay: RelayContext,
+    inbound: Inbound,
+    routed: RoutedRequest,
+    attempt: Attempt | None,
+    delivery: Delivery,
+    handover: Handover | None,
+    status: int,
+    label: str,
+) -> None:
+    """Account for an exchange, and have its observers see its end.
+
+    Parameters
+    ----------
+    attempt
+        The last one; None if no backend was up.
+    status
+        HTTP status of the answer.
+    label
+        One of `gateway.telemetry.metrics.OUTCOMES`.
+    """
+    answer = delivery.answer
+    routed.model.traffic.in_flight -= 1
+    delivery.times.ended_s = time.perf_counter()
+    ended = EndedExchange(
+        delivery.request_id,
+        inbound.request_headers.client,
+        routed,
+        None if attempt is None else attempt.decision,
+        None if attempt is None else attempt.upstream,
+        delivery.retried_from,
+        status,
+        label,
+        delivery.times,
+        None if answer is None else answer.usage,
+        None if answer is None else answer.events,
+        unread_bytes=0 if answer is None else answer.unread_bytes,
+    )
+    if handover is not None:
+        handover.note(ended)
+    if delivery.endpoint is _OTHER:
+        count(ended, relay.metrics)
+        charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
+    else:
+        account(ended, relay.metrics, is_observed=bool(delivery.observers))
+    if ended.tokens:
+        relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
+    relay.limits.leave(ended.client, ended.tokens)
+    for observer in delivery.observers:
+        observer.on_end(ended)

@@ -1,0 +1,168 @@
+"""The delivery of an answer: what the client has of it, and how more of it, its end or an error is passed on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backends.http.client import HeaderList
+from gateway.http.errors import GatewayError, request_id_lines
+from gateway.http.sse import engine_error
+from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
+from gateway.relay.attempt import Attempt
+from gateway.relay.context import Inbound, Reply, send_error
+from gateway.relay.observers import Observer, Times
+from policies.features.request import Endpoint
+
+_OTHER: Final = Endpoint.OTHER
+_NO_HEADERS: Final[HeaderList] = []
+
+
+class Delivery:
+    """The answer on its way to the client.
+
+    Attributes
+    ----------
+    answer
+        The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
+    endpoint
+        The API of the request.
+    has_begun
+        Whether the client has part of the answer.
+    observers
+        Who follows the exchange.
+    request_id
+        The id of the request, for the client and in records.
+    retried_from
+        The backend that failed the request before; empty without one.
+    status
+        Status of the answer; 0 before its head.
+    times
+        The times of the exchange.
+    was_paused
+        Whether the client was slow to receive it.
+    """
+
+    __slots__ = (
+        "_headers",
+        "_inbound",
+        "_reply",
+        "answer",
+        "endpoint",
+        "has_begun",
+        "observers",
+        "request_id",
+        "retried_from",
+        "status",
+        "times",
+        "was_paused",
+    )
+
+    def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes, endpoint: Endpoint) -> None:
+        self._reply = reply
+        self._inbound = inbound
+        self.request_id = request_id
+        self._headers = _NO_HEADERS
+        self.answer: PassThrough | None = None
+        self.endpoint = endpoint
+        self.has_begun = False
+        self.observers: list[Observer] = []
+        self.retried_from = ""
+        self.status = 0
+        self.times = Times(inbound.arrived_s)
+        self.was_paused = False
+
+    def open(self, status: int, headers: HeaderList) -> PassThrough:
+        """Decide by the head how much of the answer is held before it is passed on.
+
+        Raises
+        ------
+        InvalidAnswerError
+            If the answer is not what was asked for.
+        """
+        self.status, self._headers = status, headers
+        answer = self.answer = answer_for(self.endpoint, status, headers, self._inbound.body)
+        return answer
+
+    def send_head(self, attempt: Attempt) -> None:
+        """Begin the answer."""
+        self.has_begun = True
+        self._reply.head(self.status, self._lines(attempt.upstream.lines_for_client(self._headers), attempt))
+
+    def send(self, answer: PassThrough, data: bytes, now_s: float) -> None:
+        """Pass on bytes of the answer."""
+        if answer.events is not None:
+            self.times.last_s = now_s
+            for observer in self.observers:
+                observer.on_chunk(data, now_s)
+        self._reply.data(data)
+
+    def send_error_event(self, answer: PassThrough, event: bytes) -> None:
+        """Pass on the error with which an engine has ended a stream."""
+        self._reply.data(event)
+        answer.error_status = engine_error(event)
+
+    def send_whole(self, answer: WholeAnswer, lines: bytes, body: bytes, attempt: Attempt) -> None:
+        """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
+        for observer in self.observers:
+            observer.on_answer(body, answer.document)
+        self.has_begun = True
+        self._reply.whole(self.status, self._lines(lines, attempt), body)
+
+    def note_whole(self, answer: PassThrough) -> None:
+        """Show a complete answer in one piece to those who follow."""
+        if isinstance(answer, WholeAnswer) and answer.body is not None:
+            for observer in self.observers:
+                observer.on_answer(answer.body, answer.document)
+
+    def end(self, rest: bytes = b"") -> None:
+        """Pass on the rest of the answer, and end it."""
+        if rest:
+            self._reply.data(rest)
+        self._reply.end()
+
+    def answer_with(self, error: GatewayError, attempt: Attempt | None) -> None:
+        """Answer with an error; nothing has been passed on."""
+        lines = self._inbound.request_headers.answer_lines
+        if attempt is not None:
+            lines += attempt.upstream.lines_of_choice(attempt.decision, self.retried_from)
+        send_error(self._reply, error, self._inbound.path, self.request_id, lines)
+
+    def interrupt(self, error: GatewayError) -> None:
+        """End an answer that has begun: a stream with an event, another one by closing the connection."""
+        if self.answer is not None and self.answer.events is not None:
+            self._reply.data(error.event(self.endpoint))
+            self._reply.end()
+        else:
+            self._reply.abort()
+
+    def complete_stream(self) -> PassThrough | None:
+        """Return the answer, with its usage, if it is a stream whose last event was passed on."""
+        answer = self.answer
+        if not self.has_begun or answer is None or answer.events is None:
+            return None
+        if not answer.events.is_complete(self.endpoint):
+            return None
+        answer.end()
+        return answer
+
+    def is_served(self) -> bool:
+        """Return whether the answer shows that the backend can serve requests for inference."""
+        answer = self.answer
+        is_inference = self.endpoint is not _OTHER
+        return self.status < 300 and is_inference and answer is not None and not answer.error_status
+
+    def label(self) -> str:
+        """Return the outcome of a complete answer, as metrics name it."""
+        if self.status >= 500 or (self.answer is not None and self.answer.error_status):
+            return "engine_error"
+        return "ok" if self.status < 400 else "client_error"
+
+    def _lines(self, lines: bytes, attempt: Attempt) -> bytes:
+        inbound = self._inbound
+        choice_lines = attempt.upstream.lines_of_choice(attempt.decision, self.retried_from)
+        return (
+            lines
+            + request_id_lines(inbound.path, self.request_id)
+            + inbound.request_headers.answer_lines
+            + choice_lines
+        )
