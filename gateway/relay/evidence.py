@@ -23,13 +23,19 @@ class FirstFailure:
     ----------
     message
         What the backend did, if it is evidence against the backend once another one serves the request; else empty.
+
+    Attributes
+    ----------
+    is_reported
+        Whether the pool knows of it.
     """
 
-    __slots__ = ("backend", "message")
+    __slots__ = ("backend", "is_reported", "message")
 
     def __init__(self, backend: Backend, message: str) -> None:
         self.backend = backend
         self.message = message
+        self.is_reported = False
 
 
 def strike(pool: Pool, backend: Backend, inbound: Inbound, message: str) -> None:
@@ -49,8 +55,9 @@ def evidence_of_status(pool: Pool, backend: Backend, status: int) -> str:
 
 
 def blame(pool: Pool, first: FirstFailure, inbound: Inbound) -> None:
-    """Report the first failure of a request that another backend has served."""
-    if first.message:
+    """Report the first failure of a request that another backend serves, once."""
+    if first.message and not first.is_reported:
+        first.is_reported = True
         strike(pool, first.backend, inbound, first.message)
 
 

@@ -417,13 +417,13 @@ class Exchange:
         self.end_with_error(error)
 
     def _end_trial_in_silence(self, backend: Backend, silent_s: float) -> bool:
-        """Retry a request on trial whose backend is silent and does not report to be at work; return whether it was."""
+        """Retry a request on trial whose backend is silent and shows no progress; return whether it was."""
         pool = self._relay.pool
-        if self.delivery.has_begun or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s or pool.is_at_work(backend):
+        if self.delivery.has_begun or silent_s <= _DOWN_TIMEOUT_S + pool.rules.interval_s:
             return False
-        if not self._retry("trial"):
+        if pool.is_progressing(backend) or not self._retry("trial"):
             return False
-        pool.report_timeout(backend, request_hash(self._inbound), f"sent nothing for {silent_s:.0f} s")
+        strike(pool, backend, self._inbound, f"sent nothing for {silent_s:.0f} s")
         return True
 
     def attempt_failed(self, error: UpstreamError) -> None:
@@ -455,10 +455,13 @@ class Exchange:
         self.delivery.interrupt(error)
         self._finish(error.status, "interrupted")
 
-    def trial_succeeded(self) -> None:
-        """Note that the backend on trial serves the request."""
-        if self._upstream is not None:
-            self._relay.pool.report_success(self._upstream.backend)
+    def note_served(self) -> None:
+        """Note that the backend serves the request: one on trial, or after the failure of another one."""
+        attempt, pool = self.attempt, self._relay.pool
+        if attempt is not None and attempt.is_on_trial:
+            pool.report_success(attempt.upstream.backend)
+        if self._retried is not None:
+            blame(pool, self._retried, self._inbound)
 
     def _end_if_complete(self) -> bool:
         """End the exchange if its stream has passed on its last event; return whether it has.

@@ -49,8 +49,8 @@ class Host(Protocol):
     def attempt_failed(self, error: UpstreamError) -> None:
         """Try another backend, or end with an error, after a failure of the connection."""
 
-    def trial_succeeded(self) -> None:
-        """Note that the backend on trial serves the request."""
+    def note_served(self) -> None:
+        """Note that the backend serves the request: one on trial, or after the failure of another one."""
 
     def fail(self, kind: str, message: str) -> None:
         """End with an error."""

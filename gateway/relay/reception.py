@@ -129,8 +129,8 @@ class Reception:
         self._host.attempt_failed(error)
 
     def _send_head(self) -> None:
-        if self._attempt.is_on_trial and self._delivery.is_served():
-            self._host.trial_succeeded()  # the rest of a long answer is no further evidence
+        if (self._attempt.is_on_trial or self._delivery.retried_from) and self._delivery.is_served():
+            self._host.note_served()  # the rest of a long answer is no further evidence
         self._delivery.send_head(self._attempt)
 
     def _redirects_here(self, headers: HeaderList) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -129,11 +130,17 @@ def test_a_request_that_only_the_replica_on_trial_can_serve_is_sent_there() -> N
     assert sent(relay) == {"a": 2, "b": 0}
 
 
-@pytest.mark.parametrize(("running", "is_moved"), [(None, True), (0, True), (1, False)])
-def test_a_silent_request_on_trial_is_moved_unless_the_engine_is_at_work(running: int | None, is_moved: bool) -> None:
+@pytest.mark.parametrize(
+    ("running", "progress_s", "is_moved"), [(None, 0.0, True), (0, 0.0, True), (1, 0.0, False), (1, 60.0, True)]
+)
+def test_a_silent_request_on_trial_is_moved_unless_the_engine_makes_progress(
+    running: int | None, progress_s: float, is_moved: bool
+) -> None:
     relay = recovering("a", "b")
+    record = relay.pool._records["m", "a"]
     if running is not None:
-        relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
+        record.engine = EngineMetrics(running=running)
+    record.progress_at_s = time.monotonic() - progress_s
     exchange, reply = relay.send()
     exchange.check_silence(later(6.5))
     assert sent(relay)["b"] == 0
@@ -200,3 +207,14 @@ def test_long_answers_of_many_requests_are_no_evidence() -> None:
     assert relay.pool._records["m", "a"].strikes == set()
     assert relay.count("gateway_requests_total", outcome="ok") == 9
     assert sent(relay) == {"a": 9, "b": 0}
+
+
+def test_a_failure_counts_once_another_replica_has_begun_to_answer() -> None:
+    relay = Relay("a", "b")
+    for number in range(3):
+        relay.send(json.dumps({"model": "m", "stream": True, "messages": [{"content": str(number)}]}).encode())
+        relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+        relay.receiver("b").on_head(200, EVENTS_HEAD)
+        assert relay.backends["a"].state is State.UP
+        relay.receiver("b").on_data(FIRST)
+    assert relay.backends["a"].state is State.EJECTED, "before any of the long answers is complete"
