@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from tests.support.event_loop import event_loop_in_thread
 
 
 @dataclass
@@ -196,3 +198,17 @@ class Upstream:
             if self.close_after_answer:
                 return False
         return not writer.transport.is_closing()
+
+
+@contextlib.contextmanager
+def upstreams_in_thread(names: Iterable[str], model: str, behaviour: Behaviour = well) -> Iterator[list[Upstream]]:
+    """Run upstreams on an event loop of their own."""
+    with event_loop_in_thread() as run:
+        upstreams = [Upstream(name, model, behaviour) for name in names]
+        try:
+            for upstream in upstreams:
+                run(upstream.listen(0))
+            yield upstreams
+        finally:
+            for upstream in upstreams:
+                run(upstream.die())

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from gateway.discovery.source import MOST_REPLICAS, Replica, Report, SourceError
 from gateway.service.replicas import plan
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.dns_server import DnsServer
-from tests.support.upstream import Upstream
+from tests.support.event_loop import event_loop_in_thread
+from tests.support.upstream import Upstream, upstreams_in_thread
 from tests.support.waiting import eventually
 
 ONE, TWO = replica_at("10.0.0.1", 8000), replica_at("10.0.0.2", 8000)
@@ -164,27 +164,12 @@ resolver._SHORTEST_S = 0.2
 @pytest.fixture
 def network() -> Iterator[tuple[DnsServer, dict[str, Upstream]]]:
     """A DNS server and upstreams on an event loop of their own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def enter() -> tuple[DnsServer, list[Upstream]]:
-        return await DnsServer().__aenter__(), [await Upstream(name, "m").__aenter__() for name in "ab"]
-
-    server, upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
-    try:
-        yield server, {each.name: each for each in upstreams}
-    finally:
-
-        async def leave() -> None:
-            await server.__aexit__()
-            for upstream in upstreams:
-                await upstream.die()
-
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with event_loop_in_thread() as run, upstreams_in_thread("ab", "m") as upstreams:
+        server = run(DnsServer().__aenter__())
+        try:
+            yield server, {each.name: each for each in upstreams}
+        finally:
+            run(server.__aexit__())
 
 
 def served_by(command: Command) -> set[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until
-from tests.support.upstream import Upstream
+from tests.support.upstream import upstreams_in_thread
 
 POOL = """
 server: {{drain_s: 3, watch: {watch}}}
@@ -48,26 +46,8 @@ class Pool:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def enter() -> list[Upstream]:
-        return [await Upstream(name, "m").__aenter__() for name in "abc"]
-
-    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
-    try:
+    with upstreams_in_thread("abc", "m") as upstreams:
         yield Pool(tmp_path / "pool.yaml", {each.name: each.url for each in upstreams})
-    finally:
-
-        async def leave() -> None:
-            for upstream in upstreams:
-                await upstream.die()
-
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 def served_by(command: Command, requests: int = 12, key: str = "sk-1") -> set[str]:

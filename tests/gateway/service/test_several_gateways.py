@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.redis_server import redis_server
-from tests.support.upstream import Upstream, Wire, well
+from tests.support.upstream import Wire, upstreams_in_thread, well
 
 POOL = """
 health: {{interval_s: 0.2}}
@@ -45,29 +43,10 @@ async def hold(wire: Wire) -> None:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Path]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def enter() -> list[Upstream]:
-        return [await Upstream(name, "m", hold).__aenter__() for name in "ab"]
-
-    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
     path = tmp_path / "pool.yaml"
-    try:
-        with redis_server() as redis:
-            path.write_text(POOL.format(a=upstreams[0].url, b=upstreams[1].url, redis=redis.url, admin=ADMIN_KEY))
-            yield path
-    finally:
-
-        async def leave() -> None:
-            for upstream in upstreams:
-                await upstream.die()
-
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with upstreams_in_thread("ab", "m", hold) as (a, b), redis_server() as redis:
+        path.write_text(POOL.format(a=a.url, b=b.url, redis=redis.url, admin=ADMIN_KEY))
+        yield path
 
 
 def send_held(command: Command) -> socket.socket:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import ADMIN_KEY, alive, family, gateway_command, until
-from tests.support.upstream import Upstream
+from tests.support.upstream import upstreams_in_thread
 
 POOL = """
 server: {{drain_s: 3}}
@@ -37,28 +35,10 @@ KEY = {"authorization": "Bearer sk-plain"}
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Path]:
     """A pool file with two upstreams, which run on their own event loop."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def enter() -> list[Upstream]:
-        return [await Upstream(name, "m").__aenter__() for name in "ab"]
-
-    upstreams = asyncio.run_coroutine_threadsafe(enter(), loop).result(5)
     path = tmp_path / "pool.yaml"
-    path.write_text(POOL.format(a=upstreams[0].url, b=upstreams[1].url, admin=ADMIN_KEY))
-    try:
+    with upstreams_in_thread("ab", "m") as (a, b):
+        path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
         yield path
-    finally:
-
-        async def leave() -> None:
-            for upstream in upstreams:
-                await upstream.die()
-
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,27 @@
+"""An event loop in a thread, for tests that have none themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from tests.support.waiting import TIMEOUT_S
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@contextlib.contextmanager
+def event_loop_in_thread() -> Iterator[Run]:
+    """Run an event loop; yield a function that returns the result of a coroutine on it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(TIMEOUT_S)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
