@@ -338,6 +338,11 @@ class Pool:
         engine = self.engine(backend)
         return engine is not None and engine.running + engine.waiting > 0
 
+    def can_spare(self, backend: Backend) -> bool:
+        """Return whether more than half of the replicas of its model are up without this one."""
+        others = sum(other is not backend for other in self.up(backend.model))
+        return 2 * others > len(self.of(backend.model))
+
     def is_progressing(self, backend: Backend) -> bool:
         """Return whether the replica's metrics have changed of late while it had requests."""
         late_s = 2.0 * (self.rules.interval_s + self.rules.timeout_s)

@@ -13,7 +13,7 @@ from backends.pool import Pool
 from gateway.relay.context import Inbound
 
 OVERLOADED: Final = 503
-"""An engine that says so, and is at work, is not at fault."""
+"""An engine that says so, and is at work, is not at fault, unless most of the others are at hand."""
 
 
 class FirstFailure:
@@ -50,7 +50,7 @@ def request_hash(inbound: Inbound) -> int:
 
 def evidence_of_status(pool: Pool, backend: Backend, status: int) -> str:
     """Return the evidence in a 5xx status; empty if it is none."""
-    is_evidence = status != OVERLOADED or not pool.is_at_work(backend)
+    is_evidence = status != OVERLOADED or not pool.is_at_work(backend) or pool.can_spare(backend)
     return f"answered {status} to a request that another served" if is_evidence else ""
 
 

@@ -421,14 +421,18 @@ def test_a_time_out_behind_the_backend_is_passed_on_and_not_run_again() -> None:
     assert relay.clients["b"].heads == []
 
 
-@pytest.mark.parametrize(("running", "state"), [(1, State.UP), (0, State.EJECTED)])
-def test_an_engine_that_says_it_is_busy_is_at_fault_if_it_is_not(running: int, state: State) -> None:
-    relay = Relay("a", "b")
+@pytest.mark.parametrize(
+    ("names", "running", "state"), [("ab", 1, State.UP), ("ab", 0, State.EJECTED), ("abc", 1, State.EJECTED)]
+)
+def test_an_engine_that_says_it_is_busy_is_taken_out_if_it_is_not_or_most_others_are_up(
+    names: str, running: int, state: State
+) -> None:
+    relay = Relay(*names)
     relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
     for number in range(3):
         _, reply = relay.send(body_of(number))
         fail(relay, "a", "503")
-        relay.answer("b")
+        relay.answer(next(name for name in names[1:] if relay.backends[name].in_flight))
         assert reply.status == 200
     assert relay.backends["a"].state is state
 
