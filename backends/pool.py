@@ -199,7 +199,7 @@ class Pool:
         joining = [Joining(backend, self._probe(backend, rules.timeout_s), None) for backend in backends]
 
         async def run(each: Joining) -> None:
-            each.result = await each.probe.run(admit=True)
+            each.result = await self._probed(each.probe, admit=True)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -340,8 +340,10 @@ class Pool:
 
     def can_spare(self, backend: Backend) -> bool:
         """Return whether more than half of the replicas of its model are up without this one."""
-        others = sum(other is not backend for other in self.up(backend.model))
-        return 2 * others > len(self.of(backend.model))
+        return 2 * self._others_up(backend) > len(self.of(backend.model))
+
+    def _others_up(self, backend: Backend) -> int:
+        return sum(other is not backend for other in self.up(backend.model))
 
     def is_progressing(self, backend: Backend) -> bool:
         """Return whether the replica's metrics have changed of late while it had requests."""
@@ -359,8 +361,7 @@ class Pool:
 
     def eject(self, backend: Backend, duration_s: float, reason: str) -> bool:
         """Take a replica out for a time, if another one of its model is up; return whether it was taken out."""
-        others = [other for other in self.up(backend.model) if other is not backend]
-        if backend.state not in _SERVING or not others:
+        if backend.state not in _SERVING or not self._others_up(backend):
             return False
         record = self._records[backend.model, backend.name]
         record.ejection_s = duration_s

@@ -76,12 +76,12 @@ class Recovery:
         return found is not None and found.on_trial
 
     def begin_trial(self, backend: Backend) -> None:
-        """Note that a request on trial is sent."""
+        """Count a request on trial that is sent."""
         if (found := self.replicas.get((backend.model, backend.name))) is not None:
             found.trials += 1
 
     def end_trial(self, backend: Backend) -> None:
-        """Note that a request on trial has ended in any way; without a verdict the next one is sent on trial."""
+        """Discount a request on trial that has ended. If the replica is not proven yet, the next one is a trial too."""
         if (found := self.replicas.get((backend.model, backend.name))) is not None:
             found.trials = max(0, found.trials - 1)
 

@@ -69,6 +69,21 @@ def _told(fault: str) -> Inject:
     return inject
 
 
+def _freeze(signal_of: Callable[[Stage], Callable[[signal.Signals], None]]) -> Inject:
+    """Return what stops a process, given what signals it: it then neither answers nor closes its connections."""
+
+    @contextlib.asynccontextmanager
+    async def inject(stage: Stage) -> AsyncIterator[None]:
+        send = signal_of(stage)
+        send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            send(signal.SIGCONT)
+
+    return inject
+
+
 @contextlib.asynccontextmanager
 async def _kill(stage: Stage) -> AsyncIterator[None]:
     await stage.victim.kill()
@@ -76,15 +91,6 @@ async def _kill(stage: Stage) -> AsyncIterator[None]:
         yield
     finally:
         await stage.victim.start()
-
-
-@contextlib.asynccontextmanager
-async def _freeze(stage: Stage) -> AsyncIterator[None]:
-    stage.victim.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        stage.victim.signal(signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
@@ -180,15 +186,6 @@ async def _kill_redis(stage: Stage) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _freeze_redis(stage: Stage) -> AsyncIterator[None]:
-    stage.redis.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        stage.redis.signal(signal.SIGCONT)
-
-
-@contextlib.asynccontextmanager
 async def _fill_disk(stage: Stage) -> AsyncIterator[None]:
     stage.disk.fill(stage.pids)
     try:
@@ -246,7 +243,7 @@ def _of_replica() -> list[Injection]:
     told = [HANG, REFUSE, RESET_ACCEPT, *BEHAVIOURS]
     return [
         Injection("kill", _kill),
-        Injection("freeze", _freeze, seconds=10.0),
+        Injection("freeze", _freeze(lambda stage: stage.victim.signal), seconds=10.0),
         *(Injection(name, _told(name), seconds=least_s.get(name, 0.0)) for name in told),
     ]
 
@@ -261,7 +258,12 @@ INJECTIONS = {
         Injection("replica-removed", _replica_removed, concerns=_is_gateway, is_of_replica=False),
         Injection("idle-connections", idle_connections, is_of_replica=False),
         Injection("redis-kill", _kill_redis, concerns=lambda each: "Redis" in each.name, is_of_replica=False),
-        Injection("redis-freeze", _freeze_redis, concerns=lambda each: "Redis" in each.name, is_of_replica=False),
+        Injection(
+            "redis-freeze",
+            _freeze(lambda stage: stage.redis.signal),
+            concerns=lambda each: "Redis" in each.name,
+            is_of_replica=False,
+        ),
         Injection("disk-full", _fill_disk, concerns=_stateful, is_of_replica=False),
         Injection("clock-jumps", _clock_jumps, is_of_replica=False, env=_fake_clock),
     )

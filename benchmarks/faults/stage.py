@@ -71,7 +71,7 @@ class Disk:
         self._filler = self.path / "filler"
 
     def fill(self, pids: list[int]) -> None:
-        """Let processes write nothing more."""
+        """Fill the disk, so that processes can write nothing more."""
         if not self.is_mounted:
             self._limit(pids, 0)
             return
@@ -80,7 +80,7 @@ class Disk:
                 file.write(b"x" * 4096)
 
     def free(self, pids: list[int]) -> None:
-        """Let them write again."""
+        """Free the disk again."""
         if self.is_mounted:
             self._filler.unlink(missing_ok=True)
         else:
@@ -171,7 +171,7 @@ class Stage:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Let the system finish what it has, and end it."""
+        """End the system, after the requests that it has."""
         if self._process is None:
             return
         self.signal(self.system.stops_with)

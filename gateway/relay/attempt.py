@@ -54,7 +54,7 @@ class Attempt:
             self.call = None
 
     def cancel(self) -> None:
-        """Have the backend stop; nothing of the answer is read any more."""
+        """Cancel the call; nothing more of the answer is read."""
         if self.call is not None:
             self.call.cancel()
             self.release()

@@ -168,7 +168,7 @@ class RelayContext:
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
 
     def set_queues(self, queues: dict[str, ModelQueue]) -> None:
-        """Have requests of these models wait when their backends have enough."""
+        """Set the queues of models; requests of other models are sent at once."""
         self.queues = queues
         self.router.with_queue = frozenset(queues)
 

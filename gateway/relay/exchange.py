@@ -219,8 +219,7 @@ class Exchange:
             )
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         method, once = headers.method, not self._may_repeat()
-        receiver = Reception(self, attempt, delivery, self._handover)
-        is_head = method == "HEAD"
+        receiver, is_head = self.reception(), method == "HEAD"
         attempt.call = upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)
 
     def reception(self) -> Reception:
@@ -456,7 +455,7 @@ class Exchange:
         self._finish(error.status, "interrupted")
 
     def note_served(self) -> None:
-        """Note that the backend serves the request: one on trial, or after the failure of another one."""
+        """Report that the backend has begun to serve the request: on trial, or after another one failed."""
         attempt, pool = self.attempt, self._relay.pool
         if attempt is not None and attempt.is_on_trial:
             pool.report_success(attempt.upstream.backend)

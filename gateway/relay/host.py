@@ -50,7 +50,7 @@ class Host(Protocol):
         """Try another backend, or end with an error, after a failure of the connection."""
 
     def note_served(self) -> None:
-        """Note that the backend serves the request: one on trial, or after the failure of another one."""
+        """Report that the backend has begun to serve the request: on trial, or after another one failed."""
 
     def fail(self, kind: str, message: str) -> None:
         """End with an error."""

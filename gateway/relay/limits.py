@@ -265,7 +265,7 @@ class Limits:
         return used
 
     def hear(self, peer: str, client: Client, use: KeyUse, *, is_new: bool) -> None:
-        """Take over the use of a key at a peer; call `divide` after all peers have been heard.
+        """Record the use of a key at a peer; call `divide` after all peers have been heard.
 
         Parameters
         ----------

@@ -152,7 +152,7 @@ class ModelQueue:
         return with_priority(body, 0) if sent and isinstance(sent, int | float) else body
 
     def enter(self, waiter: Waiter, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
-        """Have a request wait; the last request of a lower rank gives up its place if the queue is full.
+        """Add a request to the queue; if it is full, the last request of a lower rank gives up its place.
 
         Parameters
         ----------

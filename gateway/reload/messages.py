@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import Cause, Outcome
+
+if TYPE_CHECKING:
+    from gateway.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class ReloadCounted:
     cause: Cause
     outcome: Outcome
 
+    def count(self, metrics: Metrics) -> None:
+        """Count it."""
+        metrics.count_reload(self.cause, self.outcome)
+
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryCounted:
@@ -72,6 +80,10 @@ class DiscoveryCounted:
     source: str
     outcome: str
     replicas: int
+
+    def count(self, metrics: Metrics) -> None:
+        """Count it."""
+        metrics.count_discovery(self.model, self.source, self.outcome, self.replicas)
 
 
 ToParent = ChangePrepared | ReloadWanted

@@ -147,9 +147,6 @@ class RoutedRequest:
         The parameters that only a baseline backend supports, if the features are deferred.
     prompt
         The prompt, if it was read and is kept for the recorder.
-
-    Attributes
-    ----------
     priority
         `priority` in the body, for a model with a queue; None without one.
     """
@@ -165,11 +162,12 @@ class RoutedRequest:
         deferred_features: DeferredFeatures | None = None,
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
+        priority: object = None,
     ) -> None:
         self.model = model
         self.home = home
         self.prompt = prompt
-        self.priority: object = None
+        self.priority = priority
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
         self._deferred_features = deferred_features
@@ -242,16 +240,16 @@ class Router:
         document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
         policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
+        priority = document.get("priority") if self.with_queue and model.name in self.with_queue else None
         if (
             not (whole or policy.reads_requests)
             and routing_headers is _NO_ROUTING_HEADERS
             and client.slo_ttft_s is client.slo_tpot_s is None
         ):
             deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)
-            routed = RoutedRequest(model, None, home, deferred_features=deferred, baseline_only=baseline_only(document))
-            if self.with_queue and model.name in self.with_queue:
-                routed.priority = document.get("priority")
-            return routed
+            return RoutedRequest(
+                model, None, home, deferred_features=deferred, baseline_only=baseline_only(document), priority=priority
+            )
         prompt = read_prompt(document)
         features = describe(
             endpoint,
@@ -269,10 +267,8 @@ class Router:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        routed = RoutedRequest(model, features, home, prompt=prompt if len(body) <= self._keep_prompt_bytes else None)
-        if self.with_queue and model.name in self.with_queue:
-            routed.priority = document.get("priority")
-        return routed
+        kept = prompt if len(body) <= self._keep_prompt_bytes else None
+        return RoutedRequest(model, features, home, prompt=kept, priority=priority)
 
     def candidates(
         self,

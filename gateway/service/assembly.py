@@ -206,7 +206,7 @@ def _timeouts(settings: PoolSettings) -> Timeouts:
 
 
 def explain_for(recorder: Recorder | None, models: Mapping[str, Model]) -> None:
-    """Have decisions include the scores of all candidates if they are recorded."""
+    """Include the scores of all candidates in decisions if these are recorded."""
     for model in models.values():
         if isinstance(model.policy, Scoring):
             model.policy.explain_candidates = recorder is not None

@@ -115,7 +115,7 @@ class Change:
             await each.probe.close()
 
     def _replace_queues(self) -> None:
-        """Have what waits in a queue go by its new bounds, and send at once what waits in one that is gone."""
+        """Apply the new bounds to the requests that wait; those in a queue that is gone are sent at once."""
         bounds = queue_bounds(self.later.settings)
         self.gateway.pool.on_ready = self.later.relay.ready
         for name, queue in self.gateway.relay.queues.items():
@@ -123,7 +123,7 @@ class Change:
             queue.dispatch()
 
     def _replace_models(self, retired: Sequence[Upstream]) -> None:
-        """Have policies, rules and statistics follow the models that there are now."""
+        """Point policies, rules and statistics to the new models."""
         gateway, later = self.gateway, self.later
         for upstream in retired:
             backend = upstream.backend

@@ -99,7 +99,7 @@ class Peers:
         pool.on_eject = self._note_ejection
 
     def follow(self, keyring: Keyring) -> None:
-        """Take other keys for known from now on, and forget the names of replicas, which may be others too."""
+        """Replace the known keys, and forget the names of replicas, which may have changed too."""
         self._keyring = keyring
         self._ids.clear()
 

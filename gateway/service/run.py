@@ -179,7 +179,7 @@ class _Serving:
         return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))
 
     async def _follow_discovery(self) -> None:
-        """Have the replicas that sources find join the pool, and those that are gone leave it."""
+        """Add the replicas that sources find to the pool, and remove those that are gone."""
         while True:
             await self._found_others.wait()
             self._found_others.clear()
@@ -192,16 +192,16 @@ class _Serving:
             await asyncio.sleep(_DISCOVERY_PAUSE_S)
 
     def _on_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
-        if self._gateway is not None:
-            self._gateway.metrics.count_discovery(model, source, outcome, replicas)
-        elif self._workers is not None:
-            self._workers.count(DiscoveryCounted(model, source, outcome, replicas))
+        self._count(DiscoveryCounted(model, source, outcome, replicas))
 
     def _on_reload(self, cause: Cause, outcome: Outcome) -> None:
+        self._count(ReloadCounted(cause, outcome))
+
+    def _count(self, counted: ReloadCounted | DiscoveryCounted) -> None:
         if self._gateway is not None:
-            self._gateway.metrics.count_reload(cause, outcome)
+            counted.count(self._gateway.metrics)
         elif self._workers is not None:
-            self._workers.count(ReloadCounted(cause, outcome))
+            self._workers.count(counted)
 
     async def _serve_with_workers(self) -> int:
         addresses = [opened.getsockname()[:2] for opened in self._sockets]

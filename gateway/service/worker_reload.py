@@ -51,7 +51,7 @@ class WorkerReload:
         self._started.set()
 
     async def ask(self, *, dry_run: bool) -> list[str]:
-        """Have the main process reload; see `gateway.reload.reloader.Reloader.reload`."""
+        """Ask the main process for a reload; see `gateway.reload.reloader.Reloader.reload`."""
         self._requests += 1
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._asked[self._requests] = answer
@@ -75,10 +75,8 @@ class WorkerReload:
                     answer.set_result(lines)
                 else:
                     answer.set_exception(ReloadError(outcome, problem))
-            case ReloadCounted(cause, outcome):
-                self._gateway.metrics.count_reload(cause, outcome)
-            case DiscoveryCounted(model, source, found, replicas):
-                self._gateway.metrics.count_discovery(model, source, found, replicas)
+            case ReloadCounted() | DiscoveryCounted():
+                message.count(self._gateway.metrics)
 
     async def _prepare(self, message: PrepareChange) -> Change | None:
         await self._started.wait()

@@ -90,7 +90,7 @@ class _Change:
         self.problem = ""
 
     def answered(self, number: int, worker: _Worker, problem: str = "") -> None:
-        """Note that a worker has answered, or has ended: its successor starts with the settings that hold then."""
+        """Record that a worker has answered, or has ended: its successor starts with the settings in effect then."""
         if self.workers.get(number) is worker:
             self.waiting.discard(number)
             self.problem = self.problem or (problem and f"worker {number} failed ({problem})")
@@ -162,7 +162,7 @@ class Workers:
         self._reload = reload
 
     async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
-        """Have all workers change to other settings and replicas, or none.
+        """Change all workers to other settings and replicas, or none of them.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Workers:
                 self._send(worker, EndChange(change.number, commit=True))
 
     def count(self, message: ReloadCounted | DiscoveryCounted) -> None:
-        """Have a worker count a reload, or an answer of a source of replicas."""
+        """Send a worker a reload, or an answer of a source of replicas, to count."""
         if self._workers:
             self._send(self._workers[min(self._workers)], message)
 

@@ -503,3 +503,15 @@ async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -
         await eventually(lambda: backend.state is State.UP)
     finally:
         await pool.stop()
+
+
+async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> None:
+    class Odd(Probe):
+        async def run(self, *, admit: bool) -> ProbeResult:
+            raise OSError("not one of httpx")
+
+    pool = Pool([], RULES, Odd)
+    (joining,) = await pool.probe([Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1")], RULES, 5.0)
+    assert joining.result is not None
+    assert "OSError" in (joining.result.problem or "")
+    await joining.probe.close()

@@ -141,7 +141,7 @@ class Rescue:
         return ContinuedStream(self.request, self.passed).close(self.passed.finish_reason)
 
     def begin(self, host: Host, failure: Failure) -> None:
-        """Have another backend go on, after a failure."""
+        """Continue at another backend, after a failure."""
         assert self.passed is not None
         if not self.failures:
             self.tokens = self.tokens_so_far
@@ -169,7 +169,7 @@ class Rescue:
     # Called by the upstream client
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        """Note the status, and refuse what is no stream of events."""
+        """Keep the status, and refuse what is no stream of events."""
         self._status = status
         if self._continued is None:
             return

@@ -107,7 +107,7 @@ class Handover:
         return True
 
     def go_back(self) -> bool:
-        """Let the backend go on from which the stream was to be moved; return whether there is one."""
+        """Resume at the backend from which the stream was to be moved; return whether there is one."""
         left, exchange = self.left, self._exchange
         if left is None or exchange is None:
             return False
@@ -144,7 +144,7 @@ class Handover:
                 strike(self._relay.pool, backend, self._inbound, failure.message)
 
     def note(self, ended: EndedExchange) -> None:
-        """Note at the end of an exchange where its stream began, and count what came of it."""
+        """Record at the end of an exchange where its stream began, and count what came of it."""
         if not self.rescue.failures:
             return
         first = self.rescue.failures[0].backend
