@@ -24,6 +24,20 @@ class Format(StrEnum):
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     MOONCAKE = "mooncake"
+    BAILIAN = "bailian"
+    WEKA = "weka"
+    SERVEGEN = "servegen"
+    SHAREGPT = "sharegpt"
+    VLLM = "vllm"
+
+
+class OutFormat(StrEnum):
+    """The names of `lab.trace.WRITTEN_FORMATS`."""
+
+    GATEWAY = "gateway"
+    AZURE = "azure"
+    BURSTGPT = "burstgpt"
+    MOONCAKE = "mooncake"
     SHAREGPT = "sharegpt"
     VLLM = "vllm"
 
@@ -85,7 +99,7 @@ def convert(
     trace: TraceArgument,
     out: OutArgument,
     *,
-    to: Annotated[Format, typer.Option(help="Format of OUT.")] = Format.GATEWAY,
+    to: Annotated[OutFormat, typer.Option(help="Format of OUT.")] = OutFormat.GATEWAY,
     format: FormatOption = None,
     in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
     model: Annotated[str, typer.Option(help="Model for requests without one.")] = "",
@@ -114,7 +128,7 @@ def sample(
         float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0,
-    to: Annotated[Format, typer.Option(help="Format of OUT.")] = Format.GATEWAY,
+    to: Annotated[OutFormat, typer.Option(help="Format of OUT.")] = OutFormat.GATEWAY,
     format: FormatOption = None,
     strict: StrictOption = False,
 ) -> None:
@@ -161,7 +175,7 @@ def anonymize(
         begun_at = None if keep_time else first_arrival(_read(trace, format, quiet, strict=strict))
         anonymizer = Anonymizer(salt, begun_at, with_hashes=text is TextLeft.HASHES, ngram=ngram)
         records = _read(trace, format, broken, strict=strict)
-        _write(trace, out, map(anonymizer.anonymized, records), Format.GATEWAY)
+        _write(trace, out, map(anonymizer.anonymized, records), OutFormat.GATEWAY)
 
 
 @contextmanager
@@ -184,7 +198,7 @@ def _read(
     return read_trace(trace, format=kind and kind.value, strict=strict, in_order=in_order, report=broken)
 
 
-def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: Format) -> None:
+def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: OutFormat) -> None:
     from lab.trace import TraceError, trace_files, write_trace
 
     if str(out) == "-":

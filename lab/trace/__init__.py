@@ -9,12 +9,13 @@ from lab.trace.lines import BrokenLine, BrokenLines, TraceError, refuse
 from lab.trace.order import in_arrival_order
 from lab.trace.read import FORMATS, detect_format, read_trace, trace_files
 from lab.trace.record import BLOCK_TOKENS, Speculation, Text, TraceCandidate, TraceRecord
-from lab.trace.write import write_trace
+from lab.trace.write import WRITTEN_FORMATS, write_trace
 
 __all__ = [
     "BLOCK_TOKENS",
     "FORMATS",
     "VERSION",
+    "WRITTEN_FORMATS",
     "BrokenLine",
     "BrokenLines",
     "Hashing",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from lab.trace.conversations import read_sharegpt
 from lab.trace.decode import CountTokens, decode, estimate_tokens
+from lab.trace.formats.block_hashes import BailianRequests, of_mooncake
+from lab.trace.formats.conversations import read_sharegpt
+from lab.trace.formats.servegen import is_dataset, is_servegen, read_servegen
+from lab.trace.formats.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
+from lab.trace.formats.weka import is_weka, read_weka
 from lab.trace.lines import (
     BrokenLine,
     BrokenLines,
@@ -23,15 +27,17 @@ from lab.trace.lines import (
     refuse,
 )
 from lab.trace.order import in_arrival_order, lateness
-from lab.trace.record import BLOCK_TOKENS, TraceRecord
-from lab.trace.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
+from lab.trace.record import TraceRecord
 from lab.trace.values import read_time
 
 FORMATS = {
     "gateway": "this gateway's format: JSON lines as in docs/trace.md",
     "azure": "Azure LLM inference traces, 2023 and 2024: CSV",
-    "burstgpt": "BurstGPT: CSV",
+    "burstgpt": "BurstGPT, versions 1 and 2: CSV",
     "mooncake": "Mooncake: JSON lines with hash_ids",
+    "bailian": "Qwen-Bailian usage traces: JSON lines with chat_id and hash_ids",
+    "weka": "kv-cache-tester's sessions of coding agents: a JSON object with requests, or one per line",
+    "servegen": "a client model of ServeGen: chunk-N-trace.csv, with chunk-N-dataset.json beside it",
     "sharegpt": "ShareGPT: a JSON list of conversations, or one per line",
     "vllm": "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
 }
@@ -102,7 +108,7 @@ def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for entry in [Path(path)] if isinstance(path, Path | str) else path:
         if entry.is_dir():
-            in_folder = sorted(file for file in entry.iterdir() if file.is_file() and _has_trace_suffix(file))
+            in_folder = sorted(file for file in entry.iterdir() if file.is_file() and _is_trace(file))
             if not in_folder:
                 raise TraceError(f"{entry}: holds no trace: no file that ends in {', '.join(_SUFFIXES)}, .gz or .zst")
             files += in_folder
@@ -111,8 +117,8 @@ def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
     return files
 
 
-def _has_trace_suffix(file: Path) -> bool:
-    return file.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES)
+def _is_trace(file: Path) -> bool:
+    return file.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES) and not is_dataset(file)
 
 
 def detect_format(path: Path) -> str:
@@ -125,6 +131,8 @@ def detect_format(path: Path) -> str:
     """
     if begins_a_list(path):
         return "sharegpt"
+    if is_weka(path):
+        return "weka"
     lines = list(islice(numbered_lines(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
     if not lines:
         return "gateway"  # empty, or truncated within the first line because the recorder was killed
@@ -134,6 +142,8 @@ def detect_format(path: Path) -> str:
             return "azure"
         if is_table(columns, BURSTGPT):
             return "burstgpt"
+        if is_servegen(line[:4096]):
+            return "servegen"
         try:
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -145,7 +155,7 @@ def detect_format(path: Path) -> str:
 
 def _format_of(document: dict[str, Any]) -> str | None:
     if "input_length" in document and "output_length" in document:
-        return "mooncake"
+        return "bailian" if "chat_id" in document else "mooncake"
     if "conversations" in document or "conversation" in document:
         return "sharegpt"
     own = {"arrived_at", "prompt_tokens", "version", "acceptance", "messages", "prompt_token_ids"}
@@ -154,13 +164,19 @@ def _format_of(document: dict[str, Any]) -> str | None:
     return "vllm" if "prompt" in document else None
 
 
+_READERS: dict[str, Callable[[Path, Report], Iterator[TraceRecord]]] = {
+    "azure": read_azure,
+    "burstgpt": read_burstgpt,
+    "servegen": read_servegen,
+    "weka": read_weka,
+}
+
+
 def _read(
     path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool = True
 ) -> Iterator[TraceRecord]:
-    if kind == "azure":
-        return read_azure(path, report)
-    if kind == "burstgpt":
-        return read_burstgpt(path, report)
+    if reader := _READERS.get(kind):
+        return reader(path, report)
     if kind == "sharegpt":
         return read_sharegpt(path, report, count_tokens)
     return _read_lines(path, kind, report, count_tokens, outcomes)
@@ -170,11 +186,12 @@ def _read_lines(
     path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool
 ) -> Iterator[TraceRecord]:
     """Read JSON lines; the keys of `vllm bench serve` datasets are also keys of a record."""
+    convert = {"mooncake": of_mooncake, "bailian": BailianRequests().of}.get(kind)
     for number, line in numbered_lines(path, report):
         try:
             document = orjson.loads(line)
-            if kind == "mooncake":
-                document = _of_mooncake(document)
+            if convert is not None:
+                document = convert(document)
             record = decode(document, number, count_tokens, outcomes=outcomes)
         except (ValueError, KeyError, TypeError) as error:
             report(BrokenLine(path, number, _why(error)))
@@ -185,13 +202,13 @@ def _read_lines(
 def _arrivals(path: Path, kind: str, count_tokens: CountTokens) -> Iterator[float]:
     """Yield each arrival time, much faster than reading whole records; may include some broken lines."""
     ignored = BrokenLines(lambda _: None)
-    if kind not in {"gateway", "mooncake"}:
+    if kind not in {"gateway", "mooncake", "bailian"}:
         yield from (
             -math.inf if record.arrived_at is None else record.arrived_at
             for record in _read(path, kind, ignored, count_tokens)
         )
         return
-    key = "timestamp" if kind == "mooncake" else "arrived_at"
+    key = "arrived_at" if kind == "gateway" else "timestamp"
     for _, line in numbered_lines(path, ignored):
         try:
             arrived_at = orjson.loads(line).get(key)
@@ -204,15 +221,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, orjson.JSONDecodeError):
         return f"not JSON: {error}"
     return f"has no {error}" if isinstance(error, KeyError) else str(error)
-
-
-def _of_mooncake(document: Any) -> dict[str, Any]:
-    """Return a request of a Mooncake trace with the keys of a record."""
-    return {
-        **document,
-        "arrived_at": document["timestamp"] / 1000.0,
-        "prompt_tokens": document["input_length"],
-        "output_tokens": document["output_length"],
-        "hash_ids": document.get("hash_ids"),
-        "block_tokens": BLOCK_TOKENS,
-    }

@@ -24,7 +24,7 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
     Parameters
     ----------
     format
-        One of `lab.trace.read.FORMATS`. All but `gateway` drop fields they do not have.
+        One of `WRITTEN_FORMATS`. All but `gateway` drop fields they do not have.
 
     Returns
     -------
@@ -150,3 +150,6 @@ _WRITERS: dict[str, tuple[bytes, _Form, bytes, bytes]] = {
     "sharegpt": (b"[\n", _sharegpt, b",\n", b"\n]\n"),
     "vllm": (b"", _vllm, b"", b""),
 }
+
+WRITTEN_FORMATS = tuple(_WRITERS)
+"""Names of the formats that can be written."""

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.cli.app import app
 from gateway.recorder.hashes import TextHasher
-from lab.cli.trace import Format
-from lab.trace import FORMATS, TraceRecord, read_trace, write_trace
+from lab.cli.trace import Format, OutFormat
+from lab.trace import FORMATS, WRITTEN_FORMATS, TraceRecord, read_trace, write_trace
 from lab.trace.statistics import mean_acceptance_length
 from tests.support.paths import DATA, DOCS
 
@@ -64,6 +64,7 @@ def read(path: Path) -> list[TraceRecord]:
 
 def test_the_command_offers_all_formats() -> None:
     assert {one.value for one in Format} == set(FORMATS)
+    assert {one.value for one in OutFormat} == set(WRITTEN_FORMATS)
 
 
 def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:

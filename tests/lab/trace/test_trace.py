@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from lab.trace import (
-    FORMATS,
+    WRITTEN_FORMATS,
     BrokenLine,
     Hashing,
     Speculation,
@@ -244,8 +244,8 @@ def test_burstgpt(tmp_path: Path) -> None:
         "45.5,,1,GPT-4,1087,0,1087,API log\r\n"
     )
     assert read(path)[0] == [
-        TraceRecord("2", 5.0, "ChatGPT", session="17", workload="chat", prompt_tokens=472, output_tokens=18),
-        TraceRecord("3", 45.5, "GPT-4", prompt_tokens=1087, output_tokens=0, error="failed"),
+        TraceRecord("2", 5.0, "ChatGPT", session="17", workload="chat", prompt_tokens=472, output_tokens=18, e2e_s=2.1),
+        TraceRecord("3", 45.5, "GPT-4", prompt_tokens=1087, output_tokens=0, error="failed", e2e_s=1.0),
     ]
 
 
@@ -344,7 +344,7 @@ def test_broken_lines_of_a_table(tmp_path: Path) -> None:
         list(read_trace(path, strict=True))
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", WRITTEN_FORMATS)
 def test_every_format_can_be_written_and_read(tmp_path: Path, form: str) -> None:
     path = tmp_path / "out"
     record = TraceRecord(

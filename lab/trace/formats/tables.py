@@ -1,7 +1,8 @@
-"""Traces in CSV: Azure's of 2023 and 2024, and BurstGPT's."""
+"""Traces in CSV: Azure's of 2023 and 2024, and BurstGPT's of versions 1 and 2."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ BURSTGPT = {
     "model": "Model",
     "session": "Session ID",
     "log": "Log Type",
+    "elapsed": "Elapsed time",
 }
 _NEEDED = ("time", "prompt", "output")
 _WORKLOADS = {"code": "code", "conv": "chat"}  # parts of the names of Azure's files
@@ -68,9 +70,11 @@ def read_azure(path: Path, report: Report) -> Iterator[TraceRecord]:
 def read_burstgpt(path: Path, report: Report) -> Iterator[TraceRecord]:
     """Read one of BurstGPT's tables. Requests without response tokens have failed.
 
-    The workload is `chat` for conversations by `Log Type`, and unknown for API requests.
+    Version 2 also has sessions, and how long each request took. The workload is `chat` for conversations by `Log Type`,
+    and unknown for API requests.
     """
-    for number, (arrived_at, prompt_tokens, output_tokens, model, session, log) in _rows(path, BURSTGPT, report):
+    for number, (arrived_at, prompt_tokens, output_tokens, *others) in _rows(path, BURSTGPT, report):
+        model, session, log, elapsed = others
         yield TraceRecord(
             id=str(number),
             arrived_at=arrived_at,
@@ -80,7 +84,17 @@ def read_burstgpt(path: Path, report: Report) -> Iterator[TraceRecord]:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             error="" if output_tokens else "failed",
+            e2e_s=_seconds(elapsed),
         )
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return a time, 0 or more; None for an empty or another text."""
+    try:
+        seconds = float(text or "nan")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
 
 
 def _rows(path: Path, names: Mapping[str, str], report: Report) -> Iterator[tuple[int, tuple[Any, ...]]]:

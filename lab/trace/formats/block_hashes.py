@@ -1,0 +1,74 @@
+"""Traces of requests with block hashes, one JSON object per line: Mooncake's and Qwen-Bailian's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab.trace.record import BLOCK_TOKENS
+from lab.trace.values import read_count, read_time
+
+BAILIAN_BLOCK_TOKENS = 16
+_MOST_CHATS = 1_000_000  # whose conversation is remembered: about 100 MB
+_WORKLOADS = {"coder": "code", "thinking": "reasoning", "text": "chat"}
+
+
+def of_mooncake(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of a Mooncake trace with the keys of a record.
+
+    Examples
+    --------
+    >>> of_mooncake({"timestamp": 500, "input_length": 9, "output_length": 2, "hash_ids": [4]})["arrived_at"]
+    0.5
+    """
+    return {
+        **document,
+        "arrived_at": document["timestamp"] / 1000.0,
+        "prompt_tokens": document["input_length"],
+        "output_tokens": document["output_length"],
+        "hash_ids": document.get("hash_ids"),
+        "block_tokens": BLOCK_TOKENS,
+    }
+
+
+class BailianRequests:
+    """Converts requests of a Qwen-Bailian trace, and finds the conversation of each: the first chat of its chain.
+
+    A chat whose parent is not in the trace, or more than a million chats earlier, begins a conversation.
+
+    Examples
+    --------
+    >>> requests = BailianRequests()
+    >>> first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "input_length": 20, "output_length": 5, "turn": 1}
+    >>> requests.of(first)["session"], requests.of(first | {"chat_id": 7, "parent_chat_id": 1, "turn": 2})["session"]
+    ('1', '1')
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, int] = {}
+
+    def of(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with the keys of a record.
+
+        Raises
+        ------
+        ValueError, KeyError
+            If it has no such keys, or values of other types.
+        """
+        chat, parent = read_count(document["chat_id"]), document.get("parent_chat_id")
+        first = self._first[chat] = self._first.get(parent, chat) if isinstance(parent, int) else chat
+        if len(self._first) > _MOST_CHATS:
+            del self._first[next(iter(self._first))]
+        kind, turn = document.get("type"), document.get("turn")
+        return {
+            "id": str(chat),
+            "arrived_at": read_time(document["timestamp"]),
+            "session": str(first),
+            "workload": _WORKLOADS.get(kind, kind) if isinstance(kind, str) else "",
+            "prompt_tokens": document["input_length"],
+            "output_tokens": document["output_length"],
+            "turns": None
+            if turn is None
+            else max(1, 2 * read_count(turn) - 1),  # messages: a question and an answer each
+            "prefix_blocks": document.get("hash_ids"),
+            "block_tokens": BAILIAN_BLOCK_TOKENS,
+        }

@@ -1,0 +1,161 @@
+"""Sessions of coding agents as kv-cache-tester publishes them: a JSON object per session."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lab.trace.lines import MAX_LINE_BYTES, BrokenLine, Report, numbered_lines, open_unpacked, read_errors
+from lab.trace.record import TraceRecord
+from lab.trace.values import describe_type, read_count, read_not_negative, read_number, read_text
+
+_HEAD_BYTES = 1 << 16
+_KEYS = (
+    re.compile(rb'(?<!\\)"requests"\s*:\s*\['),
+    re.compile(rb'(?<!\\)"(block_size|hash_id_scope|tool_tokens)"\s*:'),
+)
+_BLOCK_TOKENS = 64
+_LOCAL_BITS = 28  # of a block's number within its session; the session's own 32 bits are above
+_DEEPEST = 8  # sub-agents within sub-agents
+
+
+def is_weka(path: Path) -> bool:
+    """Return whether a file begins with a session, on one line or indented."""
+    try:
+        with open_unpacked(path) as file:
+            head = file.read(_HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except read_errors():
+        return False
+    return head.startswith(b"{") and all(key.search(head) for key in _KEYS)
+
+
+def read_weka(path: Path, report: Report) -> Iterator[TraceRecord]:
+    """Read the requests of sessions, of sub-agents where they were started: a file of one session, or one per line.
+
+    Every session begins at time 0. Its think times remain as the gaps between the end of an answer (`arrived_at` +
+    `e2e_s`) and the next request.
+    """
+    for number, session in _sessions(path, report):
+
+        def say(why: str, number: int = number) -> None:
+            report(BrokenLine(path, number, why))
+
+        try:
+            requests = _Session(session, f"{path.name}:{number}", say)
+        except ValueError as error:
+            say(str(error))
+        else:
+            yield from requests
+
+
+def _sessions(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each session with the number of its line."""
+    lines = numbered_lines(path, report)
+    first = next(lines, None)
+    if first is None:
+        return
+    number, line = first
+    try:
+        document = orjson.loads(line)
+    except orjson.JSONDecodeError:  # one session on several lines
+        parts, size = [line], len(line)
+        for _, part in lines:
+            size += len(part)
+            if size > MAX_LINE_BYTES:
+                report(BrokenLine(path, number, f"a session longer than {MAX_LINE_BYTES >> 20} MiB"))
+                return
+            parts.append(part)
+        lines = iter(((number, b"".join(parts)),))
+    else:
+        lines = chain(((number, line),), lines)
+        del document
+    for number, line in lines:
+        try:
+            document = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            report(BrokenLine(path, number, f"not JSON: {error}"))
+            continue
+        if isinstance(document, dict) and isinstance(document.get("requests"), list):
+            yield number, document
+        else:
+            report(BrokenLine(path, number, "a session must be an object with a list 'requests'"))
+
+
+class _Session:
+    """The requests of one session in the order of the file, those of sub-agents where they were started."""
+
+    def __init__(self, document: dict[str, Any], name: str, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._requests = document["requests"]
+        self._name = read_text(document.get("id") or name)
+        self._block_tokens = max(1, read_count(document.get("block_size") or _BLOCK_TOKENS))
+        self._tools = True if document.get("tool_tokens") else None
+        own = int.from_bytes(blake2b(self._name.encode(), digest_size=4).digest())
+        self._blocks_from = 0 if document.get("hash_id_scope") == "global" else own << _LOCAL_BITS
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        return self._of(self._requests, self._name, 0.0, _DEEPEST)
+
+    def _of(self, entries: list[Any], name: str, begun_s: float, deepest: int) -> Iterator[TraceRecord]:
+        for number, entry in enumerate(entries, 1):
+            try:
+                if not _is_subagent(entry, deepest):
+                    yield self._record(entry, f"{name}/{number}", name, begun_s)
+                    continue
+                begin_s = _begin(entry, begun_s)
+            except (ValueError, KeyError) as error:
+                why = f"has no {error}" if isinstance(error, KeyError) else str(error)
+                self._report(f"request {number} of {name}: {why}")
+                continue
+            agent = entry.get("agent_id") or number
+            yield from self._of(entry["requests"], f"{name}/{agent}", begin_s, deepest - 1)
+
+    def _record(self, entry: dict[str, Any], name: str, session: str, begun_s: float) -> TraceRecord:
+        blocks = entry.get("hash_ids") or ()
+        if not isinstance(blocks, list | tuple) or not all(type(block) is int and block >= 0 for block in blocks):
+            raise ValueError("hash_ids: expected a list of whole numbers")
+        if self._blocks_from and blocks and max(blocks) >> _LOCAL_BITS:
+            raise ValueError(f"hash_ids: numbers within one session must be below 2^{_LOCAL_BITS}")
+        ttft_s, e2e_s = (entry.get(key) for key in ("ttft", "api_time"))
+        return TraceRecord(
+            id=name,
+            arrived_at=begun_s + read_number(entry["t"]),
+            model=read_text(entry.get("model") or ""),
+            session=session,
+            workload="code",
+            stream=entry.get("type") == "s",
+            tools=self._tools,
+            prompt_tokens=read_count(entry["in"]),
+            output_tokens=read_count(entry["out"]),
+            ttft_s=None if ttft_s is None else read_not_negative(ttft_s),
+            e2e_s=None if e2e_s is None else read_not_negative(e2e_s),
+            prefix_blocks=[self._blocks_from + block for block in blocks],
+            block_tokens=self._block_tokens,
+        )
+
+
+def _is_subagent(entry: Any, deepest: int) -> bool:
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected an object, not {describe_type(entry)}")  # noqa: TRY004 -- invalid data
+    if entry.get("type") != "subagent":
+        return False
+    if not isinstance(entry.get("requests"), list) or not deepest:
+        raise ValueError(f"a sub-agent needs a list 'requests', and at most {_DEEPEST} others around it")
+    return True
+
+
+def _begin(marker: dict[str, Any], begun_s: float) -> float:
+    """Return the time from which the requests of a sub-agent count.
+
+    kv-cache-tester counts them from the marker, others from the beginning of the session: a first request earlier than
+    its marker counts from the marker.
+    """
+    at_s = read_number(marker.get("t", 0.0))
+    first = next((one.get("t") for one in marker["requests"] if isinstance(one, dict)), None)
+    return begun_s + at_s if first is not None and read_number(first) < at_s else begun_s
