@@ -16,6 +16,7 @@ import typer
 from gateway.cli.check import check, read_pool
 from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
+from gateway.cli.import_ import app as import_
 from gateway.cli.policy import app as policy
 from gateway.cli.schema import schema
 
@@ -86,5 +87,6 @@ def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
 _register("check", check)
 _register("schema", schema)
 _register("policy", policy)
+_register("import", import_)
 for _entry in sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name):
     _register(_entry.name, _entry.load())

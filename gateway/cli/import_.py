@@ -1,0 +1,108 @@
+"""`gateway import`: a pool file made of another router's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backends.validation import UsageError
+from gateway.cli.group import CommandGroup
+
+if TYPE_CHECKING:
+    from gateway.importer.configuration import Configuration
+
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Make a pool file of another router's configuration. What could not be kept is listed on stderr.",
+)
+_ANY_FLAGS = {"ignore_unknown_options": True}
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE | FLAGS...", help="A file, or the flags themselves.", show_default=False),
+]
+Output = Annotated[Path | None, typer.Option(help="Write the pool file here instead of to stdout.")]
+Ask = Annotated[
+    bool, typer.Option("--ask", help="Ask the replicas for what is not configured: their model, how they speculate.")
+]
+Model = Annotated[str | None, typer.Option(help="The model of replicas whose model is not configured.")]
+Service = Annotated[str | None, typer.Option(help="The Kubernetes service of replicas that are found by labels.")]
+
+
+@app.command()
+def litellm(
+    file: Annotated[Path, typer.Argument(help="config.yaml of LiteLLM's proxy.")],
+    *,
+    output: Output = None,
+    ask: Ask = False,
+) -> None:
+    """Import the config.yaml of LiteLLM's proxy."""
+    from gateway.importer import litellm as source
+    from gateway.importer.flags import read_mapping, read_text
+
+    _write(f"litellm {file.name}", lambda: source.read(read_mapping(read_text(file), file)), output, ask=ask)
+
+
+@app.command("production-stack", context_settings=_ANY_FLAGS)
+def production_stack(
+    words: Words = None,
+    *,
+    output: Output = None,
+    ask: Ask = False,
+    model: Model = None,
+    service: Service = None,
+    release: Annotated[str, typer.Option(help="Release of the Helm chart, in the names of its services.")] = "vllm",
+) -> None:
+    """Import the values.yaml of vLLM production-stack's Helm chart, or its router's flags."""
+    from gateway.importer import production_stack as source
+
+    def read() -> Configuration:
+        return source.read(words or [], model, service, release)
+
+    _write("production-stack", read, output, ask=ask)
+
+
+@app.command("vllm-router", context_settings=_ANY_FLAGS)
+def vllm_router(
+    words: Words = None, *, output: Output = None, ask: Ask = False, model: Model = None, service: Service = None
+) -> None:
+    """Import the flags of vllm-router, or a script that starts it."""
+    from gateway.importer import vllm_router as source
+    from gateway.importer.flags import flags_of
+
+    _write("vllm-router", lambda: source.read(flags_of(words or [], source.COMMANDS), model, service), output, ask=ask)
+
+
+def _write(source: str, read: Callable[[], Configuration], output: Path | None, *, ask: bool) -> None:
+    from gateway.importer.pool_text import check_text, pool_text, variables
+
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already: choose another --output, or remove it")
+    configuration = read()
+    if ask:
+        from gateway.importer.ask import ask as ask_replicas
+
+        ask_replicas(configuration)
+    pool = configuration.pool()
+    head = [f"Made by `gateway import {source}`. Lines like this one say what is different or to be checked."]
+    if configuration.policy != "learned":
+        head.append("`policy: {name: learned}` would send each request to the replica that ends it soonest.")
+    text = pool_text(pool, configuration.notes, head)
+    check_text(text, configuration.placeholders)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    if names := variables(text):
+        typer.echo(f"Set these variables before you check or serve it: {', '.join(names)}", err=True)
+    if configuration.notes:
+        typer.echo("Different, not kept, or to be checked:", err=True)
+    for path, note in dict.fromkeys(configuration.notes):
+        typer.echo(f"  {'.'.join(map(str, path)) + ': ' if path else ''}{note}", err=True)

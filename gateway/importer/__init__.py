@@ -1,0 +1,1 @@
+"""Making a pool file of another router's configuration: `gateway import`."""

@@ -1,0 +1,238 @@
+"""LiteLLM's proxy: its config.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from backends.validation import UsageError
+from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.limits import set_body_limit, set_ejection
+from gateway.importer.pool_text import Variable
+
+_ENGINES = frozenset(
+    {"openai", "text-completion-openai", "hosted_vllm", "custom_openai", "openai_like", "vllm", "litellm_proxy"}
+)
+"""Providers of LiteLLM that speak OpenAI's API to an address."""
+
+_FROM_ENVIRONMENT = "os.environ/"
+_NO_KEY = frozenset({"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "not-needed"})
+_POLICIES = {
+    "simple-shuffle": ("random", ""),
+    "least-busy": ("least_loaded", ""),
+    "latency-based-routing": ("learned", "was latency-based-routing: learned predicts the time of each request"),
+    "usage-based-routing": ("least_loaded", "was usage-based-routing: by requests in flight here, not tokens a minute"),
+    "usage-based-routing-v2": (
+        "least_loaded",
+        "was usage-based-routing-v2: by requests in flight here, not tokens a minute",
+    ),
+    "cost-based-routing": ("least_loaded", "was cost-based-routing: replicas have no price here"),
+    "provider-budget-routing": ("least_loaded", "was provider-budget-routing: replicas have no price here"),
+}
+_READ = {"model", "api_base", "base_url", "api_key", "custom_llm_provider", "weight", "rpm", "tpm"}
+_REASONS = {
+    "order": "for a fixed order: policy {name: thresholds} with a rule that prefers [backend:NAME, ...]",
+    "max_parallel_requests": "models.NAME.queue bounds what a replica has in flight",
+    "num_retries": "the gateway sends a request a second time at most, to another replica",
+    "max_retries": "the gateway sends a request a second time at most, to another replica",
+    "retry_policy": "the gateway sends a request a second time at most, to another replica",
+    "retry_after": "the gateway sends a request a second time at once, to another replica",
+    "allowed_fails": "three strikes of different requests eject a replica (health)",
+    "fallbacks": "the gateway never answers with another model",
+    "context_window_fallbacks": "the gateway never answers with another model",
+    "content_policy_fallbacks": "the gateway never answers with another model",
+    "default_fallbacks": "the gateway never answers with another model",
+    "stream_timeout": "timeouts.idle_s bounds the pause between two parts of a stream",
+    "database_url": "keys in LiteLLM's database have to be listed under keys",
+    "include": "the files that it includes were not read: import them too",
+    "redis_host": "gateways share their state through state.redis",
+    "redis_url": "gateways share their state through state.redis",
+    "cache": "answers are not cached",
+    "drop_params": "requests are sent on unchanged",
+}
+
+
+def read(config: Mapping[str, Any]) -> Configuration:
+    """Return what LiteLLM's proxy was configured with.
+
+    Parameters
+    ----------
+    config
+        The document of config.yaml.
+
+    Raises
+    ------
+    UsageError
+        If it is no such document, or none of its deployments is a replica.
+    """
+    deployments = config.get("model_list")
+    if not isinstance(deployments, list) or not deployments:
+        raise UsageError("has no model_list: expected the config.yaml of LiteLLM's proxy")
+    configuration = Configuration()
+    configuration.put("server", "host", "0.0.0.0")
+    configuration.put("server", "port", 4000)
+    reader = _Deployments(configuration)
+    for index, deployment in enumerate(deployments):
+        params = deployment.get("litellm_params") if isinstance(deployment, Mapping) else None
+        if not isinstance(params, Mapping) or not deployment.get("model_name"):
+            raise UsageError(f"model_list[{index}]: expected model_name and litellm_params")
+        reader.read(str(deployment["model_name"]), params)
+    reader.set_weights()
+    router = _section(config, "router_settings")
+    _router_settings(router, configuration, reader.engines)
+    _general_settings(_section(config, "general_settings"), configuration)
+    timeout_s = router.get("timeout", _section(config, "litellm_settings").get("request_timeout"))
+    if isinstance(timeout_s, int | float):
+        configuration.put("timeouts", "first_byte_s", timeout_s)
+    _note_rest("litellm_settings", config, {"request_timeout"}, configuration)
+    for name in config.keys() - {"model_list", "router_settings", "litellm_settings", "general_settings"}:
+        configuration.note(f"{name}: not kept{_reason(name)}")
+    return configuration
+
+
+class _Deployments:
+    """Reads the deployments, and remembers which engine names each client name stands for."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.engines: dict[str, list[str]] = {}
+        self._configuration = configuration
+        self._shares: list[tuple[Replica, Mapping[str, Any]]] = []
+
+    def read(self, model_name: str, params: Mapping[str, Any]) -> None:
+        engine, why_not = _engine_name(params)
+        base = params.get("api_base", params.get("base_url"))
+        if engine and not base:
+            why_not = "it has no api_base, so it is a hosted service"
+        url: str | None = None
+        if base and not why_not:
+            if (variable := _variable(base)) is not None:
+                url = variable
+                number = len(self._configuration.placeholders)
+                self._configuration.placeholders[variable[2:-1]] = f"http://replica-{number}:8000"
+            elif (url := url_of(str(base))) is None:
+                why_not = "its api_base is no http://host:port or http://host:port/v1"
+        if url is None or engine is None or why_not:
+            self._configuration.note(f"a deployment of {model_name} is left out: {why_not}")
+            return
+        replica = Replica(name_of(str(base).removeprefix(_FROM_ENVIRONMENT).removesuffix("/v1")), engine, {"url": url})
+        if _variable(base) is not None:
+            replica.notes.append(f"the value of {url} must be an address without a path: not /v1")
+        if model_name != engine:
+            replica.renamed.append(model_name)
+        self._set_key(replica, params.get("api_key"))
+        self.engines.setdefault(model_name, []).append(engine)
+        self._shares.append((replica, params))
+        for name in params.keys() - _READ:
+            replica.notes.append(f"litellm_params.{name}: not kept{_reason(name)}")
+        replica.notes.sort()
+        self._configuration.replicas.append(replica)
+
+    def _set_key(self, replica: Replica, key: object) -> None:
+        if (variable := _variable(key)) is not None:
+            replica.api_key = variable
+        elif isinstance(key, str) and key.lower() not in _NO_KEY:
+            replica.api_key = Variable.of("API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper())
+            replica.key = key
+            replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
+
+    def set_weights(self) -> None:
+        """Give the replicas of each model their shares, as `simple-shuffle` does: by weight, or else rpm or tpm."""
+        for model in {replica.model for replica, _ in self._shares}:
+            group = [(replica, params) for replica, params in self._shares if replica.model == model]
+            measure = next(
+                (name for name in ("weight", "rpm", "tpm") if any(_positive(params.get(name)) for _, params in group)),
+                None,
+            )
+            shares = [_positive(params.get(measure or "")) for _, params in group]
+            least = min(filter(None, shares), default=None)
+            for (replica, params), share in zip(group, shares, strict=True):
+                if least and share and len(group) > 1:
+                    replica.weight = round(share / least, 3)
+                elif least and not share:
+                    replica.notes.append(f"has no {measure}, so it got no requests; now its weight is 1")
+                limits = [name for name in ("rpm", "tpm") if params.get(name) is not None]
+                if limits:
+                    kept = "its share is kept as weight, and " if measure in limits and len(group) > 1 else ""
+                    replica.notes.append(f"{' and '.join(limits)}: {kept}limits belong to keys, not to replicas")
+
+
+def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the name under which the engine serves, and why the gateway cannot use it."""
+    text = str(params.get("model", ""))
+    provider = str(params.get("custom_llm_provider") or "")
+    if not provider:
+        provider, _, text = text.partition("/")
+    else:
+        text = text.removeprefix(f"{provider}/")
+    if provider not in _ENGINES:
+        return None, f"{provider or 'no model'} is no provider with OpenAI's API at an address"
+    if not text or "*" in text or text.startswith(_FROM_ENVIRONMENT):
+        return None, "its litellm_params.model is no single model"
+    return text, ""
+
+
+def _router_settings(settings: Mapping[str, Any], configuration: Configuration, engines: Mapping[str, Any]) -> None:
+    strategy = str(settings.get("routing_strategy") or "simple-shuffle")
+    if strategy not in _POLICIES:
+        raise UsageError(f"router_settings.routing_strategy: expected one of {', '.join(_POLICIES)}")
+    configuration.policy, configuration.policy_note = _POLICIES[strategy]
+    if (cooldown_s := _positive(settings.get("cooldown_time"))) is not None:
+        set_ejection(configuration, cooldown_s)
+    aliases = settings.get("model_group_alias")
+    for alias, target in aliases.items() if isinstance(aliases, Mapping) else ():
+        name = str(target.get("model") if isinstance(target, Mapping) else target)
+        owners = [replica for replica in configuration.replicas if name in (replica.model, *replica.renamed)]
+        for replica in owners[:1]:
+            replica.renamed.append(str(alias))
+        if not owners:
+            configuration.note(f"router_settings.model_group_alias.{alias}: not kept; its model is not in the pool")
+    read = {"routing_strategy", "cooldown_time", "model_group_alias", "timeout"}
+    _note_rest("router_settings", {"router_settings": settings}, read, configuration)
+
+
+def _general_settings(settings: Mapping[str, Any], configuration: Configuration) -> None:
+    key = settings.get("master_key")
+    if key:
+        name = _variable(key) or Variable.of("LITELLM_MASTER_KEY")
+        if _variable(key) is None:
+            configuration.note("the key is not repeated here: set LITELLM_MASTER_KEY to master_key", "keys")
+        configuration.settings["keys"] = [{"name": "master", "key": name, "may_override": True, "admin": "write"}]
+        configuration.note("keys that LiteLLM made itself are in its database: list them here too", "keys")
+    else:
+        configuration.note("there was no master_key, and there are no keys here: anyone who reaches it may use it")
+    if (limit := _positive(settings.get("global_max_parallel_requests"))) is not None:
+        configuration.put("server", "max_in_flight", limit)
+    if (mib := _positive(settings.get("max_request_size_mb"))) is not None:
+        set_body_limit(configuration, mib)
+    read = {"master_key", "global_max_parallel_requests", "max_request_size_mb"}
+    _note_rest("general_settings", {"general_settings": settings}, read, configuration)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    if section is not None and not isinstance(section, Mapping):
+        raise UsageError(f"{name}: expected a mapping of `key: value`")
+    return section or {}
+
+
+def _note_rest(name: str, config: Mapping[str, Any], read: set[str], configuration: Configuration) -> None:
+    for key in _section(config, name):
+        if key not in read:
+            configuration.note(f"{name}.{key}: not kept{_reason(key)}")
+
+
+def _reason(key: object) -> str:
+    reason = _REASONS.get(str(key))
+    return f"; {reason}" if reason else ""
+
+
+def _variable(value: object) -> Variable | None:
+    """Return the reference to the variable that a value names; None for any other value."""
+    if isinstance(value, str) and value.startswith(_FROM_ENVIRONMENT):
+        return Variable.of(value.removeprefix(_FROM_ENVIRONMENT))
+    return None
+
+
+def _positive(value: object) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None

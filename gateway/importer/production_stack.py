@@ -1,0 +1,207 @@
+"""vLLM production-stack: the flags of its router, and the values of its Helm chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.validation import UsageError
+from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.engine import K_VARIABLE, speculation_of
+from gateway.importer.flags import Flags, flags_of, read_mapping, read_text
+from gateway.importer.kubernetes import labelled_source, set_policy
+from gateway.importer.pool_text import Variable
+
+COMMANDS = ("vllm-router", "vllm_router")
+
+_POLICIES = {
+    "roundrobin": ("round_robin", ""),
+    "session": ("learned", "was session: learned prefers the replica that holds a conversation"),
+    "prefixaware": ("learned", "was prefixaware: learned knows which replica holds the beginning of a prompt"),
+    "kvaware": ("learned", "was kvaware: learned knows which replica holds the beginning of a prompt"),
+    "priority": ("least_loaded", "was priority: priorities belong to keys and to models.NAME.queue"),
+}
+_PREFILL_DECODE = "disaggregated_prefill"
+_REASONS = {
+    "--session-key": "conversations are told by the beginnings of their prompts",
+    "--lmcache": "what an engine holds is learned from its answers",
+    "--kv-aware": "what an engine holds is learned from its answers",
+    "--prefill-model": "there is no disaggregated prefill",
+    "--decode-model": "there is no disaggregated prefill",
+    "--static-model-labels": "they are for disaggregated prefill",
+    "--static-model-types": "replicas are checked at /health and /v1/models",
+    "--static-backend-health": "replicas are always checked",
+    "--k8s-service-discovery-type": "addresses come from the endpoints of a service",
+    "--k8s-watcher": "the API server tells of changes at once",
+    "--engine-stats": "the load of an engine is read every health.interval_s",
+    "--request-stats": "metrics are at /metrics",
+    "--log-": "the gateway logs JSON to stderr",
+    "--enable-batch": "there is no batch API",
+    "--file-storage": "there is no batch API",
+    "--batch-": "there is no batch API",
+    "--callbacks": "requests are sent on unchanged",
+    "--request-rewriter": "requests are sent on unchanged",
+    "--semantic-cache": "answers are not cached",
+    "--feature-gates": "none of them exists here",
+    "--sentry": "",
+    "--otel": "",
+    "--backend-health": "",
+    "--dynamic-config": "",
+    "--version": "",
+}
+
+
+def read(words: Sequence[str], model: str | None, service: str | None, release: str) -> Configuration:
+    """Return what a production-stack was configured with.
+
+    Parameters
+    ----------
+    words
+        A file of values, a file with the command of the router, or its flags.
+    model, service
+        The model, and the Kubernetes service, of replicas that are found by labels.
+    release
+        Release of the Helm chart.
+
+    Raises
+    ------
+    UsageError
+        If there is no replica that the gateway can use.
+    """
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
+        path = Path(words[0])
+        return _chart(read_mapping(read_text(path), path), service, release)
+    configuration = Configuration()
+    _router(flags_of(words, COMMANDS), configuration, model, service)
+    return configuration
+
+
+def _router(flags: Flags, configuration: Configuration, model: str | None, service: str | None) -> None:
+    """Add what the router's flags say."""
+    for flag in ("--dynamic-config-yaml", "--dynamic-config-json"):
+        if (name := flags.text(flag)) is not None:
+            flags.set_defaults(_dynamic(read_mapping(read_text(Path(name)), Path(name))))
+    discovery = flags.text("--service-discovery")
+    backends = flags.listed("--static-backends")
+    if discovery is None and not backends:
+        flags.refuse_typos(_REASONS)
+        raise UsageError("has neither --static-backends nor --service-discovery: expected the flags of the router")
+    configuration.put("server", "host", flags.text("--host") or "0.0.0.0")
+    configuration.put("server", "port", flags.number("--port") or 8001)
+    if discovery == "k8s":
+        selector, port = flags.text("--k8s-label-selector") or "", int(flags.number("--k8s-port") or 8000)
+        namespace = flags.text("--k8s-namespace")
+        configuration.replicas.append(labelled_source(configuration, model, service, selector, port, namespace))
+    else:
+        _static(backends, flags.listed("--static-models"), configuration)
+    for pair in flags.listed("--static-aliases"):
+        alias, _, name = pair.partition(":")
+        for replica in [replica for replica in configuration.replicas if replica.model == name][:1]:
+            replica.renamed.append(alias)
+    routing(flags.text("--routing-logic"), configuration)
+    if (timeout_s := flags.number("--backend-health-check-timeout-seconds")) is not None:
+        configuration.put("health", "timeout_s", timeout_s)
+    flags.note_rest(_REASONS, configuration.note)
+
+
+def routing(logic: str | None, configuration: Configuration) -> None:
+    """Set the policy for a `--routing-logic`."""
+    if logic == _PREFILL_DECODE:
+        raise UsageError("routes prefill and decode apart: the gateway needs replicas that do both")
+    set_policy(configuration, "--routing-logic", logic or "roundrobin", _POLICIES)
+
+
+def _static(urls: Sequence[str], models: Sequence[str], configuration: Configuration) -> None:
+    if len(urls) != len(models):
+        raise UsageError(f"has {len(urls)} static backends and {len(models)} static models: expected as many")
+    for text, model in zip(urls, models, strict=True):
+        url = url_of(text)
+        if url is None:
+            raise UsageError("--static-backends: expected addresses such as http://10.0.0.1:8000")
+        replica = Replica(name_of(url), model, {"url": url})
+        configuration.replicas.append(replica)
+
+
+def _dynamic(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return a dynamic configuration as flags; its models may be a mapping."""
+    values = dict(document)
+    match values.get("static_models"):
+        case dict(models):
+            pairs = [
+                (url, name)
+                for name, entry in models.items()
+                for url in (entry.get("static_backends", []) if isinstance(entry, dict) else [])
+            ]
+            values["static_backends"] = ",".join(str(url) for url, _ in pairs)
+            values["static_models"] = ",".join(str(name) for _, name in pairs)
+    match values.get("static_aliases"):
+        case dict(aliases):
+            values["static_aliases"] = ",".join(f"{alias}:{name}" for alias, name in aliases.items())
+    return {
+        "--" + name.replace("_", "-"): value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
+
+
+def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Configuration:
+    """Return what the chart's values describe: a source for each of its deployments of an engine."""
+    configuration = Configuration()
+    engines, router = _part(values, "servingEngineSpec"), _part(values, "routerSpec")
+    if not engines and not router:
+        raise UsageError("has neither servingEngineSpec nor routerSpec: expected the values.yaml of production-stack")
+    words = [str(word) for word in router.get("extraArgs") or []]
+    if router.get("serviceDiscovery") == "static":
+        words += ["--static-backends", str(router.get("staticBackends") or "")]
+        words += ["--static-models", str(router.get("staticModels") or "")]
+        _router(Flags(words), configuration, None, service)
+    else:
+        Flags(words).note_rest(_REASONS, lambda text: configuration.note(f"routerSpec.extraArgs {text}"))
+        port = engines.get("containerPort") or 8000
+        for index, spec in enumerate(engines.get("modelSpec") or []):
+            if not isinstance(spec, Mapping) or not spec.get("name") or not spec.get("modelURL"):
+                raise UsageError(f"servingEngineSpec.modelSpec[{index}]: expected name and modelURL")
+            if spec.get("enabled", True):
+                configuration.replicas.append(_engine(spec, release, int(port), configuration))
+    configuration.put("server", "host", "0.0.0.0")
+    configuration.put("server", "port", router.get("containerPort") or 8000)
+    routing(router.get("routingLogic"), configuration)
+    key = engines.get("vllmApiKey") or router.get("vllmApiKey")
+    is_reference = isinstance(key, Mapping)
+    if key and (not is_reference or key.get("secretName")):
+        for replica in configuration.replicas:
+            replica.api_key = Variable.of("VLLM_API_KEY")
+        where = f"the secret {key['secretName']}" if is_reference else "vllmApiKey, which is not repeated here"
+        configuration.note(f"VLLM_API_KEY is the key of the engines, from {where}")
+    if int(router.get("replicaCount") or 1) > 1:
+        configuration.note("routerSpec.replicaCount: several gateways share what they learn through state.redis")
+    if any("kubernetes" in replica.where for replica in configuration.replicas):
+        configuration.note(
+            f"replicas are found by the services of the release {release} (--release), whatever their number: "
+            "the gateway needs deploy/kubernetes-rbac.yaml"
+        )
+    return configuration
+
+
+def _engine(spec: Mapping[str, Any], release: str, port: int, configuration: Configuration) -> Replica:
+    config = _part(spec, "vllmConfig")
+    flags = Flags([str(word) for word in config.get("extraArgs") or []])
+    names = flags.values("--served-model-name") or [str(spec["modelURL"])]
+    service = f"{release}-{spec['name']}-engine-service"
+    replica = Replica(name_of(str(spec["name"])), names[0], {"kubernetes": {"service": service, "port": port}})
+    replica.aliases += names[1:]
+    replica.speculation = speculation_of(flags)
+    configuration.placeholders[K_VARIABLE] = "1"
+    if _part(spec, "lmcacheConfig").get("enablePD"):
+        raise UsageError(
+            f"modelSpec {spec['name']} does prefill or decode only: the gateway needs replicas that do both"
+        )
+    return replica
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    if part is not None and not isinstance(part, Mapping):
+        raise UsageError(f"{name}: expected a mapping of `key: value`")
+    return part or {}

@@ -1,0 +1,126 @@
+"""vllm-router, the router in Rust of the vLLM project: its command line."""
+
+from __future__ import annotations
+
+from backends.validation import UsageError
+from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.flags import Flags
+from gateway.importer.kubernetes import labelled_source, set_policy
+from gateway.importer.limits import set_body_limit, set_ejection
+from gateway.importer.pool_text import Variable
+
+COMMANDS = ("vllm-router", "vllm_router")
+"""Words that tell its command line."""
+
+_POLICIES = {
+    "random": ("random", ""),
+    "round_robin": ("round_robin", ""),
+    "power_of_two": ("power_of_two", ""),
+    "cache_aware": ("learned", "was cache_aware: learned knows which replica holds the beginning of a prompt"),
+    "kv_aware": ("learned", "was kv_aware: learned knows which replica holds the beginning of a prompt"),
+    "consistent_hash": ("learned", "was consistent_hash: learned prefers the replica that holds a conversation"),
+    "sticky_least_loaded": (
+        "learned",
+        "was sticky_least_loaded: learned prefers the replica that holds a conversation",
+    ),
+}
+_DEFAULT_POLICY = "cache_aware"
+_PREFILL_DECODE = ("--vllm-pd-disaggregation", "--prefill", "--decode", "--mini-lb")
+
+_REASONS = {
+    "--retry": "the gateway sends a request a second time at most, to another replica",
+    "--disable-retries": "the gateway sends a request a second time, to another replica, before its answer has begun",
+    "--cb-": "three strikes of different requests eject a replica (health)",
+    "--disable-circuit": "three strikes of different requests eject a replica (health)",
+    "--health-": "a refused connection counts at once, a time-out when it is the second in a row",
+    "--intra-node-data-parallel-size": "vLLM spreads requests over the ranks of a replica itself",
+    "--prefill": "there is no disaggregated prefill",
+    "--decode": "there is no disaggregated prefill",
+    "--vllm-": "there is no disaggregated prefill",
+    "--kv-": "what an engine holds is learned from its answers",
+    "--pd-": "there is no disaggregated prefill",
+    "--cache-threshold": "learned weighs the prefix against the load itself",
+    "--balance-": "learned weighs the prefix against the load itself",
+    "--eviction": "learned bounds what it remembers of prefixes itself",
+    "--max-tree-size": "learned bounds what it remembers of prefixes itself",
+    "--queue-": "the gateway has a queue for each model: models.NAME.queue",
+    "--rate-limit": "limits belong to keys: keys[].requests_per_minute",
+    "--prometheus-": "metrics are at /metrics; admin.listen gives them an address of their own",
+    "--request-id-headers": "requests are told by x-request-id",
+    "--log-": "the gateway logs JSON to stderr",
+    "--enable-igw": "a pool has any number of models",
+    "--worker-startup": "replicas that start are waited for, without a limit",
+}
+
+
+def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
+    """Return what vllm-router was started with.
+
+    Parameters
+    ----------
+    model
+        The model of the workers, which the command line does not name; None if it is to be asked for.
+    service
+        Kubernetes service of the workers; None if there is none yet.
+
+    Raises
+    ------
+    UsageError
+        If there are no workers that the gateway can use.
+    """
+    configuration = Configuration()
+    has_prefill = any(flag in flags for flag in _PREFILL_DECODE)
+    workers = flags.values("--worker-urls")
+    if has_prefill and not workers:
+        raise UsageError("has prefill and decode workers only: the gateway needs replicas that do both")
+    if not workers and "--service-discovery" not in flags:
+        flags.refuse_typos(_REASONS)
+        raise UsageError("has neither --worker-urls nor --service-discovery: expected the flags of vllm-router")
+    if has_prefill:
+        configuration.note("--prefill, --decode: left out; the gateway needs replicas that do both")
+    key = flags.text("--api-key")
+    for worker in workers:
+        url = url_of(worker)
+        if url is None:
+            raise UsageError("--worker-urls: expected addresses such as http://10.0.0.1:8000")
+        replica = Replica(name_of(url), model, {"url": url}, key=key)
+        configuration.replicas.append(replica)
+    if "--service-discovery" in flags:
+        configuration.replicas.append(
+            labelled_source(
+                configuration,
+                model,
+                service,
+                " ".join(flags.values("--selector")),
+                int(flags.number("--service-discovery-port") or 80),
+                flags.text("--service-discovery-namespace"),
+            )
+        )
+    if key is not None:
+        for replica in configuration.replicas:
+            replica.api_key = Variable.of("VLLM_API_KEY")
+    _settings(flags, configuration)
+    flags.note_rest(_REASONS, configuration.note)
+    return configuration
+
+
+def _settings(flags: Flags, configuration: Configuration) -> None:
+    configuration.put("server", "host", flags.text("--host") or "127.0.0.1")
+    configuration.put("server", "port", flags.number("--port") or 30000)
+    policy = flags.text("--policy") or _DEFAULT_POLICY
+    set_policy(configuration, "--policy", policy, _POLICIES)
+    kept = {
+        "--max-concurrent-requests": ("server", "max_in_flight"),
+        "--request-timeout-secs": ("timeouts", "total_s"),
+        "--health-check-interval-secs": ("health", "interval_s"),
+        "--health-check-timeout-secs": ("health", "timeout_s"),
+    }
+    for flag, (section, key) in kept.items():
+        if (number := flags.number(flag)) is not None:
+            configuration.put(section, key, number)
+    if (eject_s := flags.number("--cb-timeout-duration-secs")) is not None:
+        set_ejection(configuration, eject_s)
+    if (body_bytes := flags.number("--max-payload-size")) is not None:
+        set_body_limit(configuration, body_bytes / 2**20)
+    if origins := flags.values("--cors-allowed-origins"):
+        configuration.settings["cors"] = {"origins": origins}

@@ -1,0 +1,251 @@
+"""`gateway import`: pool files of other routers' configurations, each of which `gateway check` accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from gateway.config.load import load_pool
+from gateway.config.settings import PoolSettings
+from tests.support.upstream import Upstream, Wire, upstreams_in_thread
+
+SAMPLES = Path(__file__).parent / "samples"
+ENVIRON = {
+    "LITELLM_MASTER_KEY": "sk-master",
+    "LLAMA_KEY": "sk-llama",
+    "API_KEY_10_1_0_2_8000": "sk-clear",
+    "QWEN_URL": "https://qwen.example",
+    "VLLM_API_KEY": "sk-vllm",
+    "VLLM_SERVICE": "engines",
+    "NUM_SPECULATIVE_TOKENS": "7",
+}
+ROUTER = ("vllm-router", "--model", "llama", "--worker-urls", "http://10.0.0.1:8000", "http://10.0.0.2:8000")
+
+
+def imported(tmp_path: Path, *arguments: str | Path) -> tuple[PoolSettings, str, str]:
+    """Return the settings, the text and the notes of an import that succeeds, after `gateway check`."""
+    path = tmp_path / "pool.yaml"
+    result = CliRunner().invoke(app, ["import", *map(str, arguments), "--output", str(path)])
+    assert result.exit_code == 0, result.stderr
+    checked = CliRunner().invoke(app, ["check", "--config", str(path)], env=ENVIRON)
+    assert checked.exit_code == 0, checked.output
+    return load_pool(path, ENVIRON), path.read_text(), result.stderr
+
+
+def refused(*arguments: str | Path) -> str:
+    """Return the message of an import that fails, and prints nothing else."""
+    result = CliRunner().invoke(app, ["import", *map(str, arguments)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr
+
+
+def test_litellm(tmp_path: Path) -> None:
+    pool, text, notes = imported(tmp_path, "litellm", SAMPLES / "litellm.yaml")
+    llama, qwen = pool.models["meta-llama/Llama-3.1-8B-Instruct"], pool.models["Qwen/Qwen3-32B"]
+    assert set(llama.aliases) == {"chat", "gpt-4o", "llama-small"}
+    assert {name: (b.url, b.weight, b.method) for name, b in llama.backends.items()} == {
+        "10.1.0.1:8000": ("http://10.1.0.1:8000", 1.0, "baseline"),
+        "10.1.0.2:8000": ("http://10.1.0.2:8000", 2.0, "baseline"),
+    }
+    keys = [backend.api_key and backend.api_key.get_secret_value() for backend in llama.backends.values()]
+    assert keys == ["sk-llama", "sk-clear"]
+    assert (qwen.aliases, qwen.backends["QWEN_URL"].url, qwen.backends["QWEN_URL"].api_key) == (
+        ["hidden"],
+        "https://qwen.example",
+        None,
+    )
+    assert llama.policy.name == qwen.policy.name == "least_loaded"
+    assert (pool.server.host, pool.server.port, pool.server.max_in_flight) == ("0.0.0.0", 4000, 500)
+    assert (pool.server.max_body_mib, pool.timeouts.first_byte_s, pool.health.eject_s) == (512, 120, 90)
+    assert [(key.name, key.admin) for key in pool.keys] == [("master", "write")]
+    for secret in ("sk-written-in-clear", "sk-master-in-clear", "password", "secret-value"):
+        assert secret not in text + notes
+    for lost in ("writer", "embedder", "any is left out", "elsewhere", "fallbacks", "order", "temperature", "lost"):
+        assert lost in notes
+    comments = " ".join(line.strip().removeprefix("# ") for line in text.splitlines())
+    for line in notes.partition("to be checked:\n")[2].splitlines():  # each is also at its place in the file
+        parts = line.strip().split(": ")
+        assert any(": ".join(parts[start:]) in comments for start in range(len(parts))), line
+    assert "Set these variables before you check or serve it: LLAMA_KEY, API_KEY_10_1_0_2_8000, QWEN_URL, LITE" in notes
+
+
+def test_the_chart_of_production_stack(tmp_path: Path) -> None:
+    arguments = (SAMPLES / "values.yaml", "--release", "prod")
+    pool, text, notes = imported(tmp_path, "production-stack", *arguments)
+    assert list(pool.models) == ["llama"]
+    llama = pool.models["llama"]
+    assert (llama.aliases, llama.policy.name, llama.backends) == (["llama-8b"], "learned", {})
+    found: dict[str, Any] = {
+        name: (source.method.value, source.kubernetes and source.kubernetes.service, source.speculative_config)
+        for name, source in llama.discover.items()
+    }
+    plain, head, lookup, old = (found[name] for name in ("plain", "head", "lookup", "old"))
+    assert plain == ("baseline", "prod-plain-engine-service", None)
+    assert (head[0], head[2].num_speculative_tokens, head[2].model) == ("eagle3", 3, "some/EAGLE3-head")
+    assert (lookup[0], lookup[2].num_speculative_tokens, lookup[2].prompt_lookup_max) == ("ngram", 5, 4)
+    assert (old[0], old[2].num_speculative_tokens) == ("eagle", 7)
+    assert all(source.kubernetes and source.kubernetes.port == 8100 for source in llama.discover.values())
+    assert "the method follows from the draft's name" in text
+    assert "resting" not in text + notes
+    assert "state.redis" in notes
+
+
+def test_the_router_of_production_stack_with_static_backends(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/sh\nset -e\n# vllm-router serves two models\n"
+        "vllm-router --service-discovery static --port 9000 --routing-logic session --session-key x-user \\\n"
+        "  --static-backends http://a:1,http://b:2/v1,http://c:3 --static-models m,m,n --static-aliases gpt:m # two\n"
+    )
+    pool, _, notes = imported(tmp_path, "production-stack", script)
+    assert {name: list(model.backends) for name, model in pool.models.items()} == {"m": ["a:1", "b:2"], "n": ["c:3"]}
+    assert pool.models["m"].aliases == ["gpt"]
+    assert pool.server.port == 9000
+    assert "--session-key: not kept" in notes
+
+
+def test_a_dynamic_configuration_of_production_stack(tmp_path: Path) -> None:
+    dynamic = tmp_path / "dynamic.yaml"
+    dynamic.write_text(
+        "service_discovery: static\nrouting_logic: kvaware\n"
+        "static_models: {m: {static_backends: ['http://a:1', 'http://b:2']}}\nstatic_aliases: {gpt: m}\n"
+    )
+    pool, _, _ = imported(tmp_path, "production-stack", "--dynamic-config-yaml", dynamic, "--port", "8001")
+    assert (list(pool.models["m"].backends), pool.models["m"].aliases) == (["a:1", "b:2"], ["gpt"])
+    assert pool.models["m"].policy.name == "learned"
+
+
+def test_replicas_found_by_labels(tmp_path: Path) -> None:
+    flags = ("--service-discovery", "k8s", "--k8s-namespace", "ml", "--k8s-label-selector", "app=vllm")
+    pool, text, _ = imported(tmp_path, "production-stack", *flags, "--model", "m", "--routing-logic", "roundrobin")
+    (source,) = pool.models["m"].discover.values()
+    assert source.kubernetes is not None
+    assert (source.kubernetes.service, source.kubernetes.namespace, source.kubernetes.port) == ("engines", "ml", 8000)
+    assert "app=vllm" in text
+
+
+def test_vllm_router(tmp_path: Path) -> None:
+    flags = (
+        *("--policy=power_of_two", "--api-key", "sk-in-clear", "--max-concurrent-requests", "64"),
+        *("--request-timeout-secs", "900", "--cb-timeout-duration-secs", "120", "--retry-max-retries", "5"),
+        *("--max-payload-size", "1073741824", "--cors-allowed-origins", "https://a.example", "--log-level", "debug"),
+    )
+    pool, text, notes = imported(tmp_path, *ROUTER, *flags)
+    (model,) = pool.models.values()
+    assert [backend.url for backend in model.backends.values()] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert model.policy.name == "power_of_two"
+    assert (pool.server.port, pool.server.max_in_flight, pool.server.max_body_mib) == (30000, 64, 1024)
+    assert (pool.timeouts.total_s, pool.health.eject_s, pool.health.eject_max_s) == (900, 120, 120)
+    assert pool.cors is not None
+    assert pool.cors.origins == ["https://a.example"]
+    assert "sk-in-clear" not in text + notes
+    assert "--retry-max-retries: not kept; the gateway sends a request a second time at most" in notes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("vllm-router", "--worker-url", "http://a:1"), "no flag --worker-url; did you mean --worker-urls?"),
+        (("vllm-router", "--policy", "random"), "neither --worker-urls nor --service-discovery"),
+        (("vllm-router", "--vllm-pd-disaggregation", "--prefill", "http://a:1"), "prefill and decode workers only"),
+        ((*ROUTER, "--policy", "best"), "--policy best: expected one of random, round_robin"),
+        ((*ROUTER, "--port", "many"), "--port: expected a number"),
+        (
+            (*ROUTER, "--max-concurrent-requests", "0"),
+            "server.max_in_flight: must be greater than or equal to 1",
+        ),
+        (("vllm-router", "--worker-urls", "http://a:1"), "names no model: add --model NAME, or --ask"),
+        (("vllm-router", "/no/such/file"), "/no/such/file: cannot read it: No such file or directory"),
+        (("vllm-router", SAMPLES / "values.yaml"), "no command vllm-router or vllm_router with flags in it"),
+        (("production-stack", SAMPLES / "litellm.yaml"), "has neither servingEngineSpec nor routerSpec"),
+        (("production-stack", "--static-backends", "http://a", "--static-models", "m,n"), "1 static backends and 2"),
+        (("litellm", SAMPLES / "values.yaml"), "has no model_list: expected the config.yaml of LiteLLM's proxy"),
+    ],
+)
+def test_bad_input_is_refused_with_what_would_be_right(arguments: tuple[str, ...], message: str) -> None:
+    error = refused(*arguments)
+    assert error.startswith(f"gateway import {arguments[0]}: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_list: [\n", ":2:1: not YAML"),
+        ("- a\n", "expected a mapping"),
+        ("model_list: [{model_name: a}]\n", "model_list[0]: expected model_name and litellm_params"),
+        (
+            "model_list: [{model_name: a, litellm_params: {model: openai/b, api_base: 'http://h'}}]\n"
+            "router_settings: {routing_strategy: fastest}\n",
+            "router_settings.routing_strategy: expected one of simple-shuffle",
+        ),
+        (
+            "model_list: [{model_name: a, litellm_params: {model: bedrock/b, api_key: sk-x}}]\n",
+            "a deployment of a is left out: bedrock is no provider with OpenAI's API at an address",
+        ),
+    ],
+)
+def test_bad_files_of_litellm(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert message in refused("litellm", path)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("mine")
+    assert f"{path} exists already" in refused(*ROUTER, "--output", path)
+    assert path.read_text() == "mine"
+
+
+SPECULATES = b"""\
+vllm:num_requests_running 0.0
+vllm:spec_decode_num_drafts_total 0.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 0.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 0.0
+"""
+
+
+async def in_development_mode(wire: Wire) -> None:
+    """Answer /server_info as vLLM in development mode."""
+    assert wire.seen.header("authorization") == "Bearer sk-asked"
+    config = {"method": "eagle3", "num_speculative_tokens": 2, "model": "head", "draft_load_config": {}}
+    await wire.json({"vllm_config": {"speculative_config": config}})
+
+
+async def not_found(wire: Wire) -> None:
+    await wire.json({}, status=404)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Upstream]]:
+    """Yield engines of which one does not speculate, one says how, and one only that it does."""
+    with upstreams_in_thread(("plain", "open", "closed"), "tiny", not_found) as upstreams:
+        for upstream in upstreams[1:]:
+            upstream.metrics = SPECULATES
+        upstreams[1].behaviour = in_development_mode
+        yield upstreams
+
+
+def test_engines_are_asked_for_their_model_and_how_they_speculate(tmp_path: Path, engines: list[Upstream]) -> None:
+    urls = [upstream.url for upstream in engines]
+    pool, text, _ = imported(tmp_path, "vllm-router", "--ask", "--worker-urls", *urls, "--api-key", "sk-asked")
+    plain, tells, silent = pool.models["tiny"].backends.values()
+    assert (plain.method, plain.speculative_config) == ("baseline", None)
+    assert tells.method == "eagle3"
+    assert tells.speculative_config is not None
+    assert (tells.speculative_config.num_speculative_tokens, tells.speculative_config.model) == (2, "head")
+    assert silent.method == "baseline"
+    assert text.count("# it drafts 2 tokens per step, but does not say how") == 1
+    assert "is not known" not in text
+
+
+def test_an_engine_that_does_not_answer_is_noted(tmp_path: Path) -> None:
+    _, _, notes = imported(tmp_path, "vllm-router", "--ask", "--model", "m", "--worker-urls", "http://127.0.0.1:9")
+    assert "it could not be asked (ConnectError)" in notes
+    assert "how it speculates is not known" in notes
