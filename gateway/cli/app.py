@@ -17,6 +17,7 @@ from gateway.cli.check import check, read_pool
 from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 from gateway.cli.import_ import app as import_
+from gateway.cli.init import init
 from gateway.cli.policy import app as policy
 from gateway.cli.schema import schema
 
@@ -27,7 +28,7 @@ _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
 
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main() -> None:
@@ -84,6 +85,7 @@ def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
         app.command(name)(command)
 
 
+_register("init", init)
 _register("check", check)
 _register("schema", schema)
 _register("policy", policy)

@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 
 import typer
 
+from gateway.cli.completion import models
+
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
 _ALL_LINES = 1000
@@ -26,7 +28,9 @@ Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY
 AdminKey = Annotated[
     str, typer.Option(help="admin.key of its pool file, or the key printed at start.", envvar="GATEWAY_ADMIN_KEY")
 ]
-Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one with a learned policy]")]
+Model = Annotated[
+    str | None, typer.Option(autocompletion=models, help="The model.  [default: the only one with a learned policy]")
+]
 
 
 @dataclass(frozen=True, slots=True)

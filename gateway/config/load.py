@@ -89,7 +89,11 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = "set the file with --config" if isinstance(error, FileNotFoundError) else ""
+        hint = (
+            "set the file with --config, or write one with `gateway init`"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         raise ConfigError(path, [Problem(1, 1, "", f"cannot read it: {error.strerror}", hint)]) from None
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem(1, 1, "", "not UTF-8", "save the file as UTF-8")]) from None
@@ -97,7 +101,7 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     problems = [_problem(issue, position) for position, issue in document.issues]
     settings: PoolSettings | None = None
     if document.data is None and not problems:
-        problems.append(Problem(1, 1, "", "empty", "see config/pool.yaml for an example"))
+        problems.append(Problem(1, 1, "", "empty", "`gateway init` writes an example"))
     elif document.data is not None:
         try:
             settings = PoolSettings.model_validate(document.data)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.completion import policies
 from gateway.cli.extras import require
 from lab.cli.options import JsonFile, Limit, Strict, TraceFormat, Traces
 
@@ -16,7 +17,11 @@ def evaluate(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Policy to evaluate; repeatable.  [default: the pool's]"),
+        typer.Option(
+            metavar="NAME|FILE.yaml|{...}",
+            autocompletion=policies,
+            help="Policy to evaluate; repeatable.  [default: the pool's]",
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Pool file with k and weight of each replica, and policy settings.")

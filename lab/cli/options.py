@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.completion import calibrations, models
+
 
 def above_zero(value: float | None) -> float | None:
     """Check that an option is a finite number above 0; typer's `min` accepts NaN.
@@ -64,9 +66,12 @@ Rate = Annotated[
     typer.Option(metavar="R", callback=above_zero, help="Mean requests per second; the trace's pattern is kept."),
 ]
 Speed = Annotated[float, typer.Option(metavar="S", callback=above_zero, help="Speed-up of the trace's arrivals.")]
-PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with several.")]
+PoolModel = Annotated[str | None, typer.Option(autocompletion=models, help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[
-    str | None, typer.Option(help="Calibration of all replicas' step times.  [default: as in the pool file]")
+    str | None,
+    typer.Option(
+        autocompletion=calibrations, help="Calibration of all replicas' step times.  [default: as in the pool file]"
+    ),
 ]
 Slo = Annotated[
     str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.completion import calibrations, policies
 from gateway.cli.extras import require
 from lab.cli.options import JsonFile, Limit, Rate, Speed, Strict, TraceFormat, Traces, refuse_rate_with_speed, writable
 
@@ -20,11 +21,19 @@ def plan(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]")
+        str | None,
+        typer.Option(
+            autocompletion=calibrations,
+            help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]",
+        ),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.yaml|{...}", help="Routing policy.  [default: the pool's; thresholds]"),
+        typer.Option(
+            metavar="NAME|FILE.yaml|{...}",
+            autocompletion=policies,
+            help="Routing policy.  [default: the pool's; thresholds]",
+        ),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="METHOD[=K,K...]", help="Method to try, with its k; repeatable.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.completion import models, policies
 from gateway.cli.extras import require
 from lab.cli.options import (
     ApiKey,
@@ -40,13 +41,15 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE.yaml|{...}",
+            autocompletion=policies,
             help="Policy to replay; repeatable. `oracle` knows lengths and acceptance.  [default: the pool's]",
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]"
+            autocompletion=models,
+            help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]",
         ),
     ] = None,
     rate: Rate = None,

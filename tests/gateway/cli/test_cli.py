@@ -90,7 +90,8 @@ def test_the_default_pool_file(tmp_path: Path) -> None:
     run = gateway("check", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr == (
-        "config/pool.yaml:1:1: cannot read it: No such file or directory; set the file with --config\n"
+        "config/pool.yaml:1:1: cannot read it: No such file or directory; "
+        "set the file with --config, or write one with `gateway init`\n"
     )
 
 

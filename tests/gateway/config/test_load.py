@@ -278,8 +278,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("", "1:1: empty; see config/pool.yaml for an example"),
-            ("# nothing\n", "1:1: empty; see config/pool.yaml for an example"),
+            ("", "1:1: empty; `gateway init` writes an example"),
+            ("# nothing\n", "1:1: empty; `gateway init` writes an example"),
             ("- a\n- b\n", "1:1: expected a mapping of `key: value`"),
             ("models: {}\n", "1:1: models: needs at least 1, has 0"),
             ("server: {}\n", "1:1: models: missing"),
@@ -393,7 +393,8 @@ class TestErrors:
         with pytest.raises(ConfigError) as caught:
             load_pool(tmp_path / "none.yaml", {})
         assert str(caught.value) == (
-            f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; set the file with --config"
+            f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; "
+            "set the file with --config, or write one with `gateway init`"
         )
         with pytest.raises(ConfigError, match="cannot read it: Is a directory"):
             load_pool(tmp_path, {})
