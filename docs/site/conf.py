@@ -1,7 +1,7 @@
 """How Sphinx makes a site of the documentation: scripts/docs-site.
 
-The pages are plain Markdown that reads as well on a forge. Sphinx's source folder is the root of the repository, so links
-to files beside `docs` work in both places. The navigation is made from the links of the pages in `_CONTENTS`.
+The pages are plain Markdown that reads as well on a forge. Sphinx's source folder is the root of the repository, so
+links to files beside `docs` work in both places. The navigation is made from the links of the pages in `_CONTENTS`.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from sphinx.application import Sphinx
 
 project = "Speculation gateway"
-copyright = "the authors; Apache-2.0"  # noqa: A001 -- Sphinx's name
+copyright = "the authors; Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
