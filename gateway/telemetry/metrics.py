@@ -123,120 +123,212 @@ class Metrics:
             self._gauges.append(made)
             return made
 
-        self.requests = counter("gateway_requests", "Requests ended, by outcome", (*_BACKEND, "outcome"))
+        self.requests = counter("gateway_requests", "Requests that ended, by outcome", (*_BACKEND, "outcome"))
         self.ttft = histogram(
-            "gateway_ttft_seconds", "Arrival to first chunk of the answer (streams)", _BACKEND, _LATENCY_S
+            "gateway_ttft_seconds",
+            "From the request's last byte to the first chunk of the answer; streams only",
+            _BACKEND,
+            _LATENCY_S,
         )
         self.itl = histogram(
             "gateway_itl_seconds",
-            "Time between two chunks of a stream; one chunk is one engine step",
+            "Between two chunks of a stream: one engine step, which may emit several tokens",
             _BACKEND,
             _STEP_S,
         )
-        self.tpot = histogram("gateway_tpot_seconds", "Time per output token after the first", _BACKEND, _STEP_S)
-        self.e2e = histogram("gateway_e2e_seconds", "Arrival to the end of the answer", _BACKEND, _LATENCY_S)
+        self.tpot = histogram(
+            "gateway_tpot_seconds",
+            "Time per output token after the first; for answers that are not streamed, as the engine reports it",
+            _BACKEND,
+            _STEP_S,
+        )
+        self.e2e = histogram(
+            "gateway_e2e_seconds", "From the request's last byte to the end of the answer", _BACKEND, _LATENCY_S
+        )
         self.queue = histogram(
-            "gateway_queue_seconds", "Waiting in the engine, if it reports that", _BACKEND, _LATENCY_S
+            "gateway_queue_seconds", "Time in the engine's queue, for engines that report it", _BACKEND, _LATENCY_S
         )
         self.overhead = histogram(
             "gateway_overhead_seconds",
-            "From the last byte of a request to its sending to a backend",
+            "Time in the gateway itself: from the request's last byte until it is sent to a backend, without the "
+            "queue; first attempt only",
             ("model",),
             _OVERHEAD_S,
         )
-        self.prompt_tokens = counter("gateway_prompt_tokens", "Prompt tokens", _BACKEND)
-        self.output_tokens = counter("gateway_output_tokens", "Output tokens", _BACKEND)
+        self.prompt_tokens = counter(
+            "gateway_prompt_tokens", "Prompt tokens: counted by the engine, else estimated", _BACKEND
+        )
+        self.output_tokens = counter(
+            "gateway_output_tokens",
+            "Output tokens: counted by the engine, else estimated from the size of the text",
+            _BACKEND,
+        )
         self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*_BACKEND, "temperature", "source"))
         self.step_tokens = counter(
-            "gateway_step_tokens", "Tokens that these steps emitted", (*_BACKEND, "temperature", "source")
+            "gateway_step_tokens", "Tokens that the counted engine steps emitted", (*_BACKEND, "temperature", "source")
         )
-        self.drafted = counter("gateway_drafted_tokens", "Tokens drafted", (*_BACKEND, "temperature"))
-        self.accepted = counter("gateway_accepted_tokens", "Drafted tokens accepted", (*_BACKEND, "temperature"))
-        self.decisions = counter("gateway_decisions", "Decisions, by reason", ("model", "policy", "reason"))
-        self.policy_errors = counter("gateway_policy_errors", "Errors raised by the policy", ("model", "call"))
-        self.retries = counter("gateway_retries", "Requests sent to another backend", (*_BACKEND, "kind"))
+        self.drafted = counter(
+            "gateway_drafted_tokens",
+            "Tokens drafted, for engines that report it with each answer",
+            (*_BACKEND, "temperature"),
+        )
+        self.accepted = counter(
+            "gateway_accepted_tokens",
+            "Drafted tokens that the target accepted, for engines that report it with each answer",
+            (*_BACKEND, "temperature"),
+        )
+        self.decisions = counter(
+            "gateway_decisions", "Choices of a backend; a retried request counts twice", ("model", "policy", "reason")
+        )
+        self.policy_errors = counter(
+            "gateway_policy_errors",
+            "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
+            "(reason `policy_failed`), `observe`, `observe_shadow` or `maintenance`",
+            ("model", "call"),
+        )
+        self.retries = counter(
+            "gateway_retries",
+            "Requests that failed at this backend before any part of the answer was sent, and were sent to another one",
+            (*_BACKEND, "kind"),
+        )
         self.retries_refused = counter(
             "gateway_retries_refused",
-            "Requests not sent elsewhere: the retry budget is spent",
+            "Requests that failed and were not sent to another backend, since the model's retry budget was spent",
             ("model",),
         )
         self.rescues = counter(
-            "gateway_rescues", "Streams broken off at this backend, by what came of them", (*_BACKEND, "outcome")
+            "gateway_rescues",
+            "Streams that broke off at this backend in the middle, of models with `rescue`, by what came of them",
+            (*_BACKEND, "outcome"),
         )
-        self.queue_length = gauge("gateway_queue_length", "Requests waiting in the gateway", ("model",), "livesum")
+        self.queue_length = gauge(
+            "gateway_queue_length", "Requests that wait in the gateway, of a model with a queue", ("model",), "livesum"
+        )
         self.queue_wait = histogram(
             "gateway_queue_wait_seconds",
-            "Waiting in the gateway, of requests then sent",
+            "Time in the gateway's queue, of requests that waited and were then sent; part of the time to the "
+            "first chunk and to the end",
             ("model",),
             _LATENCY_S,
         )
         self.queue_refused = counter(
-            "gateway_queue_refused", "Requests that left the queue of the gateway unsent", ("model", "reason")
+            "gateway_queue_refused",
+            "Requests that left the queue unsent: `full` (refused), `evicted` (for one of higher priority), "
+            "`timeout` (`max_wait_s`), `deadline`",
+            ("model", "reason"),
         )
-        self.keys = counter("gateway_key_tokens", "Prompt and output tokens by key", ("key",))
-        self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
-        self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
-        self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
+        self.keys = counter("gateway_key_tokens", "Prompt and output tokens that a key was charged", ("key",))
+        self.recorded = counter(
+            "gateway_recorder_records",
+            "Requests to be recorded: `written` to a file; `dropped` because the queue was full; `failed` because"
+            " the file could not be written",
+            ("result",),
+        )
+        self.recorded_bytes = counter(
+            "gateway_recorder_bytes", "Bytes written to the recorder's files, after compression", ("text",)
+        )
+        self.recorder_queue = gauge(
+            "gateway_recorder_queue", "Requests waiting to be written by the recorder", ("text",), "livesum"
+        )
         self.shadow = counter(
-            "gateway_shadow_texts", "Finished texts selected for shadow drafting", ("model", "result")
+            "gateway_shadow_texts",
+            "Finished texts for shadow drafting: `replayed`; `dropped` because too many were waiting; `failed`",
+            ("model", "result"),
         )
         self.shadow_cpu = counter("gateway_shadow_cpu_seconds", "CPU time of shadow drafting", ("model",))
-        self.in_flight = gauge("gateway_in_flight", "Requests in flight", _BACKEND, "livesum")
-        self.up = gauge("gateway_backend_up", "1 if the backend may be sent requests", _BACKEND)
-        self.state = gauge("gateway_backend_state", "1 for the state that the backend is in", (*_BACKEND, "state"))
-        self.simulated = gauge("gateway_backend_simulated", "1 if the backend is simulated", _BACKEND)
-        self.running = gauge("gateway_backend_running", "Requests in the engine's batch, as it reports", _BACKEND)
-        self.waiting = gauge("gateway_backend_waiting", "Requests waiting in the engine, as it reports", _BACKEND)
-        self.kv_usage = gauge(
-            "gateway_backend_kv_usage_ratio", "Share of the KV cache in use, as the engine reports", _BACKEND
+        self.in_flight = gauge(
+            "gateway_in_flight", "Requests of this gateway in flight at the backend", _BACKEND, "livesum"
         )
+        self.up = gauge("gateway_backend_up", "1 if the backend may receive requests", _BACKEND)
+        self.state = gauge("gateway_backend_state", "1 for the current state of the backend", (*_BACKEND, "state"))
+        self.simulated = gauge("gateway_backend_simulated", "1 if the backend is simulated", _BACKEND)
+        self.running = gauge("gateway_backend_running", "Requests in the engine's batch, from all clients", _BACKEND)
+        self.waiting = gauge("gateway_backend_waiting", "Requests queued in the engine, from all clients", _BACKEND)
+        self.kv_usage = gauge("gateway_backend_kv_usage_ratio", "KV cache in use, 0 to 1", _BACKEND)
         self.acceptance = gauge(
-            "gateway_backend_acceptance_ratio", "Accepted / drafted tokens since the engine started", _BACKEND
+            "gateway_backend_acceptance_ratio", "Accepted over drafted tokens since the engine started", _BACKEND
         )
         self.acceptance_length = gauge(
             "gateway_backend_acceptance_length",
-            "Accepted tokens per step with a draft, + 1, since the engine started",
+            "Accepted + 1, over the steps that drafted, since the engine started",
             _BACKEND,
         )
-        self.frozen = gauge("gateway_policy_frozen", "1 if the policy has frozen itself", ("model",), "livemax")
+        self.frozen = gauge(
+            "gateway_policy_frozen",
+            "1 if the policy was worse than `least_loaded` and `least_loaded` routes in its place",
+            ("model",),
+            "livemax",
+        )
         self.ratio = gauge(
-            "gateway_policy_ratio_to_least_loaded", "Time per unit of work: policy / least_loaded", ("model",)
+            "gateway_policy_ratio_to_least_loaded",
+            "Time per unit of work of the policy over that of `least_loaded`, from a randomised comparison; "
+            "absent until both have been measured. Restarts when the policy freezes or thaws",
+            ("model",),
         )
         self.outlier_ejected = gauge(
             "gateway_backend_outlier_ejected",
-            "1 if the policy has ejected the backend as an outlier",
+            "1 if the policy has ejected the backend for a time, because it does not behave as its method should",
             ("model", "backend"),
             "livemax",
         )
-        self.state_connected = gauge("gateway_state_connected", "1 if the state store is reachable", _STORE, "livemin")
+        self.state_connected = gauge(
+            "gateway_state_connected",
+            "1 if the last attempt to use the store succeeded, 0 if it failed and the gateway continues without it",
+            _STORE,
+            "livemin",
+        )
         self.state_last_sync = gauge(
             "gateway_state_last_sync_timestamp_seconds",
-            "Time of the last synchronization with the state store",
+            "Time of the last successful exchange with the store, in seconds since 1970",
             _STORE,
             "livemin",
         )
         self.state_sync = histogram(
-            "gateway_state_sync_seconds", "Duration of a synchronization with the state store", _STORE, _SYNC_S
+            "gateway_state_sync_seconds",
+            "Duration of an exchange with the store; requests do not wait for it",
+            _STORE,
+            _SYNC_S,
         )
         self.state_rows = counter(
-            "gateway_state_rows", "Rows of statistics exchanged with the state store", (*_STORE, "direction")
+            "gateway_state_rows",
+            "Rows of statistics `pushed` to the store and `read` from it; a row is the sums of one process in one"
+            " table and epoch",
+            (*_STORE, "direction"),
         )
-        self.state_errors = counter("gateway_state_errors", "Errors of the state store", (*_STORE, "kind"))
+        self.state_errors = counter("gateway_state_errors", "Errors of the store, by kind", (*_STORE, "kind"))
         self.discoveries = counter(
-            "gateway_discoveries", "Answers of a source of replicas, by outcome", ("model", "source", "outcome")
+            "gateway_discoveries",
+            "Answers of a source of replicas: `found`, `nothing` (no replica, so those before are kept) or `failed`",
+            ("model", "source", "outcome"),
         )
-        self.discovered = gauge("gateway_discovered_backends", "Replicas that a source has found", ("model", "source"))
-        self.peers = gauge("gateway_peers", "Other processes of the pool whose requests are known", (), "livemin")
+        self.discovered = gauge(
+            "gateway_discovered_backends", "Replicas that the source has found", ("model", "source")
+        )
+        self.peers = gauge(
+            "gateway_peers",
+            "Other processes that serve the pool and were heard of in the last 3 s; 0 if this one is alone, or "
+            "Redis is out of reach",
+            (),
+            "livemin",
+        )
         self.peers_age = histogram(
-            "gateway_peers_exchange_interval_seconds", "Time between two exchanges with other gateways", _STORE, _AGE_S
+            "gateway_peers_exchange_interval_seconds",
+            "Time between two exchanges through Redis; a count is at most twice as old",
+            _STORE,
+            _AGE_S,
         )
         self.peers_errors = counter(
-            "gateway_peers_errors", "Errors of the exchange with other gateways", (*_STORE, "kind")
+            "gateway_peers_errors",
+            "Failed exchanges through Redis, by kind; the process goes by its own counts and by the engines' "
+            "reports then",
+            (*_STORE, "kind"),
         )
-        self.reloads = counter("gateway_reloads", "Reloads of the pool file, by outcome", ("cause", "outcome"))
+        self.reloads = counter(
+            "gateway_reloads", "Reloads of the pool file, by cause and outcome", ("cause", "outcome")
+        )
         self.last_reload = gauge(
             "gateway_last_reload_timestamp_seconds",
-            "Time of the last successful reload of the pool file",
+            "Time of the last reload with the outcome `changed` or `unchanged`, in seconds since 1970",
             ("cause",),
             "livemax",
         )

@@ -1,0 +1,50 @@
+"""How Sphinx makes a site of the documentation: scripts/docs-site.
+
+The pages are plain Markdown that reads as well on a forge. Sphinx's source folder is the root of the repository, so
+links to files beside `docs` work in both places. The navigation is made from the links of the pages in `_CONTENTS`.
+"""
+
+import re
+
+from sphinx.application import Sphinx
+
+project = "Speculation gateway"
+copyright = "the authors; Apache-2.0"
+extensions = ["myst_parser"]
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+nitpicky = True
+suppress_warnings = ["toc.excluded"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = project
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_extra_path = ["redirect"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+_CONTENTS = ("docs/index", "docs/decisions/README", "docs/examples/README")
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_LINK = re.compile(r"^(?:- |\| )?\[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
+
+
+def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
+    """Add to a page of contents, section by section, the pages that it links at the beginning of a line."""
+    if name not in _CONTENTS:
+        return
+    for section in re.split(r"^## ", _COMMENT.sub("", source[0]), flags=re.MULTILINE):
+        pages = _LINK.findall(section)
+        if pages:
+            heading = section.partition("\n")[0]
+            caption = f":caption: {heading}\n" if name == root_doc else ""
+            entries = "\n".join(f"{title} <{page}>" if caption else page for title, page in pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Register what is not Sphinx's own."""
+    app.connect("source-read", _add_contents)

@@ -1,0 +1,42 @@
+"""Write the reference pages of the documentation from the code: python -m scripts.reference [--check].
+
+`--check` writes nothing, names the pages that are not up to date, and exits 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from scripts.reference.command_line import command_line_page
+from scripts.reference.metrics import metrics_page
+from scripts.reference.pool_file import pool_file_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that each page should have."""
+    metrics = DOCS / "metrics.md"
+    return {
+        DOCS / "reference/pool-file.md": pool_file_page(),
+        DOCS / "reference/command-line.md": command_line_page(),
+        metrics: metrics_page(metrics.read_text("utf-8")),
+    }
+
+
+def main() -> int:
+    """Write or check the pages."""
+    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text}
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path} is not what the code says: run scripts/docs", file=sys.stderr)
+        return bool(stale)
+    for path, text in stale.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,32 @@
+"""The page of commands and options, which typer writes from the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+_PLAIN = {"TERM": "dumb", "COLUMNS": "200"}  # neither colours nor the width of a terminal
+_HEAD = """\
+# Command line
+
+Every command, argument and option, as `gateway COMMAND --help` prints them. `scripts/docs` makes this page.
+
+A command that is used wrongly says what would be right and exits with status 2. `bench`, `evaluate`, `plan`, `replay`,
+`trace` and `tune` need `pip install 'speculation-gateway[lab]'`.
+
+## `gateway`
+"""
+
+
+def command_line_page() -> str:
+    """Return the page."""
+    command = [sys.executable, "-m", "typer", "gateway.cli.app", "utils", "docs", "--name", "gateway"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=_PLAIN)  # noqa: S603
+    text = done.stdout
+    text = text.removeprefix("# `gateway`\n")
+    text = re.sub(r"^\* `--help`: .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\*\*Options\*\*:\n\n(?!\*)", "", text)
+    text = re.sub(r"\*\*Commands\*\*:\n\n(?:\*.*\n)+\n?", "", text)  # each has a section, with the whole of its text
+    text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n", r"```text\n\1\n```\n", text)
+    return _HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"

@@ -1,0 +1,197 @@
+"""The page of every key of a pool file, from its JSON schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.config.schema import pool_schema
+from policies.policy import policies
+from scripts.reference.tables import anchor, table
+
+Node = dict[str, Any]
+EXAMPLES = Path(__file__).with_name("examples.yaml")
+_HEAD = """\
+# Pool file: every key
+
+What each key takes, from the schema that `gateway schema` prints. `scripts/docs` makes this page. [The pool
+file](../configuration.md) explains how the sections work together, and shows whole files.
+
+`NAME` stands for a name of your choice, and `[]` for an entry of a list. A key without a default may be left out,
+unless it is *required*. Any value can be a variable, `${VARIABLE}`.
+"""
+
+
+class _Page:
+    """The sections of the page, each definition of the schema where it is first used."""
+
+    def __init__(self) -> None:
+        schema = pool_schema()
+        self._definitions: dict[str, Node] = schema["$defs"]
+        self._root: Node = schema
+        self._examples = read_examples()
+        self._headings = dict(self._name_sections(schema, ""))
+
+    def text(self) -> str:
+        """Return the page."""
+        sections = [self._section("PoolSettings", self._root, "Top level")]
+        sections += [self._section(name, self._definitions[name], title) for name, title in self._headings.items()]
+        return _HEAD + "".join(sections)
+
+    def _name_sections(self, node: Node, path: str, found: dict[str, str] | None = None) -> dict[str, str]:
+        """Return the heading of each definition with keys: the path of its first place in the file."""
+        found = {} if found is None else found
+        for key, child in node["properties"].items():
+            for name, place in self._uses(child, f"{path}.{key}" if path else key):
+                definition = self._definitions[name]
+                for kind in _alternatives(definition):
+                    found[kind] = f"`{place}`: `{self._policy(kind)}`"
+                    self._name_sections(self._definitions[kind], place, found)
+                if "properties" in definition and name not in found:
+                    found[name] = f"`{place}`"
+                    self._name_sections(definition, place, found)
+        return found
+
+    def _uses(self, node: Node, path: str) -> Iterator[tuple[str, str]]:
+        if "$ref" in node:
+            yield _target(node), path
+        for part in node.get("anyOf", []):
+            yield from self._uses(part, path)
+        if isinstance(node.get("items"), dict):
+            yield from self._uses(node["items"], f"{path}[]")
+        if isinstance(node.get("additionalProperties"), dict):
+            yield from self._uses(node["additionalProperties"], f"{path}.NAME")
+
+    def _section(self, name: str, definition: Node, title: str) -> str:
+        required = set(definition.get("required", []))
+        examples = examples_of(name, self._examples)
+        rows = [
+            [
+                f"`{key}`",
+                self._type(child),
+                "*required*" if key in required else _default(child),
+                _linked(self._description(child)),
+                f"`{_flow({key: examples[key]})}`" if key in examples else "",
+            ]
+            for key, child in definition["properties"].items()
+            if "const" not in child
+        ]
+        text = _linked(self._about(name, definition))
+        return f"\n## {title}\n\n{text}\n\n" + table(["key", "takes", "default", "meaning", "example"], rows)
+
+    def _about(self, name: str, definition: Node) -> str:
+        text: str = definition.get("description", "")
+        if not text and name.endswith("Reference"):
+            policy = policies()[definition["properties"]["name"]["const"]]
+            text = (policy.__doc__ or "").partition("\n")[0]
+        return text.split("\n\n")[0].replace(" [1]_", "")
+
+    def _description(self, node: Node) -> str:
+        used = [self._definitions[name] for name, _ in self._uses(node, "")]
+        return str(node.get("description") or next((one["description"] for one in used if "description" in one), ""))
+
+    def _type(self, node: Node) -> str:
+        if "$ref" in node:
+            return self._type_of_definition(_target(node))
+        if "anyOf" in node:
+            parts = [self._type(part) for part in node["anyOf"] if part.get("pattern") != r"\$\{"]
+            return " or ".join(dict.fromkeys(part for part in parts if part))
+        if "enum" in node:
+            return ", ".join(f"`{value}`" for value in node["enum"])
+        if "const" in node:
+            return f"`{node['const']}`"
+        if isinstance(node.get("type"), list):
+            return " or ".join(_WORDS[kind] for kind in node["type"])
+        if node.get("type") == "array":
+            items = node.get("items") or {}
+            return (f"list of {self._type(items)}" if items else "list") + _number(node)
+        if node.get("type") == "object":
+            values = node.get("additionalProperties")
+            named = f"mapping of names to {self._type(values)}" if isinstance(values, dict) and values else "mapping"
+            return named + _number(node)
+        return _WORDS.get(node.get("type", ""), "any value") + _bounds(node)
+
+    def _type_of_definition(self, name: str) -> str:
+        definition = self._definitions[name]
+        if "properties" in definition:
+            return f"[mapping]({anchor(self._headings[name])})"
+        if kinds := _alternatives(definition):
+            return ", ".join(f"[{self._policy(kind)}]({anchor(self._headings[kind])})" for kind in kinds)
+        return self._type({key: value for key, value in definition.items() if key != "description"})
+
+    def _policy(self, name: str) -> str:
+        return str(self._definitions[name]["properties"]["name"]["const"])
+
+
+_WORDS = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "`true`, `false`",
+    "null": "",
+}
+
+
+def _target(node: Node) -> str:
+    return str(node["$ref"]).rpartition("/")[2]
+
+
+def _alternatives(definition: Node) -> list[str]:
+    """Return the names of the definitions that one is a choice of: the policies."""
+    parts = definition.get("anyOf", [])
+    return [_target(part) for part in parts] if all("$ref" in part for part in parts) else []
+
+
+def _bounds(node: Node) -> str:
+    low = {"minimum": "≥", "exclusiveMinimum": ">"}
+    high = {"maximum": "≤", "exclusiveMaximum": "<"}
+    found = [f"{sign} {node[key]:g}" for key, sign in {**low, **high}.items() if key in node]
+    if "pattern" in node and node["pattern"].startswith("^[0-9a-fA-F]{64}"):
+        found.append("64 hexadecimal digits")
+    return f" {', '.join(found)}" if found else ""
+
+
+def _number(node: Node) -> str:
+    least = node.get("minItems", node.get("minProperties"))
+    return "" if least is None else f" ({least})" if least == node.get("maxItems") else f" (at least {least})"
+
+
+def _default(node: Node) -> str:
+    value = node.get("default")
+    if value in (None, [], {}) or isinstance(value, dict):
+        return ""
+    return "below" if isinstance(value, list) and len(value) > 3 else f"`{_flow(value)}`"
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True)
+    text = text.removesuffix("\n").removesuffix("\n...")
+    return text[1:-1] if isinstance(value, dict) else text
+
+
+def _linked(text: str) -> str:
+    """Return a description with the pages that it names as links."""
+    return re.sub(r"\bdocs/([\w-]+)\.md", r"[\1.md](../\1.md)", text)
+
+
+def pool_file_page() -> str:
+    """Return the page."""
+    page = _Page().text()
+    paths = "\n".join(f"- `{path}`" for path in pool_schema()["properties"]["paths"]["default"])
+    return f"{page}\n## Default of `paths`\n\n{paths}\n"
+
+
+def read_examples() -> dict[str, Node]:
+    """Return the example of each key, by definition of the schema."""
+    examples: dict[str, Node] = yaml.safe_load(EXAMPLES.read_text("utf-8"))
+    return examples
+
+
+def examples_of(name: str, examples: dict[str, Node]) -> Node:
+    """Return the example of each key of a definition; policies have some keys in common."""
+    common = examples["EveryPolicy"] if name.endswith("Reference") else {}
+    return {**common, **examples.get(name, {})}
