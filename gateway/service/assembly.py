@@ -33,6 +33,7 @@ from gateway.state import State
 from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.reporter import Reporter, reporter_for
 from policies.guarded.policy import build
 from policies.learned.shadow_drafting import shadow_arms
 from policies.policy import Policy
@@ -74,6 +75,8 @@ class Gateway:
         Rules and pins of each model with a learned policy.
     recorder
         Records finished requests; None if recording is off.
+    reporter
+        Reports requests to a collector, to the log and as exemplars; None if all of that is off.
     shadow
         Shadow drafting of each model whose policy and pool make use of it.
     upstreams
@@ -101,6 +104,7 @@ class Gateway:
     peer_exchange: PeerExchange
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
+    reporter: Reporter | None
     shadow: dict[str, ShadowDrafting]
     upstreams: dict[str, dict[str, Upstream]]
     admin_digest: bytes
@@ -128,6 +132,7 @@ def assemble(
     metrics, writes = (Metrics(), WriteBatch()) if previous is None else (previous.metrics, previous.relay.writes)
     backends = [_kept(backend, previous) for backend in backends]
     recorder = _recorder(settings, previous)
+    reporter = reporter_for(settings.telemetry) if previous is None else previous.reporter
     pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
     clients = _Clients(settings, metrics, writes, previous)
     models: dict[str, Model] = {}
@@ -153,7 +158,7 @@ def assemble(
     if previous is None:
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
-        relay.followers = followers
+        relay.followers, relay.reporter = followers, reporter
         pool.on_down, pool.on_ready = relay.abandon, relay.ready
         relay.set_queues(_queues(settings, None))
         state = _state(settings, models, metrics)
@@ -167,7 +172,7 @@ def assemble(
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
-        explain_for(recorder, models)
+        explain_for(models, settings)
         for versions in policy_versions.values():
             versions.follow()
     return Gateway(
@@ -182,6 +187,7 @@ def assemble(
         exchange,
         policy_versions,
         recorder,
+        reporter,
         shadow,
         upstreams,
         admin_digest,
@@ -205,11 +211,12 @@ def _timeouts(settings: PoolSettings) -> Timeouts:
     return Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s)
 
 
-def explain_for(recorder: Recorder | None, models: Mapping[str, Model]) -> None:
-    """Include the scores of all candidates in decisions if these are recorded."""
+def explain_for(models: Mapping[str, Model], settings: PoolSettings) -> None:
+    """Include the scores of all candidates in decisions if these are recorded, or exported with spans."""
+    is_read = settings.recorder is not None or settings.telemetry.otlp is not None
     for model in models.values():
         if isinstance(model.policy, Scoring):
-            model.policy.explain_candidates = recorder is not None
+            model.policy.explain_candidates = is_read
 
 
 def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:

@@ -12,23 +12,16 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Metric,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
+from gateway.telemetry.exposition import render
 from gateway.telemetry.series import Count, Counts, Distribution, Distributions, forget_series
 
 _BACKEND = ("model", "backend", "method")
@@ -179,6 +172,14 @@ class Metrics:
         self.recorded = counter("gateway_recorder_records", "Requests selected for recording", ("result",))
         self.recorded_bytes = counter("gateway_recorder_bytes", "Bytes in the recorder's files", ("text",))
         self.recorder_queue = gauge("gateway_recorder_queue", "Requests waiting to be recorded", ("text",), "livesum")
+        self.telemetry = counter(
+            "gateway_telemetry_requests",
+            "Requests reported as spans, metrics or lines of the access log, by what came of that",
+            ("signal", "result"),
+        )
+        self.telemetry_queue = gauge(
+            "gateway_telemetry_queue", "Requests waiting to be reported", ("signal",), "livesum"
+        )
         self.shadow = counter(
             "gateway_shadow_texts", "Finished texts selected for shadow drafting", ("model", "result")
         )
@@ -389,26 +390,18 @@ class Metrics:
             refused[reason] = 0
 
     def render(self) -> bytes:
-        """Return the page that Prometheus scrapes."""
-        if self._present is None or not self._is_shared:
-            return generate_latest(self.registry)
-        return generate_latest(_OnlyPresent(self.registry, self._present))
+        """Return the page in Prometheus' text format."""
+        return self.page()[0]
 
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page that Prometheus scrapes, and its content type.
 
-class _OnlyPresent(CollectorRegistry):
-    """A registry without the series of backends that are gone."""
-
-    def __init__(self, registry: CollectorRegistry, present: frozenset[tuple[str, str]]) -> None:
-        super().__init__()
-        self._registry = registry
-        self._present = present
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics with the remaining samples."""
-        for metric in self._registry.collect():
-            metric.samples = [
-                sample
-                for sample in metric.samples
-                if not (name := sample.labels.get("backend")) or (sample.labels["model"], name) in self._present
-            ]
-            yield metric
+        Parameters
+        ----------
+        accept
+            The header of the scrape, which may ask for OpenMetrics.
+        """
+        present = self._present if self._is_shared else None
+        return render(
+            self.registry, accept, present, {"gateway_ttft_seconds": self.ttft, "gateway_e2e_seconds": self.e2e}
+        )
