@@ -6,7 +6,8 @@ import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import product
+from typing import Protocol, get_args
 
 from backends.backend import Backend
 from backends.http.client import Address, UpstreamClient
@@ -20,6 +21,7 @@ from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
 from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.reload.reloader import Cause, Outcome
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -153,6 +155,8 @@ def assemble(
     access, admin_access = _access(settings, admin_digest, previous)
     for name in models:
         metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
+    for cause, outcome in product(get_args(Cause), get_args(Outcome)):
+        metrics.reloads.labels(cause, outcome)
     router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
     timeouts = _timeouts(settings)
     if previous is None:
