@@ -73,6 +73,9 @@ def serve(
     if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
         require("simulator", "numba")
 
+    if settings.telemetry.otlp is not None:
+        require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
     from gateway.service.run import serve as run
 
     raise typer.Exit(run(settings, config, load))

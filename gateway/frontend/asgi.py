@@ -125,8 +125,8 @@ class AsgiFrontend:
             request_headers = relay.access.relayed(scope["method"], target_of(scope), headers)
             body = await self._read(headers, receive)
         except GatewayError as error:
-            relay.metrics.count_refusal()
             request_id = dict(headers).get(b"x-request-id") or relay.new_request_id()
+            relay.count_refusal(request_id, scope["method"], path, headers, error)
             lines = relay.access.lines_of_refusal(target_of(scope), headers)
             await refuse(error, request_id, path, send, lines)
             return

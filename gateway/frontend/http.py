@@ -97,9 +97,9 @@ class HttpFrontend:
         self._answer(reply, GatewayError(status, reason, code=code, retry_after_s=retry_after_s))
 
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
-        self._relay.metrics.count_refusal()
         request = reply.request
         request_id = dict(request.headers).get(b"x-request-id") or self._relay.new_request_id()
+        self._relay.count_refusal(request_id, request.method, request.path, request.headers, error)
         lines = self._access.lines_of_refusal(request.target, request.headers)
         send_error(reply, error, request.path, request_id, lines)
 

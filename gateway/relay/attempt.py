@@ -76,7 +76,7 @@ def head_for(
         headers.method,
         target,
         authority=upstream.client.address.authority,
-        lines=headers.lines,
+        lines=inbound.lines,
         key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
         request_id=request_id,
         body_bytes=len(body) if body or headers.method in _WITH_BODY else None,

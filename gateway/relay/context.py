@@ -11,7 +11,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -20,9 +20,9 @@ from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
 from gateway.http.errors import GatewayError, format_of, request_id_lines
-from gateway.http.headers import lines_of
+from gateway.http.headers import Header, lines_of
 from gateway.relay.limits import Limits
-from gateway.relay.observers import Follower
+from gateway.relay.observers import Follower, Observer
 from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
@@ -66,14 +66,17 @@ class Inbound:
         Canonical path and query.
     arrived_s
         Arrival of the last byte, by `time.perf_counter`.
+    lines
+        Header lines for the next backend: those of the client, unless the gateway takes part in its trace.
     """
 
-    __slots__ = ("arrived_s", "body", "path", "request_headers", "target")
+    __slots__ = ("arrived_s", "body", "lines", "path", "request_headers", "target")
 
     def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
         self.request_headers = request_headers
         self.path = request_headers.path
         self.target = request_headers.target
+        self.lines = request_headers.lines
         self.body = body
         self.arrived_s = time.perf_counter()
 
@@ -118,6 +121,36 @@ class Ongoing(Protocol):
         """End the exchange with an error."""
 
 
+class Reporting(Protocol):
+    """What reports requests outside: `gateway.telemetry.reporter`."""
+
+    def follow(self, inbound: Inbound, request_id: bytes) -> Observer | None:
+        """Return an observer of a request that was routed; None if it is not of interest."""
+
+    def refuse(self, refused: Refused, error: GatewayError) -> None:
+        """Report a request that was refused before it was routed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was refused before it was routed.
+
+    Parameters
+    ----------
+    lines
+        Its header lines.
+    client
+        Name of its key; empty if that is not known.
+    """
+
+    request_id: bytes
+    method: str
+    path: str
+    lines: bytes
+    arrived_s: float
+    client: str = ""
+
+
 class RelayContext:
     """The state shared by all exchanges of a gateway process.
 
@@ -129,6 +162,8 @@ class RelayContext:
         What observes the exchanges of a model, by its name.
     queues
         The queues of the models that have one, by name; set by `set_queues`.
+    reporter
+        What reports requests outside; None if nothing does.
     """
 
     def __init__(
@@ -151,6 +186,7 @@ class RelayContext:
         self.exchanges: set[Ongoing] = set()
         self.followers: dict[str, list[Follower]] = {}
         self.queues: dict[str, ModelQueue] = {}
+        self.reporter: Reporting | None = None
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
@@ -159,13 +195,32 @@ class RelayContext:
     ) -> RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
-        later.exchanges, later.followers = self.exchanges, followers
+        later.exchanges, later.followers, later.reporter = self.exchanges, followers, self.reporter
         later._id_prefix, later._id_numbers = self._id_prefix, self._id_numbers
         return later
 
     def new_request_id(self) -> bytes:
         """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
+
+    def count_refusal(
+        self, request_id: bytes, method: str, path: str, headers: Iterable[Header], error: GatewayError
+    ) -> None:
+        """Count a request refused before it was read: invalid, or without a valid key."""
+        self.metrics.count_refusal()
+        if self.reporter is not None:
+            refused = Refused(request_id, method, path, lines_of(headers), time.perf_counter())
+            self.reporter.refuse(refused, error)
+
+    def count_refused(self, inbound: Inbound, request_id: bytes, error: GatewayError) -> None:
+        """Count a request refused before routing: over a limit, or for a model that there is not."""
+        self.metrics.count_refusal()
+        if self.reporter is not None:
+            headers = inbound.request_headers
+            refused = Refused(
+                request_id, headers.method, inbound.path, headers.lines, inbound.arrived_s, headers.client.name
+            )
+            self.reporter.refuse(refused, error)
 
     def set_queues(self, queues: dict[str, ModelQueue]) -> None:
         """Set the queues of models; requests of other models are sent at once."""

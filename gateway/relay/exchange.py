@@ -89,12 +89,12 @@ class Exchange:
             self._admit()
         except Exception as error:
             if not isinstance(error, GatewayError):  # a defect: caught here so that both frontends answer alike
-                log.exception("a request could not be sent on")
+                log.exception("a request could not be sent on", extra={"fields": self._log_fields()})
                 error = gateway_failed()
             if self in relay.exchanges:
                 self.end_with_error(error)
             else:
-                relay.metrics.count_refusal()
+                relay.count_refused(self._inbound, self.delivery.request_id, error)
                 self.delivery.answer_with(error, self.attempt)
 
     def _admit(self) -> None:
@@ -110,6 +110,11 @@ class Exchange:
             relay.limits.leave(headers.client, 0)
             raise
         self._routed, endpoint, observers = routed, self.delivery.endpoint, self.delivery.observers
+        if (
+            relay.reporter is not None
+            and (trail := relay.reporter.follow(inbound, self.delivery.request_id)) is not None
+        ):
+            observers.append(trail)
         if routed.model.rescue and not headers.routing_headers.backend:
             self._handover = handover_for(relay, inbound, self.delivery.request_id, endpoint, routed, observers)
         routed.model.traffic.arrive(now_s)
@@ -145,6 +150,11 @@ class Exchange:
         members = relay.router.members(routed, headers.client, headers.routing_headers)
         self._place = queue.enter(self, members, rank, len(inbound.body))
 
+    def _log_fields(self) -> dict[str, str]:
+        """Return what the log says of the request."""
+        model = "" if self._routed is None else self._routed.model.name
+        return {"request_id": self.delivery.request_id.decode("latin-1"), "model": model}
+
     def free_candidates(self) -> list[Backend]:
         """Return the backends that the request may be sent to now, and that have few enough."""
         queue = self._queue
@@ -166,7 +176,7 @@ class Exchange:
         try:
             self._send(candidates)
         except Exception:  # a defect, as in `begin`
-            log.exception("a request could not be sent on")
+            log.exception("a request could not be sent on", extra={"fields": self._log_fields()})
             self.end_with_error(gateway_failed())
 
     def client_gone(self) -> None:
@@ -275,6 +285,8 @@ class Exchange:
         self.delivery.retried_from = attempt.upstream.backend.name
         self.cancel_call()
         self._relay.metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
+        for observer in self.delivery.observers:
+            observer.on_retry(kind)
         queue = self._queue
         self._send(candidates if queue is None else queue.free(candidates) or candidates)
         if queue is not None:

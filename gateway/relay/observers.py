@@ -135,6 +135,9 @@ class Observer:
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Handle that the request is about to be sent to a backend; again for a retry."""
 
+    def on_retry(self, kind: str) -> None:
+        """Handle that the backend has failed the request, before it is sent to another one; `kind` as in metrics."""
+
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Handle complete events of a stream, which are about to be passed on."""
 

@@ -141,19 +141,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         finally:
             gateway.on_change.remove(tasks.follow)
             await tasks.stop()
-            recorder = gateway.recorder
-            for shadow in gateway.shadow.values():
-                await asyncio.to_thread(shadow.stop)
-            if recorder is not None:
-                await asyncio.to_thread(recorder.stop)
-                recorder.count(gateway.metrics)
-            await gateway.peer_exchange.stop()
-            await gateway.state.stop()
-            gateway.metrics.flush()  # other workers still report this worker's counts
-            await gateway.pool.stop()
-            for upstreams in gateway.upstreams.values():
-                for upstream in upstreams.values():
-                    upstream.client.close()
+            await _stop(gateway)
 
     app = FastAPI(
         title="Speculation gateway",
@@ -188,13 +176,13 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         return JSONResponse(shown, 200 if ready else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Return the metrics in the text format of Prometheus."""
+    async def metrics(request: Request) -> Response:
+        """Return the metrics in the text format of Prometheus, or as OpenMetrics if asked for that."""
         _refresh(gateway)
-        page = await asyncio.to_thread(
-            gateway.metrics.render
-        )  # takes 15 ms for 200 series, too long for the event loop
-        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+        accept = request.headers.get("accept", "")
+        # Takes 15 ms for 200 series, too long for the event loop.
+        page, content_type = await asyncio.to_thread(gateway.metrics.page, accept)
+        return Response(page, headers={"content-type": content_type})
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
@@ -276,6 +264,8 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     gateway.is_started = True
     if gateway.recorder is not None:
         gateway.recorder.start()
+    if gateway.reporter is not None:
+        gateway.reporter.start()
     await gateway.state.start()
     gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
     await gateway.pool.start()
@@ -285,6 +275,26 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
         if isinstance(model.policy, Maintained):
             await asyncio.to_thread(model.policy.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
+
+
+async def _stop(gateway: Gateway) -> None:
+    """Stop everything that `_start` started, and what requests have opened."""
+    recorder = gateway.recorder
+    for shadow in gateway.shadow.values():
+        await asyncio.to_thread(shadow.stop)
+    if recorder is not None:
+        await asyncio.to_thread(recorder.stop)
+        recorder.count(gateway.metrics)
+    if gateway.reporter is not None:
+        await asyncio.to_thread(gateway.reporter.stop)
+        gateway.reporter.count(gateway.metrics)
+    await gateway.peer_exchange.stop()
+    await gateway.state.stop()
+    gateway.metrics.flush()  # other workers still report this worker's counts
+    await gateway.pool.stop()
+    for upstreams in gateway.upstreams.values():
+        for upstream in upstreams.values():
+            upstream.client.close()
 
 
 async def _tick(gateway: Gateway) -> None:
@@ -328,6 +338,8 @@ def _yield_to_event_loop() -> None:
 def _refresh(gateway: Gateway) -> None:
     if gateway.recorder is not None:
         gateway.recorder.count(gateway.metrics)
+    if gateway.reporter is not None:
+        gateway.reporter.count(gateway.metrics)
     gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
     for name, model in gateway.models.items():
         model.fallback.count(gateway.metrics, name)

@@ -6,7 +6,8 @@ import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import product
+from typing import Protocol, get_args
 
 from backends.backend import Backend
 from backends.http.client import Address, UpstreamClient
@@ -20,6 +21,7 @@ from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
 from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.reload.reloader import Cause, Outcome
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -33,6 +35,7 @@ from gateway.state import State
 from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.reporter import Reporter, reporter_for
 from policies.guarded.policy import build
 from policies.learned.shadow_drafting import shadow_arms
 from policies.policy import Policy
@@ -74,6 +77,8 @@ class Gateway:
         Rules and pins of each model with a learned policy.
     recorder
         Records finished requests; None if recording is off.
+    reporter
+        Reports requests to a collector, to the log and as exemplars; None if all of that is off.
     shadow
         Shadow drafting of each model whose policy and pool make use of it.
     upstreams
@@ -101,6 +106,7 @@ class Gateway:
     peer_exchange: PeerExchange
     policy_versions: dict[str, PolicyVersions]
     recorder: Recorder | None
+    reporter: Reporter | None
     shadow: dict[str, ShadowDrafting]
     upstreams: dict[str, dict[str, Upstream]]
     admin_digest: bytes
@@ -128,6 +134,7 @@ def assemble(
     metrics, writes = (Metrics(), WriteBatch()) if previous is None else (previous.metrics, previous.relay.writes)
     backends = [_kept(backend, previous) for backend in backends]
     recorder = _recorder(settings, previous)
+    reporter = reporter_for(settings.telemetry) if previous is None else previous.reporter
     pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
     clients = _Clients(settings, metrics, writes, previous)
     models: dict[str, Model] = {}
@@ -148,12 +155,14 @@ def assemble(
     access, admin_access = _access(settings, admin_digest, previous)
     for name in models:
         metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
+    for cause, outcome in product(get_args(Cause), get_args(Outcome)):
+        metrics.reloads.labels(cause, outcome)
     router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
     timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
-        relay.followers = followers
+        relay.followers, relay.reporter = followers, reporter
         pool.on_down, pool.on_ready = relay.abandon, relay.ready
         relay.set_queues(_queues(settings, None))
         state = _state(settings, models, metrics)
@@ -167,7 +176,7 @@ def assemble(
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
-        explain_for(recorder, models)
+        explain_for(models, settings)
         for versions in policy_versions.values():
             versions.follow()
     return Gateway(
@@ -182,6 +191,7 @@ def assemble(
         exchange,
         policy_versions,
         recorder,
+        reporter,
         shadow,
         upstreams,
         admin_digest,
@@ -205,11 +215,12 @@ def _timeouts(settings: PoolSettings) -> Timeouts:
     return Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s)
 
 
-def explain_for(recorder: Recorder | None, models: Mapping[str, Model]) -> None:
-    """Include the scores of all candidates in decisions if these are recorded."""
+def explain_for(models: Mapping[str, Model], settings: PoolSettings) -> None:
+    """Include the scores of all candidates in decisions if these are recorded, or exported with spans."""
+    is_read = settings.recorder is not None or settings.telemetry.otlp is not None
     for model in models.values():
         if isinstance(model.policy, Scoring):
-            model.policy.explain_candidates = recorder is not None
+            model.policy.explain_candidates = is_read
 
 
 def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:

@@ -100,7 +100,7 @@ class Change:
         gateway.recorder = later.recorder
         if gone.is_anything():
             gateway.leaving.append(gone)
-        explain_for(gateway.recorder, gateway.models)
+        explain_for(gateway.models, gateway.settings)
         gateway.metrics.set_present(gateway.pool)
         for upstream in retired:
             upstream.client.close()  # idle connections; the others close when their calls end

@@ -58,7 +58,7 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
     int
         Exit status: 0 after a signal, 1 if the gateway could not start.
     """
-    configure_logging("%(asctime)s %(levelname)s %(name)s", logging.INFO)
+    configure_logging(logging.INFO, settings.telemetry.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
     if settings.server.workers > 1:
         resource_tracker.ensure_running()  # a process that inherits this

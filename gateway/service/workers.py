@@ -315,7 +315,7 @@ def work(assignment: Assignment, pipe: Connection) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
     level = logging.INFO if assignment.number == 0 else logging.ERROR  # all would log the same about the pool
-    configure_logging(f"%(asctime)s %(levelname)s %(name)s [{assignment.number}]", level)
+    configure_logging(level, assignment.settings.telemetry.log_format, assignment.number)
     sys.exit(uvloop.run(_work(assignment, pipe)))
 
 

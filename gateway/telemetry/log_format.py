@@ -1,13 +1,19 @@
-"""The format of the log. Exceptions are shown without their messages, which could quote a prompt or a key."""
+"""The formats of the log. Exceptions are shown without their messages, which could quote a prompt or a key.
+
+A record may have `fields`, by name: `log.info(text, extra={"fields": {"request_id": ...}})`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import traceback
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -33,6 +39,11 @@ class LogFormat(logging.Formatter):
         finally:
             record.exc_text = kept
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- overrides
+        """Return the first line: the message, and the fields as `name=value`."""
+        fields = [f"{name}={json.dumps(value, default=str)}" for name, value in fields_of(record).items()]
+        return " ".join([super().formatMessage(record), *fields])
+
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 -- overrides
         """Return the traceback of an exception, and of those that led to it."""
         if ei[1] is None:
@@ -40,18 +51,59 @@ class LogFormat(logging.Formatter):
         return "\n".join(_lines_of(ei[1])).rstrip()
 
 
-def configure_logging(prefix: str, level: int) -> None:
+class JsonLogFormat(LogFormat):
+    """Formats records as JSON, one object a line.
+
+    Parameters
+    ----------
+    worker
+        Number of the worker process; None without workers.
+
+    Examples
+    --------
+    >>> record = logging.makeLogRecord({"created": 0.0, "name": "gateway", "levelname": "INFO", "msg": "started"})
+    >>> JsonLogFormat().format(record)
+    '{"time": "1970-01-01T00:00:00.000Z", "level": "INFO", "logger": "gateway", "message": "started"}'
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._own = {} if worker is None else {"worker": worker}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object of a record."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        document = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        document |= self._own | fields_of(record)
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of a record; none if it has none."""
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def configure_logging(level: int, log_format: str = "text", worker: int | None = None) -> None:
     """Write the log to standard error.
 
     Parameters
     ----------
-    prefix
-        What stands before each message, as for `logging.Formatter`.
     level
         Lowest level that is written.
+    log_format
+        `text` or `json`.
+    worker
+        Number of the worker process; None without workers.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormat(f"{prefix}: %(message)s"))
+    if log_format == "json":
+        handler.setFormatter(JsonLogFormat(worker))
+    else:
+        number = "" if worker is None else f" [{worker}]"
+        handler.setFormatter(LogFormat(f"%(asctime)s %(levelname)s %(name)s{number}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

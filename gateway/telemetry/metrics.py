@@ -12,28 +12,23 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Metric,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
+from gateway.telemetry.exposition import render
 from gateway.telemetry.series import Count, Counts, Distribution, Distributions, forget_series
 
 _BACKEND = ("model", "backend", "method")
 _STORE = ("store",)
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
+DRAFTER_CAUSES = ("since_restart", "since_wake_up", "since_reload", "unknown")
+"""What a replica went through when its drafter fell silent."""
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -230,6 +225,14 @@ class Metrics:
         self.recorder_queue = gauge(
             "gateway_recorder_queue", "Requests waiting to be written by the recorder", ("text",), "livesum"
         )
+        self.telemetry = counter(
+            "gateway_telemetry_requests",
+            "Requests reported as spans, metrics or lines of the access log, by what came of that",
+            ("signal", "result"),
+        )
+        self.telemetry_queue = gauge(
+            "gateway_telemetry_queue", "Requests waiting to be reported", ("signal",), "livesum"
+        )
         self.shadow = counter(
             "gateway_shadow_texts",
             "Finished texts for shadow drafting: `replayed`; `dropped` because too many were waiting; `failed`",
@@ -269,6 +272,12 @@ class Metrics:
             "gateway_backend_outlier_ejected",
             "1 if the policy has ejected the backend for a time, because it does not behave as its method should",
             ("model", "backend"),
+            "livemax",
+        )
+        self.drafter_silent = gauge(
+            "gateway_backend_drafter_silent",
+            "1 if the drafter of the backend gives nothing where its method should, by when it fell silent",
+            (*_BACKEND, "cause"),
             "livemax",
         )
         self.state_connected = gauge(
@@ -441,6 +450,19 @@ class Metrics:
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
 
+    def refresh_drafters(self, silent: Iterable[tuple[Backend, str]]) -> None:
+        """Update the gauges of drafters.
+
+        Parameters
+        ----------
+        silent
+            Each backend that is watched, with one of `DRAFTER_CAUSES` if its drafter is silent, else an empty text.
+        """
+        for backend, present in silent:
+            labels = (backend.model, backend.name, backend.method.value)
+            for cause in DRAFTER_CAUSES:
+                self.drafter_silent.labels(*labels, cause).set(cause == present)
+
     def forget(self, **labels: str) -> None:
         """Remove the series with these label values: of a model, a backend or a key that is gone."""
         for series in self._summed:
@@ -460,26 +482,18 @@ class Metrics:
             refused[reason] = 0
 
     def render(self) -> bytes:
-        """Return the page that Prometheus scrapes."""
-        if self._present is None or not self._is_shared:
-            return generate_latest(self.registry)
-        return generate_latest(_OnlyPresent(self.registry, self._present))
+        """Return the page in Prometheus' text format."""
+        return self.page()[0]
 
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page that Prometheus scrapes, and its content type.
 
-class _OnlyPresent(CollectorRegistry):
-    """A registry without the series of backends that are gone."""
-
-    def __init__(self, registry: CollectorRegistry, present: frozenset[tuple[str, str]]) -> None:
-        super().__init__()
-        self._registry = registry
-        self._present = present
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics with the remaining samples."""
-        for metric in self._registry.collect():
-            metric.samples = [
-                sample
-                for sample in metric.samples
-                if not (name := sample.labels.get("backend")) or (sample.labels["model"], name) in self._present
-            ]
-            yield metric
+        Parameters
+        ----------
+        accept
+            The header of the scrape, which may ask for OpenMetrics.
+        """
+        present = self._present if self._is_shared else None
+        return render(
+            self.registry, accept, present, {"gateway_ttft_seconds": self.ttft, "gateway_e2e_seconds": self.e2e}
+        )

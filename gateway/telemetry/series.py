@@ -7,11 +7,13 @@ its updates are summed here without locks, and `flush` adds the sums to `prometh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from prometheus_client.samples import Exemplar
 
 
 class Count:
@@ -52,15 +54,25 @@ class Distribution:
     ----------
     bounds
         Upper bounds of its buckets, ascending, without infinity.
+
+    Attributes
+    ----------
+    exemplars
+        The last request marked in each bucket, by its index.
     """
 
-    __slots__ = ("_bounds", "_counts", "_series", "_sum")
+    __slots__ = ("_bounds", "_counts", "_series", "_sum", "exemplars")
 
     def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
         self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
         self._sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+
+    def mark(self, value: float, labels: dict[str, str], now_s: float) -> None:
+        """Name the request of a value that was or will be observed, at a time in seconds since 1970."""
+        self.exemplars[bisect_left(self._bounds, value)] = Exemplar(labels, value, now_s)
 
     def observe(self, value: float) -> None:
         """Add a value."""
@@ -125,6 +137,14 @@ class Distributions:
         if series is None:
             series = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
         return series
+
+    def exemplars_of(self, labels: Mapping[str, str]) -> dict[float, Exemplar]:
+        """Return the exemplars of the series with these labels, by the upper bound of their buckets."""
+        series = self._series.get(tuple([labels[name] for name in self._histogram._labelnames]))
+        if series is None:
+            return {}
+        bounds = (*self._bounds, math.inf)
+        return {bounds[index]: exemplar for index, exemplar in series.exemplars.copy().items()}
 
     def forget(self, labels: Mapping[str, str]) -> None:
         """Remove the series with these label values."""

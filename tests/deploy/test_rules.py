@@ -48,8 +48,17 @@ def test_the_rules_use_only_existing_series() -> None:
         assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), rule
 
 
-def test_every_alert_has_a_severity_and_a_summary() -> None:
-    for rule in rules():
-        if "alert" in rule:
-            assert rule["labels"]["severity"] in {"page", "ticket"}
-            assert rule["annotations"]["summary"]
+def test_every_alert_has_a_severity_a_summary_and_a_section_of_the_runbook() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    for alert in alerts:
+        assert alert["labels"]["severity"] in {"page", "ticket"}
+        assert alert["annotations"]["summary"]
+        assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+    sections = re.findall(r"^### (Gateway\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
+    assert sections == [alert["alert"] for alert in alerts]
+
+
+def test_no_alert_fires_where_what_is_optional_is_off() -> None:
+    (off,) = [test for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] if "turned off" in test["name"]]
+    quiet = [case["alertname"] for case in off["alert_rule_test"] if not case["exp_alerts"]]
+    assert quiet == [rule["alert"] for rule in rules() if "alert" in rule]

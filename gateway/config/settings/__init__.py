@@ -14,6 +14,7 @@ from gateway.config.settings.queue import QueueSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import StateSettings
+from gateway.config.settings.telemetry import OtlpSettings, TelemetrySettings
 
 __all__ = [
     "AdminSettings",
@@ -24,6 +25,7 @@ __all__ = [
     "KeySettings",
     "KubernetesSettings",
     "ModelSettings",
+    "OtlpSettings",
     "PolicyReference",
     "PoolSettings",
     "QueueSettings",
@@ -34,5 +36,6 @@ __all__ = [
     "SimulateSettings",
     "SloSettings",
     "StateSettings",
+    "TelemetrySettings",
     "TimeoutSettings",
 ]

@@ -21,6 +21,7 @@ from gateway.config.settings.model import ModelSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import State, StateSettings
+from gateway.config.settings.telemetry import TelemetrySettings
 from gateway.http.paths import DEFAULT_PATHS
 
 
@@ -52,6 +53,8 @@ class PoolSettings(Settings):
         Recording of requests; null records nothing.
     state
         Store of learned statistics and rules; `none` keeps nothing.
+    telemetry
+        OpenTelemetry, exemplars and the log; off by default.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
@@ -66,6 +69,7 @@ class PoolSettings(Settings):
     cors: CorsSettings | None = None
     recorder: RecorderSettings | None = None
     state: State = StateSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="before")
     @classmethod

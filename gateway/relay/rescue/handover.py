@@ -103,7 +103,9 @@ class Handover:
         if was_paused:
             exchange.pause()
         to = self._attempt().decision.backend
-        log.info("a stream of %s goes on at %s, %d tokens long: %s %s", model.name, to, tokens, name, message)
+        fields = {"request_id": self._request_id.decode("latin-1"), "model": model.name, "backend": to}
+        text = "a stream of %s goes on at %s, %d tokens long: %s %s"
+        log.info(text, model.name, to, tokens, name, message, extra={"fields": fields})
         return True
 
     def go_back(self) -> bool:

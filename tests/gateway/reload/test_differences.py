@@ -66,3 +66,9 @@ def test_started_replicas_keep_their_processes(tmp_path: Path) -> None:
     assert after.launches == before.launches
     assert [each.url for each in after.backends] == [each.url for each in before.backends]
     assert [each.weight for each in after.backends] == [1.0, 2.0, 3.0]
+
+
+def test_telemetry_needs_a_restart_and_its_headers_are_not_shown() -> None:
+    before, after = ({"otlp": {"endpoint": "http://c:4318", "headers": {"x": value}}} for value in ("one", "two"))
+    assert needs_restart(pool(telemetry=before), pool(telemetry=after)) == ["telemetry.otlp.headers.x: changed"]
+    assert needs_restart(pool(), pool(telemetry={"access_log": 1.0})) == ["telemetry.access_log: 0.0 -> 1.0"]

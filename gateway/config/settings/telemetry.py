@@ -1,0 +1,68 @@
+"""The section `telemetry`: spans and metrics for OpenTelemetry, exemplars, and the log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from gateway.config.settings.base import Count, Settings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("expected the address of a collector, such as http://collector:4318")
+    if "@" in parts.netloc:
+        raise ValueError("an address has no password: put it in `headers`")
+    return endpoint.rstrip("/")
+
+
+class OtlpSettings(Settings):
+    """Export to an OpenTelemetry collector, by OTLP over HTTP.
+
+    Parameters
+    ----------
+    endpoint
+        Address of the collector, such as `http://collector:4318`; `/v1/traces` and `/v1/metrics` are appended. Null
+        takes it from `OTEL_EXPORTER_OTLP_ENDPOINT`, or else uses `http://localhost:4318`.
+    headers
+        Headers of each export, such as `authorization`.
+    sample_ratio
+        Share of requests without a trace of their own that get spans. A request whose `traceparent` says whether it is
+        sampled follows that.
+    metrics
+        Whether GenAI metrics are exported besides the spans; of all requests, whether sampled or not.
+    queue
+        Most requests waiting to be exported; further ones are counted as dropped.
+    """
+
+    endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
+    headers: dict[str, SecretStr] = {}
+    sample_ratio: Share = 1.0
+    metrics: bool = True
+    queue: Count = 4096
+
+
+class TelemetrySettings(Settings):
+    """What the gateway reports of its requests, besides the series of `/metrics`. Changes need a restart.
+
+    Parameters
+    ----------
+    otlp
+        Export of spans and metrics by OpenTelemetry; null exports nothing.
+    exemplars
+        Whether the latency histograms of `/metrics` name a request for each bucket, to clients that accept OpenMetrics.
+    log_format
+        Format of the log: `text`, or `json` with one object a line.
+    access_log
+        Share of requests that get a line in the log when they end, chosen at random; 0 for none.
+    """
+
+    otlp: OtlpSettings | None = None
+    exemplars: bool = False
+    log_format: Literal["text", "json"] = "text"
+    access_log: Share = 0.0
