@@ -34,6 +34,8 @@ from gateway.telemetry.series import Count, Counts, Distribution, Distributions,
 _BACKEND = ("model", "backend", "method")
 _STORE = ("store",)
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
+DRAFTER_CAUSES = ("since_restart", "since_wake_up", "since_reload", "unknown")
+"""What a replica went through when its drafter fell silent."""
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -208,6 +210,12 @@ class Metrics:
             ("model", "backend"),
             "livemax",
         )
+        self.drafter_silent = gauge(
+            "gateway_backend_drafter_silent",
+            "1 if the drafter of the backend gives nothing where its method should, by when it fell silent",
+            (*_BACKEND, "cause"),
+            "livemax",
+        )
         self.state_connected = gauge("gateway_state_connected", "1 if the state store is reachable", _STORE, "livemin")
         self.state_last_sync = gauge(
             "gateway_state_last_sync_timestamp_seconds",
@@ -348,6 +356,19 @@ class Metrics:
             self.ratio.labels(model).set(ratio)
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
+
+    def refresh_drafters(self, silent: Iterable[tuple[Backend, str]]) -> None:
+        """Update the gauges of drafters.
+
+        Parameters
+        ----------
+        silent
+            Each backend that is watched, with one of `DRAFTER_CAUSES` if its drafter is silent, else an empty text.
+        """
+        for backend, present in silent:
+            labels = (backend.model, backend.name, backend.method.value)
+            for cause in DRAFTER_CAUSES:
+                self.drafter_silent.labels(*labels, cause).set(cause == present)
 
     def forget(self, **labels: str) -> None:
         """Remove the series with these label values: of a model, a backend or a key that is gone."""
