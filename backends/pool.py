@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backends.backend import Backend, EngineLoad, State
-from backends.engine_metrics import EngineMetrics
+from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.engine_metrics import EngineMetrics, change_between
 from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
 
@@ -123,6 +123,8 @@ class Pool:
     on_eject
         Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
         `eject`.
+    on_engine_change
+        Called with a replica whose engine went through a change, as its metrics show.
     recovery
         The replicas on their way back.
 
@@ -155,6 +157,7 @@ class Pool:
         self.on_down: Callable[[Backend], None] | None = None
         self.on_ready: Callable[[Backend], None] | None = None
         self.on_eject: Callable[[Backend, float, str], None] | None = None
+        self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -436,7 +439,12 @@ class Pool:
     def _judge(self, backend: Backend, record: _Record, result: ProbeResult) -> None:
         now_s = time.monotonic()
         if result.engine is not None:
-            engine = record.engine = result.engine
+            before, engine = record.engine, result.engine
+            record.engine = engine
+            if before is not None and (change := change_between(before, engine)) is not None:
+                logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
+                if self.on_engine_change is not None:
+                    self.on_engine_change(backend, change)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)
