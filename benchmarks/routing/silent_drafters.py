@@ -4,9 +4,9 @@
 
 Requests are drawn: five kinds of work with the acceptance of the calibration, each request with its own deviation; 8B
 on an H100, Poisson arrivals. In the first table nothing is broken, but every 400 requests the traffic changes to
-another mix of kinds and another temperature. In the second, one replica's drafts are never accepted any more from the 1,001st
-request on, and again from the 3,001st on. Its rows are `learned` without both tests, with outlier ejection only (as
-before there was the other test), with the test for silent drafters only, and with both; and nothing broken.
+another mix of kinds and another temperature. In the second, one replica's drafts are never accepted any more from the
+1,001st request on, and again from the 3,001st on. Its rows are `learned` without both tests, with outlier ejection only
+(as before there was the other test), with the test for silent drafters only, and with both; and nothing broken.
 """
 
 from __future__ import annotations
