@@ -32,6 +32,7 @@ _NAMES = {
 _LABELLED = {
     "engine_sleep_state": (b'sleep_state="awake"', "awake"),
     "sleep_mode_operation_duration_seconds_count": (b'operation="wake"', "wake_ups"),
+    "cache_config_info": (b'enable_prefix_caching="True"', "prefix_caching"),
     "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
 }
 _SAMPLE = re.compile(
@@ -60,6 +61,8 @@ class EngineMetrics:
         Unix time at which the server process started; 0 if it does not say.
     awake
         Engines that are not in sleep mode; None if the server does not say.
+    prefix_caching
+        Engines with a prefix cache; None if the server does not say.
     wake_ups, reloads
         Times that it was woken from sleep mode, and operations that replaced weights.
 
@@ -84,6 +87,7 @@ class EngineMetrics:
     accepted_per_position: tuple[int, ...] = ()
     started_s: float = 0.0
     awake: int | None = None
+    prefix_caching: int | None = None
     wake_ups: int = 0
     reloads: int = 0
 
@@ -149,8 +153,7 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
         series = name.decode()
         if series in _LABELLED:
             label, field = _LABELLED[series]
-            if label in labels:
-                sums[field] = sums.get(field, 0.0) + value
+            sums[field] = sums.get(field, 0.0) + (value if label in labels else 0.0)
             continue
         field = _NAMES[series]
         if field == "per_position":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.engine_metrics import EngineMetrics, change_between
+from backends.occupancy import Minute, Occupancy
 from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
 
@@ -77,6 +78,7 @@ class _Record:
     up_since_s: float = math.inf  # unknown if it was up from the start
     drained: bool = False
     engine: EngineMetrics | None = None
+    occupancy: Occupancy = field(default_factory=Occupancy)
     progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
     has_stalled: bool = False  # since it was last up
@@ -284,6 +286,10 @@ class Pool:
         """Return the replica's last metrics page; None if none was read."""
         return self._records[backend.model, backend.name].engine
 
+    def minutes(self, backend: Backend) -> tuple[Minute, ...]:
+        """Return how many requests a replica had, and how many of them waited for what, by minute."""
+        return tuple(self._records[backend.model, backend.name].occupancy.minutes)
+
     async def reported_temperature(self, backend: Backend) -> float | None:
         """Ask a replica for the temperature that it takes for a request without one; None if it does not say."""
         record = self._records.get((backend.model, backend.name))  # it may have left while others were asked
@@ -441,6 +447,7 @@ class Pool:
         if result.engine is not None:
             before, engine = record.engine, result.engine
             record.engine = engine
+            record.occupancy.add(engine)
             if before is not None and (change := change_between(before, engine)) is not None:
                 logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
                 if self.on_engine_change is not None:

@@ -71,20 +71,20 @@ class Guarded(Policy):
         seed = getattr(policy.settings, "seed", None)
         self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
-        self._watching: Learned | None = None
+        self.watching: Learned | None = None
         if policy.settings.outlier_ejection:
             off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
-            self._watching = Learned(off)
-            self.outlier_ejection, self.drafters = self._watching.outlier_ejection, self._watching.drafters
+            self.watching = Learned(off)
+            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
             self.text_features, self.reads_requests = TEXT_FEATURES, True
-            self.statistics = self._watching.statistics
+            self.statistics = self.watching.statistics
         if isinstance(policy, Stateful):
             self.statistics = policy.statistics
         if isinstance(policy, ShadowLearner):
             self.shadow = policy.shadow
             self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
         self._observe = policy.observe if isinstance(policy, Learner) else None
-        self._parts: list[object] = [policy, self._watching]
+        self._parts: list[object] = [policy, self.watching]
 
     def take_over(self, previous: Policy) -> None:
         """Continue with the comparison, the expectations, and what the policy inside has learned."""
@@ -95,12 +95,12 @@ class Guarded(Policy):
             self.statistics = self.policy.statistics
         if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
             self.guardrail = previous.guardrail
-        if self._watching is not None:
-            watched = previous._watching if isinstance(previous, Guarded) else previous
-            self._watching.take_over(previous if watched is None else watched)
-            self.outlier_ejection, self.drafters = self._watching.outlier_ejection, self._watching.drafters
+        if self.watching is not None:
+            watched = previous.watching if isinstance(previous, Guarded) else previous
+            self.watching.take_over(previous if watched is None else watched)
+            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
             if not isinstance(self.policy, Stateful):
-                self.statistics = self._watching.statistics
+                self.statistics = self.watching.statistics
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
@@ -116,7 +116,7 @@ class Guarded(Policy):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose a candidate that is not ejected and drafts: by the policy, or by `least_loaded` for the guardrail."""
-        watching = self._watching
+        watching = self.watching
         eligible = candidates
         if watching is not None:
             now_s = watching.clock()
@@ -127,7 +127,7 @@ class Guarded(Policy):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
-        watching = self._watching
+        watching = self.watching
         eligible = candidates
         if watching is not None:
             now_s = watching.clock()
@@ -173,8 +173,8 @@ class Guarded(Policy):
             self.guardrail.observe(seconds_per_work(outcome), control=control)
         if self._observe is not None:
             self._observe(_with(outcome, own))
-        if self._watching is not None:
-            self._watching.observe(_with(outcome, watched))
+        if self.watching is not None:
+            self.watching.observe(_with(outcome, watched))
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""
