@@ -21,6 +21,14 @@ class State(StrEnum):
     DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 
+class EngineChange(StrEnum):
+    """What an engine went through that its drafter may not have survived; named as the causes of a silent drafter."""
+
+    RESTART = "since_restart"
+    WAKE_UP = "since_wake_up"  # from vLLM's sleep mode, whose level 2 discards the weights
+    RELOAD = "since_reload"  # of weights, or of the pool file with another replica under the same name
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """The load that an engine last reported in `/metrics`.

@@ -10,6 +10,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from backends.backend import EngineChange
+
 # vLLM's series, without the `_total` that Prometheus adds to counters, and the field of `EngineMetrics`.
 _NAMES = {
     "num_requests_running": "running",
@@ -26,8 +28,16 @@ _NAMES = {
     "spec_decode_num_accepted_tokens": "accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos": "per_position",
 }
+# Series of which one sample by its label counts: the sample's label, and the field.
+_LABELLED = {
+    "engine_sleep_state": (b'sleep_state="awake"', "awake"),
+    "sleep_mode_operation_duration_seconds_count": (b'operation="wake"', "wake_ups"),
+    "cache_config_info": (b'enable_prefix_caching="True"', "prefix_caching"),
+    "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
+}
 _SAMPLE = re.compile(
-    rb"^vllm:(%s)(?:_total)?(\{.*\})?[ \t]+([0-9.eE+-]+|NaN|[+-]?Inf)[ \t]*\r?$" % "|".join(_NAMES).encode(),
+    rb"^(?:vllm:(%s)(?:_total)?|(process_start_time_seconds))(\{.*\})?[ \t]+([0-9.eE+-]+|NaN|[+-]?Inf)[ \t]*\r?$"
+    % "|".join((*_NAMES, *_LABELLED)).encode(),
     re.MULTILINE,
 )
 _POSITION = re.compile(rb'position="(\d+)"')
@@ -47,6 +57,14 @@ class EngineMetrics:
         Steps that drafted, tokens drafted and tokens accepted since the engine started; 0 on a baseline.
     accepted_per_position
         Accepted tokens by draft position, shape (k,).
+    started_s
+        Unix time at which the server process started; 0 if it does not say.
+    awake
+        Engines that are not in sleep mode; None if the server does not say.
+    prefix_caching
+        Engines with a prefix cache; None if the server does not say.
+    wake_ups, reloads
+        Times that it was woken from sleep mode, and operations that replaced weights.
 
     Examples
     --------
@@ -67,6 +85,11 @@ class EngineMetrics:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    started_s: float = 0.0
+    awake: int | None = None
+    prefix_caching: int | None = None
+    wake_ups: int = 0
+    reloads: int = 0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -77,6 +100,23 @@ class EngineMetrics:
     def acceptance_length(self) -> float | None:
         """Mean tokens (accepted + 1) of the steps that drafted; None if it never drafted."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else None
+
+
+def change_between(before: EngineMetrics, now: EngineMetrics) -> EngineChange | None:
+    """Return what an engine went through between two readings of its metrics; None if nothing is to be seen.
+
+    Examples
+    --------
+    >>> change_between(EngineMetrics(generation_tokens=900), EngineMetrics(generation_tokens=20)).name
+    'RESTART'
+    """
+    if now.started_s > before.started_s > 0 or now.generation_tokens < before.generation_tokens:
+        return EngineChange.RESTART
+    if now.reloads > before.reloads:
+        return EngineChange.RELOAD
+    if now.wake_ups > before.wake_ups or (before.awake == 0 and now.awake):
+        return EngineChange.WAKE_UP
+    return None
 
 
 def read_metrics(page: bytes) -> EngineMetrics | None:
@@ -99,14 +139,23 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     sums: dict[str, float] = {}
     per_position: dict[int, float] = {}
     engines = 0
-    for name, labels, text in _SAMPLE.findall(page):
+    started_s = 0.0
+    for name, process, labels, text in _SAMPLE.findall(page):
         try:
             value = float(text)
         except ValueError:
             continue  # such as "1.2.3": the pattern is looser than the grammar
         if not math.isfinite(value):
             continue
-        field = _NAMES[name.decode()]
+        if process:
+            started_s = max(started_s, value)
+            continue
+        series = name.decode()
+        if series in _LABELLED:
+            label, field = _LABELLED[series]
+            sums[field] = sums.get(field, 0.0) + (value if label in labels else 0.0)
+            continue
+        field = _NAMES[series]
         if field == "per_position":
             position = _POSITION.search(labels)
             if position is not None:
@@ -121,5 +170,6 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     return EngineMetrics(
         **counts,
         kv_usage=kv_usage,
+        started_s=started_s,
         accepted_per_position=tuple(int(per_position[position]) for position in sorted(per_position)),
     )

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backends.backend import Backend, EngineLoad, State
-from backends.engine_metrics import EngineMetrics
+from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.engine_metrics import EngineMetrics, change_between
+from backends.occupancy import Minute, Occupancy
 from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
 
@@ -77,6 +78,7 @@ class _Record:
     up_since_s: float = math.inf  # unknown if it was up from the start
     drained: bool = False
     engine: EngineMetrics | None = None
+    occupancy: Occupancy = field(default_factory=Occupancy)
     progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
     has_stalled: bool = False  # since it was last up
@@ -123,6 +125,8 @@ class Pool:
     on_eject
         Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
         `eject`.
+    on_engine_change
+        Called with a replica whose engine went through a change, as its metrics show.
     recovery
         The replicas on their way back.
 
@@ -155,6 +159,7 @@ class Pool:
         self.on_down: Callable[[Backend], None] | None = None
         self.on_ready: Callable[[Backend], None] | None = None
         self.on_eject: Callable[[Backend, float, str], None] | None = None
+        self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -280,6 +285,10 @@ class Pool:
     def engine(self, backend: Backend) -> EngineMetrics | None:
         """Return the replica's last metrics page; None if none was read."""
         return self._records[backend.model, backend.name].engine
+
+    def minutes(self, backend: Backend) -> tuple[Minute, ...]:
+        """Return how many requests a replica had, and how many of them waited for what, by minute."""
+        return tuple(self._records[backend.model, backend.name].occupancy.minutes)
 
     async def reported_temperature(self, backend: Backend) -> float | None:
         """Ask a replica for the temperature that it takes for a request without one; None if it does not say."""
@@ -436,7 +445,13 @@ class Pool:
     def _judge(self, backend: Backend, record: _Record, result: ProbeResult) -> None:
         now_s = time.monotonic()
         if result.engine is not None:
-            engine = record.engine = result.engine
+            before, engine = record.engine, result.engine
+            record.engine = engine
+            record.occupancy.add(engine)
+            if before is not None and (change := change_between(before, engine)) is not None:
+                logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
+                if self.on_engine_change is not None:
+                    self.on_engine_change(backend, change)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
+from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Policy
 from policies.statistics import Statistics
@@ -66,6 +67,13 @@ class Forgetful(Protocol):
 
 
 @runtime_checkable
+class EngineWatcher(Protocol):
+    """Judges engines by their answers, which a change of the engine may make obsolete."""
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None: ...  # noqa: D102
+
+
+@runtime_checkable
 class Explainer(Protocol):
     """Rates the candidates, and returns the decision that `choose` would make now; both change nothing."""
 
@@ -107,11 +115,12 @@ class Clocked(Protocol):
 
 @runtime_checkable
 class Freezable(Protocol):
-    """Is compared with `least_loaded`, and avoids outliers."""
+    """Is compared with `least_loaded`, and avoids outliers and silent drafters."""
 
     name: str
     guardrail: Guardrail
     outlier_ejection: OutlierEjection
+    drafters: SilentDrafters
 
 
 @runtime_checkable

@@ -84,7 +84,9 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
                     if (queue := gateway.relay.queues.get(name)) is None
                     else {"waiting": queue.waiting, "waiting_bytes": queue.waiting_bytes},
                     "backends": {
-                        backend.name: _describe(gateway, backend) | dict(launched.get(f"{name}/{backend.name}", {}))
+                        backend.name: _describe(gateway, backend)
+                        | _drafter(gateway, backend)
+                        | dict(launched.get(f"{name}/{backend.name}", {}))
                         for backend in gateway.pool.of(name)
                     },
                 }
@@ -155,6 +157,21 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
             "age_s": round(time.monotonic() - load.at_s, 3),
         },
     }
+
+
+def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:
+    """Return the silence of a backend's drafter, if it is silent."""
+    versions = gateway.policy_versions.get(backend.model)
+    silence = None if versions is None else versions.policy.drafters.silent.get(backend.name)
+    shown = None
+    if silence is not None:
+        shown = {
+            "cause": silence.cause,
+            "since_s": round(silence.since_s, 3),
+            "expected_tokens_per_step": round(silence.expected, 3),
+            "tokens_per_step": round(silence.observed, 3),
+        }
+    return {"drafter_silent": shown}
 
 
 def _change(

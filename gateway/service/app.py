@@ -7,11 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from backends.backend import Backend, EngineChange
+from backends.speculation import Method
 from gateway import __version__
 from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
 from gateway.http.errors import GatewayError
@@ -25,7 +28,7 @@ from gateway.service.default_temperature import find_temperature, must_ask
 from gateway.service.worker_messages import WorkerMessages
 from gateway.telemetry.fallback import Fallback
 from policies.policy import Policy
-from policies.roles import Maintained, Work
+from policies.roles import EngineWatcher, Maintained, Work
 
 log = logging.getLogger(__name__)
 
@@ -268,6 +271,7 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
         gateway.reporter.start()
     await gateway.state.start()
     gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
+    gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
     await gateway.pool.start()
     for shadow in gateway.shadow.values():
         shadow.start()  # its process loads during the warm-up
@@ -295,6 +299,12 @@ async def _stop(gateway: Gateway) -> None:
     for upstreams in gateway.upstreams.values():
         for upstream in upstreams.values():
             upstream.client.close()
+
+
+def _note_engine_change(gateway: Gateway, backend: Backend, change: EngineChange) -> None:
+    policy = gateway.models[backend.model].policy
+    if isinstance(policy, EngineWatcher):
+        policy.engine_changed(backend.name, change)
 
 
 async def _tick(gateway: Gateway) -> None:
@@ -351,3 +361,9 @@ def _refresh(gateway: Gateway) -> None:
         guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
         ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}
         gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, ejected)
+        silent = versions.policy.drafters.silent
+        gateway.metrics.refresh_drafters(
+            (backend, silent[backend.name].cause if backend.name in silent else "")
+            for backend in gateway.pool.of(name)
+            if backend.method is not Method.BASELINE
+        )

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.backend import Backend
+from backends.backend import Backend, EngineChange
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import Ongoing
@@ -18,7 +18,7 @@ from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Upstream
 from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
 from gateway.shadow.replay import ShadowDrafting
-from policies.roles import Forgetful, Maintained
+from policies.roles import EngineWatcher, Forgetful, Maintained
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
@@ -133,6 +133,9 @@ class Change:
                 model = models.get(backend.model)
                 if model is not None and isinstance(model.policy, Forgetful):
                     model.policy.forget(backend.name)
+                returns = backend.name in later.upstreams.get(backend.model, {})
+                if model is not None and returns and isinstance(model.policy, EngineWatcher):
+                    model.policy.engine_changed(backend.name, EngineChange.RELOAD)
         for name, model in later.models.items():
             upstreams = later.upstreams[name]
             if (before := gateway.models.get(name)) is not None:

@@ -184,6 +184,7 @@ class PolicyVersions:
             "frozen": guardrail.frozen,
             "ratio_to_least_loaded": None if math.isnan(guardrail.ratio) else round(guardrail.ratio, 4),
             "ejected": dict(self.policy.outlier_ejection.reasons),
+            "silent_drafters": {name: str(silence) for name, silence in self.policy.drafters.silent.items()},
         }
 
     async def _put_pin(self, version: int | None, before: tuple[int | None, ...]) -> Pin:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script
 from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
@@ -53,6 +54,8 @@ class ReplicaSpec:
         Name of the calibration.
     max_model_len, kv_blocks
         Maximum context in tokens and number of KV-cache blocks; None for those of the calibration.
+    silent_s
+        Times between which its drafts are never accepted.
 
     Examples
     --------
@@ -67,6 +70,7 @@ class ReplicaSpec:
     weight: float = 1.0
     max_model_len: int | None = None
     kv_blocks: int | None = None
+    silent_s: tuple[float, float] = (math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +236,16 @@ class _Simulation:
 
     def _submit(self, replica: int, request: ReplayRequest) -> int:
         one = self._pool[replica]
+        if one.silent_s[0] <= self._now_s < one.silent_s[1]:
+            output_tokens = request.output_tokens
+            drafted = np.full(output_tokens, self._replicas[replica].parameters.k, np.int32)
+            steps = np.ones(output_tokens, np.int32), drafted
+            script = Script(request.prompt_tokens, output_tokens, *steps, tuple(request.prefix_blocks))
+            return self._fleet.submit_script(replica, script, self._now_s)
         if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
-            script = request.script(one.method, self._replicas[replica].parameters.k, one.config)
-            if script is not None:
-                return self._fleet.submit_script(replica, script, self._now_s)
+            known = request.script(one.method, self._replicas[replica].parameters.k, one.config)
+            if known is not None:
+                return self._fleet.submit_script(replica, known, self._now_s)
         return self._fleet.submit(
             replica,
             request.prompt_tokens,

@@ -9,11 +9,12 @@ from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail, seconds_per_work
 from policies.guarded.outlier_ejection import OutlierEjection
+from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.propensity import draw, mixed
 from policies.learned.shadow_drafting import ShadowSettings
@@ -21,6 +22,7 @@ from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
 from policies.roles import (
     Clocked,
+    EngineWatcher,
     Forgetful,
     Freezable,
     Heir,
@@ -65,23 +67,24 @@ class Guarded(Policy):
         self.text_features, self.reads_requests = policy.text_features, policy.reads_requests
         self.guardrail = Guardrail(policy.settings.guardrail)
         self.outlier_ejection = OutlierEjection()
+        self.drafters = SilentDrafters()
         seed = getattr(policy.settings, "seed", None)
         self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
-        self._watching: Learned | None = None
+        self.watching: Learned | None = None
         if policy.settings.outlier_ejection:
             off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
-            self._watching = Learned(off)
-            self.outlier_ejection = self._watching.outlier_ejection
+            self.watching = Learned(off)
+            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
             self.text_features, self.reads_requests = TEXT_FEATURES, True
-            self.statistics = self._watching.statistics
+            self.statistics = self.watching.statistics
         if isinstance(policy, Stateful):
             self.statistics = policy.statistics
         if isinstance(policy, ShadowLearner):
             self.shadow = policy.shadow
             self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
         self._observe = policy.observe if isinstance(policy, Learner) else None
-        self._parts: list[object] = [policy, self._watching]
+        self._parts: list[object] = [policy, self.watching]
 
     def take_over(self, previous: Policy) -> None:
         """Continue with the comparison, the expectations, and what the policy inside has learned."""
@@ -92,12 +95,12 @@ class Guarded(Policy):
             self.statistics = self.policy.statistics
         if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
             self.guardrail = previous.guardrail
-        if self._watching is not None:
-            watched = previous._watching if isinstance(previous, Guarded) else previous
-            self._watching.take_over(previous if watched is None else watched)
-            self.outlier_ejection = self._watching.outlier_ejection
+        if self.watching is not None:
+            watched = previous.watching if isinstance(previous, Guarded) else previous
+            self.watching.take_over(previous if watched is None else watched)
+            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
             if not isinstance(self.policy, Stateful):
-                self.statistics = self._watching.statistics
+                self.statistics = self.watching.statistics
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
@@ -105,18 +108,30 @@ class Guarded(Policy):
             if isinstance(part, Forgetful):
                 part.forget(backend)
 
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        """Give a backend with a silent drafter another chance."""
+        for part in self._parts:
+            if isinstance(part, EngineWatcher):
+                part.engine_changed(backend, change)
+
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose one of the candidates that are not ejected: by the policy, or by `least_loaded` for the guardrail."""
-        watching = self._watching
-        eligible = candidates if watching is None else self.outlier_ejection.admit(candidates, watching.clock())
+        """Choose a candidate that is not ejected and drafts: by the policy, or by `least_loaded` for the guardrail."""
+        watching = self.watching
+        eligible = candidates
+        if watching is not None:
+            now_s = watching.clock()
+            eligible = self.drafters.admitted(self.outlier_ejection.admit(candidates, now_s), now_s)
         decision, control = self._decide(request, eligible, self.policy.choose, self._rng)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
         return replace(decision, memo=_Memo(control, decision.memo, watched))
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
-        watching = self._watching
-        eligible = candidates if watching is None else self.outlier_ejection.admitted(candidates, watching.clock())
+        watching = self.watching
+        eligible = candidates
+        if watching is not None:
+            now_s = watching.clock()
+            eligible = self.drafters.admitted(self.outlier_ejection.admitted(candidates, now_s), now_s)
         return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng))[0]
 
     def _decide(
@@ -139,12 +154,14 @@ class Guarded(Policy):
         return replace(decision, propensity=propensity, considered=None), by_control
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Rate each candidate as the policy does, noting which are ejected."""
-        reasons = self.outlier_ejection.reasons
+        """Rate each candidate as the policy does, noting which are ejected, and whose drafters are silent."""
+        notes: dict[str, list[str]] = {}
+        for backend, reason in self.outlier_ejection.reasons.items():
+            notes.setdefault(backend, []).append(f"ejected as an outlier: {reason}")
+        for backend, silence in self.drafters.silent.items():
+            notes.setdefault(backend, []).append(str(silence))
         return [
-            replace(each, note=f"{each.note}; ejected as an outlier: {reasons[each.backend]}")
-            if each.backend in reasons
-            else each
+            replace(each, note="; ".join([each.note, *notes.get(each.backend, [])]))
             for each in assess(self.policy, request, candidates)
         ]
 
@@ -156,8 +173,8 @@ class Guarded(Policy):
             self.guardrail.observe(seconds_per_work(outcome), control=control)
         if self._observe is not None:
             self._observe(_with(outcome, own))
-        if self._watching is not None:
-            self._watching.observe(_with(outcome, watched))
+        if self.watching is not None:
+            self.watching.observe(_with(outcome, watched))
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""

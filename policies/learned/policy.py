@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineChange
 from backends.calibration.calibration import calibration_names
 from policies.balancing.load_policy import LoadSettings
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
+from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.cost import Cost, cost_of
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
@@ -115,6 +116,7 @@ class Learned(Policy):
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
         self.outlier_ejection = OutlierEjection(ejects=settings.outlier_ejection)
+        self.drafters = SilentDrafters()
         self.shadow = settings.shadow_drafting
         self._shadow_bias = ShadowBias()
         self.cost = settings.cost()
@@ -136,7 +138,12 @@ class Learned(Policy):
             self.settings.exploration,
         )
         self._observer = Observer(
-            self.predictor, self.guardrail, self.outlier_ejection, self.statistics, self._shadow_bias
+            self.predictor,
+            self.guardrail,
+            self.outlier_ejection,
+            self.drafters,
+            self.statistics,
+            self._shadow_bias,
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -150,6 +157,8 @@ class Learned(Policy):
         if isinstance(previous, Learned):
             self.set_clock(previous.clock)
             self.predictor.take_over(previous.predictor)
+            if self.predictor.backend_models:  # else nothing is expected of them yet
+                self.drafters = previous.drafters
             self._shadow_bias, self.pinned = previous._shadow_bias, previous.pinned
             if previous.settings.guardrail == self.settings.guardrail:
                 self.guardrail = previous.guardrail
@@ -161,6 +170,12 @@ class Learned(Policy):
         """Drop what is kept of a backend that has left; the statistics stay, and age."""
         self.predictor.forget(backend)
         self.outlier_ejection.forget(backend)
+        self.drafters.forget(backend)
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        """Give a backend with a silent drafter another chance."""
+        if self.drafters.renew(backend, change):
+            self.predictor.set_silent(backend, False)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
@@ -200,6 +215,8 @@ class Learned(Policy):
             )
             if candidate.name in self.outlier_ejection.reasons:
                 note += f"; ejected as an outlier: {self.outlier_ejection.reasons[candidate.name]}"
+            if candidate.name in self.drafters.silent:
+                note += f"; {self.drafters.silent[candidate.name]}"
             assessments.append(Assessment(candidate.name, cost, note))
         return assessments
 

@@ -172,6 +172,14 @@ class Predictor:
         else:
             self.slow.discard(backend)
 
+    def set_silent(self, backend: str, silent: bool) -> None:
+        """Set whether the drafter of a backend is silent."""
+        model = self.backend_models.get(backend)
+        if model is not None and model.silent != silent:
+            model.silent = silent
+            for by_backend in self._acceptance.values():
+                by_backend.pop(backend, None)
+
     def of(self, candidate: Candidate) -> BackendModel:
         """Return the model of a backend; a new backend gets one from the calibration."""
         model = self.backend_models.get(candidate.name)

@@ -8,6 +8,7 @@ from typing import Final
 from policies.decision import Outcome
 from policies.guarded.guardrail import Guardrail, seconds_per_work
 from policies.guarded.outlier_ejection import OutlierEjection
+from policies.guarded.silent_drafters import LEAST_TOKENS, SilentDrafters
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
@@ -28,12 +29,14 @@ class Observer:
         predictor: Predictor,
         guardrail: Guardrail,
         outlier_ejection: OutlierEjection,
+        drafters: SilentDrafters,
         statistics: Statistics,
         shadow_bias: ShadowBias,
     ) -> None:
         self._predictor = predictor
         self._guardrail = guardrail
         self._outlier_ejection = outlier_ejection
+        self._drafters = drafters
         self._statistics = statistics
         self._shadow_bias = shadow_bias
 
@@ -56,7 +59,7 @@ class Observer:
             return
         per_step = outcome.tokens_per_step if outcome.output_tokens >= _MIN_TOKENS else None
         if per_step is not None:
-            self._add_acceptance(model.arm, model.name, key, per_step, _is_overlong(outcome, memo), now_s)
+            self._observe_drafter(outcome, memo, model, key, per_step, now_s)
         if memo is None:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, now_s)
@@ -75,10 +78,27 @@ class Observer:
         model, measured = self._predictor.backend_models.get(outcome.decision.backend), outcome.tokens_per_step
         for arm, replayed in outcome.shadow.items():
             if model is not None and arm == model.arm and measured is not None:
-                self._shadow_bias.compare(arm, measured, replayed)
+                if outcome.output_tokens >= LEAST_TOKENS:
+                    expected = self._shadow_bias.corrected(arm, replayed)
+                    self._drafters.observe(model.name, arm, expected, measured, now_s)
+                    self._predictor.set_silent(model.name, model.name in self._drafters.silent)
+                if not self._drafters.is_suspect(model.name):
+                    self._shadow_bias.compare(arm, measured, replayed)
             else:
                 per_step = self._shadow_bias.corrected(arm, replayed)
                 self._add_acceptance(arm, "", key, per_step, is_overlong, now_s)
+
+    def _observe_drafter(
+        self, outcome: Outcome, memo: Memo | None, model: BackendModel, key: Key, per_step: float, now_s: float
+    ) -> None:
+        """Learn the tokens per step of an answer, unless they show that the drafter is silent."""
+        learned = key, per_step, _is_overlong(outcome, memo), now_s
+        expected = None  # where shadow drafting replays the text, that is the better evidence
+        if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
+            expected = model.usual_acceptance(key)
+        for each in self._drafters.observe(model.name, model.arm, expected, per_step, now_s, learned):
+            self._add_acceptance(model.arm, model.name, *each)
+        self._predictor.set_silent(model.name, model.name in self._drafters.silent)
 
     def _add_acceptance(
         self, arm: str, backend: str, key: Key, per_step: float, is_overlong: bool, now_s: float
@@ -114,7 +134,8 @@ class Observer:
     ) -> None:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
         acceptance_ratio = None
-        if outcome.tokens_per_step is not None and prediction.observations >= _MIN_OBSERVATIONS:
+        known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
+        if outcome.tokens_per_step is not None and known:
             acceptance_ratio = outcome.tokens_per_step / prediction.tokens_per_step
         slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
         self._predictor.set_slowness(model.name, slowness)

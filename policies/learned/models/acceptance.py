@@ -84,6 +84,7 @@ class AcceptanceModel:
     calibration: str = DEFAULT_CALIBRATION
     _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _kinds: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -97,6 +98,8 @@ class AcceptanceModel:
         for key, sums in buckets.items():
             group = _group(key[ARM], key[_REQUEST:])
             model._counts[group] = model._counts.get(group, 0.0) + sums[0]
+            kind = _kind(key[ARM], key[_REQUEST:])
+            model._kinds[kind] = model._kinds.get(kind, 0.0) + sums[0]
         arms: dict[str, Effects] = {}
         for arm, arm_buckets in by_arm.items():
             pause()
@@ -116,6 +119,13 @@ class AcceptanceModel:
     def observations(self, arm: str, request: Key) -> float:
         """Return the number of observations of the request's template and workload on an arm; infinite for baseline."""
         return math.inf if arm == _BASELINE else self._counts.get(_group(arm, request), 0.0)
+
+    def observations_of_kind(self, arm: str, request: Key) -> float:
+        """Return the number of observations of the request's workload at its temperature on an arm.
+
+        0 in the highest bin of temperatures, which has no upper end: one request at 1.1 tells little of one at 2.
+        """
+        return 0.0 if request[TEMPERATURE] == _HOTTEST else self._kinds.get(_kind(arm, request), 0.0)
 
     def spread(self, arm: str) -> float:
         """Return the standard deviation of log(tokens per step) around its prediction, on an arm."""
@@ -139,6 +149,11 @@ def _group(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPLATE]
 
 
+def _kind(arm: str, request: Key) -> tuple[str, str, str]:
+    return arm, request[WORKLOAD], request[TEMPERATURE]
+
+
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
 """Temperature that represents each bin of `buckets.TEMPERATURES`."""
+_HOTTEST: Final = str(len(_BIN_CENTRES) - 1)

@@ -13,6 +13,7 @@ from policies.learned.models.buckets import Key
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
+from policies.learned.shadow_drafting import SHADOWED
 
 
 @dataclass(slots=True)
@@ -49,6 +50,10 @@ class BackendModel:
         Number of requests that `cost` was fitted to.
     spread
         Standard deviation of log(tokens per step) around its prediction, on the backend's arm.
+    has_shadow
+        Whether shadow drafting tells what its method gives on a text.
+    silent
+        Whether its drafter is silent; it then counts as giving one token per step, and as little known.
     slowness
         Observed over fitted step time of late, at least 1.
     load
@@ -61,6 +66,8 @@ class BackendModel:
         self.prior = prior
         self.backlog = Backlog()
         self.prefixes = prefixes
+        self.has_shadow = arm.partition(":")[0] in SHADOWED
+        self.silent = False
         self.slowness = 1.0
         self.learn(fitted)
         self.read(_NO_REPORT)
@@ -80,8 +87,18 @@ class BackendModel:
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""
+        if self.silent:
+            return 1.0, 0.0
         model = self.fitted.acceptance
         return model.tokens_per_step(self.arm, self.name, key), model.observations(self.arm, key)
 
+    def usual_acceptance(self, key: Key) -> float | None:
+        """Return the tokens per step of a drafter in order; None if similar requests are not known well enough."""
+        model = self.fitted.acceptance
+        if model.observations_of_kind(self.arm, key) < _MIN_OBSERVATIONS:
+            return None
+        return model.tokens_per_step(self.arm, self.name, key)
 
+
+_MIN_OBSERVATIONS: Final = 20.0
 _NO_REPORT: Final = EngineLoad()

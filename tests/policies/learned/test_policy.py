@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from backends.backend import Backend, EngineLoad
+from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.load_policy import LoadSettings
@@ -219,11 +219,59 @@ def test_a_mismatched_draft_head_is_ejected() -> None:
         policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=2.8))
     fit(policy)
     for _ in range(12):
-        policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=1.1))
+        policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=1.3))
     assert "tokens per step" in policy.outlier_ejection.reasons["e"]
     assert policy.choose(REQUEST, _pool()).backend != "e"
     notes = {rating.backend: rating.note for rating in policy.assess(REQUEST, _pool())}
     assert "ejected as an outlier: tokens per step" in notes["e"]
+
+
+def test_a_silent_drafter_counts_as_one_token_per_step_and_teaches_its_arm_nothing() -> None:
+    policy = _policy(guardrail={"share": 0}, exploration={"share": 0})
+    both = [replace(_pool()[3], name=name) for name in ("e", "e2")]
+    pool = [_pool()[0], *both]
+    for backend in both * 20:
+        policy.observe(_outcome(policy.choose(REQUEST, [backend]), tokens_per_step=2.8))
+    fit(policy)
+    policy.choose(REQUEST, both)
+    key = key_of(REQUEST)
+    healthy = policy.predictor.tokens_per_step("e", key)
+    while "e" not in policy.drafters.silent:
+        policy.observe(_outcome(policy.choose(REQUEST, both[:1]), tokens_per_step=1.0))
+    for _ in range(50):
+        policy.observe(_outcome(policy.choose(REQUEST, both[:1]), tokens_per_step=1.0))
+    fit(policy)
+    assert policy.choose(REQUEST, pool).backend == "e2"
+    assert policy.predictor.tokens_per_step("e", key) == 1.0
+    assert policy.predictor.tokens_per_step("e2", key) == pytest.approx(healthy, rel=0.01)
+    assert policy.outlier_ejection.reasons == {}
+    notes = {rating.backend: rating.note for rating in policy.assess(REQUEST, pool)}
+    assert "its drafter is silent: 1.00 tokens per step where 2." in notes["e"]
+    assert "silent" not in notes["e2"]
+    policy.engine_changed("e", EngineChange.RESTART)
+    assert policy.predictor.tokens_per_step("e", key) == pytest.approx(healthy, rel=0.01)
+
+
+def test_kinds_on_which_a_method_never_gains_accuse_no_drafter() -> None:
+    """Neither one that is new, nor one of which it is known."""
+    policy, pool = _policy(guardrail={"share": 0}), _pool()[3:]
+    poems = replace(REQUEST, workload="poems", temperature=1.0)
+    for request, per_step in ((REQUEST, 2.8), (poems, 1.02)) * 100:
+        policy.observe(_outcome(policy.choose(request, pool), request, tokens_per_step=per_step))
+        fit(policy)
+    for _ in range(100):
+        policy.observe(_outcome(policy.choose(poems, pool), poems, tokens_per_step=1.02))
+    assert policy.drafters.silent == {}
+    assert policy.predictor.tokens_per_step("e", key_of(poems)) < 1.3
+
+
+def test_what_shadow_drafting_gives_on_a_text_accuses_a_lookup_drafter() -> None:
+    policy, pool = _policy(guardrail={"share": 0}), _pool()[1:2]
+    for replayed in (1.0, 2.0):
+        for _ in range(12):
+            decision = policy.choose(REQUEST, pool)
+            policy.observe(_outcome(decision, tokens_per_step=1.0, shadow={"ngram:5": replayed}))
+        assert list(policy.drafters.silent) == (["n"] if replayed > 1 else [])
 
 
 @pytest.mark.parametrize("arm", ["suffix:24", "ngram:5"])

@@ -1,0 +1,132 @@
+"""Rule: k is too large, or too small, for the acceptance by position."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.speculation import Method
+from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
+from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
+from policies.learned.models.prior import StepCost
+from policies.learned.models.step_time import Load, seconds
+
+Floats = npt.NDArray[np.float64]
+
+MAX_K: Final = 10
+"""Largest k that is advised."""
+DRAWS: Final = 400
+COST_SPREAD: Final = 0.2
+"""Relative standard deviation of what another k adds to a step: calibrations of other machines differ by that."""
+REQUEST_SPREAD: Final = 0.8
+"""Standard deviation between requests of the logits of acceptance; the calibrations have 0.4 to 0.8."""
+_FADING: Final = (0.85, 1.0)
+"""How the acceptance at a position that was never drafted may compare with that of the last one."""
+_VARIABLE: Final = (Method.BASELINE, Method.NGRAM, Method.SUFFIX)
+"""Methods that draft nothing in many steps, so that their k is hardly a cost."""
+_MIN_DRAFTS: Final = 2000
+_MOST_REQUESTS: Final = 400
+_ROUNDS: Final = 20
+_OF: Final = "time per output token"
+
+
+def draft_length(model: ModelEvidence) -> list[Finding]:
+    """Return the backends on which another k would be faster."""
+    return [finding for backend in model.backends if (finding := _of_backend(model.name, backend)) is not None]
+
+
+def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
+    positions, k = backend.positions, backend.k
+    if positions is None or backend.is_silent or backend.method in _VARIABLE:
+        return None
+    if backend.answers < MIN_ANSWERS or positions.drafts < _MIN_DRAFTS or k not in backend.cost_by_k:
+        return None
+    gains = gains_by_k(backend, positions)
+    best = max(gains, key=lambda each: gains[each].share)
+    if best == k or not gains[best].is_worth_it:
+        return None
+    rates = ", ".join(f"{count / positions.drafts:.0%}" for count in positions.accepted)
+    return Finding(
+        "draft_length",
+        model,
+        backend.name,
+        f"k = {k} is too {'large' if best < k else 'small'}: k = {best} is faster",
+        gains[best],
+        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}",
+        lines(model, backend.name, "speculative_config:", f"  num_speculative_tokens: {best} # {k}"),
+    )
+
+
+def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain]:
+    """Return the gain of each k over the present one.
+
+    Up to the present k, the tokens per step are known from the counts by position. A step of another k takes the time
+    that was measured, times the ratio of the calibration's step times. Faster answers also mean fewer requests in the
+    batch (Little's law), which is solved for.
+    """
+    steps, k = backend.steps, backend.k
+    if steps is None:
+        return {}
+    rng = np.random.default_rng(0)
+    reach = _reach(positions, max(backend.cost_by_k), backend.answers, rng)
+    tokens = 1.0 + np.cumsum(reach, axis=1)  # shape (draws, k)
+    error = rng.normal(1.0, COST_SPREAD, DRAWS)
+    gains = {}
+    for other, cost in backend.cost_by_k.items():
+        per_token = tokens[:, k - 1] / tokens[:, other - 1]
+        gains[other] = gain_of(
+            1.0 - _relative_time(steps.load, steps.cost, backend.cost_by_k[k], cost, per_token, error), _OF
+        )
+    return gains
+
+
+def _reach(positions: Positions, longest: int, answers: float, rng: np.random.Generator) -> Floats:
+    """Return draws of the share of drafts that are accepted at least up to each position, shape (draws, longest)."""
+    counted = np.array(positions.accepted, float) / positions.drafts
+    before = np.concatenate([[1.0], counted[:-1]])
+    rates = np.clip(np.divide(counted, before, out=np.zeros_like(counted), where=before > 0), 1e-3, 1 - 1e-3)
+    requests = max(1, round(min(answers, _MOST_REQUESTS)))
+    shifts = rng.normal(0.0, REQUEST_SPREAD, (DRAWS, requests))
+    relative = np.empty((DRAWS, len(counted)))
+    survives = np.ones_like(shifts)
+    for position, rate in enumerate(rates):
+        survives = survives / (1.0 + np.exp(-(math.log(rate / (1.0 - rate)) + shifts)))
+        relative[:, position] = survives.mean(axis=1)
+    relative /= relative.mean(axis=0)
+    relative = 1.0 + (relative - 1.0) * math.sqrt(requests / answers)
+    reach = np.empty((DRAWS, max(longest, len(counted))))
+    reach[:, : len(counted)] = np.clip(counted * relative, 0.0, 1.0)
+    fading = rng.uniform(*_FADING, DRAWS) * rates[-1]
+    for position in range(len(counted), reach.shape[1]):
+        reach[:, position] = reach[:, position - 1] * fading
+    return reach
+
+
+def _relative_time(
+    load: Load, fitted: StepCost, present: StepCost, other: StepCost, tokens: Floats, error: Floats
+) -> Floats:
+    """Return the time per token with another cost over the present one.
+
+    Parameters
+    ----------
+    tokens
+        Tokens per step at present over those with the other cost.
+    error
+        Factor of the difference between both costs.
+    """
+    now_s = seconds(fitted, load)
+    ratio = np.ones_like(tokens)
+    for _ in range(_ROUNDS):
+        step = ratio / tokens  # relative step time, of which the prompts of a step depend
+        scaled = np.stack([np.ones_like(ratio), load[1] * ratio, load[2] * ratio, load[3] * step])
+        known, calibrated, changed = (_weights(cost) @ scaled for cost in (fitted, present, other))
+        step_s = known * (1.0 + error * (changed / calibrated - 1.0))
+        ratio = np.clip(0.5 * ratio + 0.5 * step_s / now_s * tokens, 0.01, 100.0)
+    return ratio
+
+
+def _weights(cost: StepCost) -> Floats:
+    return np.array([cost.base_s, cost.per_request_s, 1e3 * cost.per_context_token_s, 1e2 * cost.per_prompt_token_s])

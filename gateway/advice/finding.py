@@ -1,0 +1,96 @@
+"""A finding: one change that is worth making, with its gain and the evidence for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MIN_ANSWERS: Final = 100.0
+"""Answers that a rule needs at least."""
+LEAST_GAIN: Final = 0.01
+"""Gain below which a change is not worth a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """An expected gain, with a 95% interval.
+
+    Parameters
+    ----------
+    share
+        Share that is saved of `of`, 0 to 1.
+    of
+        What is saved, such as "time per output token".
+    """
+
+    share: float
+    low: float
+    high: float
+    of: str
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the interval excludes nought and the gain is worth a restart."""
+        return self.low > 0.0 and self.share >= LEAST_GAIN
+
+    def __str__(self) -> str:
+        """Return the gain in words."""
+        return f"{self.share:.0%} of the {self.of} (95%: {self.low:.0%} to {self.high:.0%})"
+
+
+def gain_of(draws: npt.NDArray[np.float64], of: str) -> Gain:
+    """Return the gain from draws of its distribution."""
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return Gain(float(np.median(draws)), float(low), float(high), of)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One change that is worth making.
+
+    Parameters
+    ----------
+    rule
+        Name of the rule.
+    gain
+        None where the change makes something known rather than faster.
+    evidence
+        What the finding rests on.
+    change
+        The exact lines to change.
+    """
+
+    rule: str
+    model: str
+    backend: str
+    title: str
+    gain: Gain | None
+    evidence: str
+    change: str
+
+
+def lines(model: str, backend: str, *changes: str) -> str:
+    """Return lines of a pool file that set something of a backend."""
+    return "\n".join(
+        ["models:", f"  {model}:", "    backends:", f"      {backend}:", *(f"        {one}" for one in changes)]
+    )
+
+
+def flag_change(model: str, backend: str, flags: Sequence[str] | None, flag: str, value: str = "") -> str:
+    """Return how to set a flag of an engine: in the pool file if the gateway starts it, else on its command line."""
+    if flags is None:
+        return f"vllm serve ... {flag} {value}".rstrip()
+    kept, skips = [], False
+    for one in flags:
+        if skips and not one.startswith("-"):
+            skips = False
+            continue
+        skips = one == flag
+        if not skips and not one.startswith(f"{flag}="):
+            kept.append(one)
+    quoted = ", ".join(f'"{one}"' for one in [*kept, flag, *([value] if value else [])])
+    return lines(model, backend, "serve:", f"  flags: [{quoted}]")

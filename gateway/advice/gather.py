@@ -1,0 +1,105 @@
+"""Evidence from what `learned` has learned of a model's backends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from backends.backend import Candidate
+from backends.speculation import Method
+from gateway.advice.draft_length import MAX_K
+from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
+from policies.guarded.policy import Guarded
+from policies.learned.models.acceptance import ACCEPTANCE, ARM, arm_of
+from policies.learned.models.backend_model import FittedModels
+from policies.learned.models.length import LENGTH
+from policies.learned.models.prior import StepCost, effective_k, expected_step
+from policies.learned.models.step_time import STEPS, TERMS
+from policies.learned.policy import Learned
+from policies.policy import Policy
+from policies.statistics import Sums
+
+_MOST_KINDS: Final = 2000
+_WEIGHT: Final = 2
+_SECONDS: Final = _WEIGHT + TERMS * (TERMS + 1) // 2
+"""Indices into the sums of step times: of the weights (and behind it the loads), and of the seconds."""
+
+
+def expectations_of(policy: Policy) -> Learned | None:
+    """Return the `learned` that decides, or that watches for outlier ejection; None if there is none."""
+    if isinstance(policy, Guarded):
+        return policy.policy if isinstance(policy.policy, Learned) else policy.watching
+    return policy if isinstance(policy, Learned) else None
+
+
+def add_learned(
+    model: ModelEvidence,
+    policy: Learned,
+    candidates: Sequence[Candidate],
+    calibration_of: Callable[[str], str | None] = lambda name: None,
+) -> ModelEvidence:
+    """Return evidence with what a policy has learned; may be called in any thread.
+
+    Parameters
+    ----------
+    calibration_of
+        Calibration of a simulated backend; None for that of the policy.
+    """
+    priors = {
+        each.name: expected_step(
+            policy.settings.calibration, each.method, effective_k(each.method, each.num_speculative_tokens)
+        )
+        for each in candidates
+    }
+    fitted = policy.fitted(priors)
+    steps = policy.statistics.buckets(STEPS)
+    answers: dict[str, float] = {}
+    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
+        answers[key[ARM]] = answers.get(key[ARM], 0.0) + sums[0]
+    calibrations = {each.name: calibration_of(each.name) or policy.settings.calibration for each in candidates}
+    by_name = {each.name: each for each in candidates}
+    backends = tuple(
+        replace(
+            backend,
+            answers=answers.get(arm_of(by_name[backend.name]), 0.0),
+            noise=fitted.acceptance.spread(arm_of(by_name[backend.name])),
+            steps=_steps(steps.get((backend.name,)), fitted.steps[backend.name]),
+            is_silent=backend.name in policy.drafters.silent,
+            baseline_cost=expected_step(calibrations[backend.name], Method.BASELINE, 0),
+            cost_by_k=_costs(calibrations[backend.name], backend),
+        )
+        for backend in model.backends
+    )
+    return replace(model, backends=backends, kinds=_kinds(policy, fitted, candidates))
+
+
+def positions_of(drafts: int, accepted: Sequence[int]) -> Positions | None:
+    """Return the acceptance by position of an engine; None if it reports none."""
+    return Positions(drafts, tuple(map(float, accepted))) if drafts and accepted else None
+
+
+def _costs(calibration: str, backend: BackendEvidence) -> Mapping[int, StepCost]:
+    ks = () if backend.method is Method.BASELINE else {*range(1, MAX_K + 1), backend.k}
+    return {k: expected_step(calibration, backend.method, k) for k in ks}
+
+
+def _steps(sums: Sums | None, cost: StepCost) -> Steps | None:
+    if sums is None or sums[_WEIGHT] <= 0:
+        return None
+    requests, context, prompts = (sums[_WEIGHT + 1 + term] / sums[_WEIGHT] for term in range(TERMS - 1))
+    return Steps(sums[0], sums[_SECONDS] / sums[_WEIGHT], (1.0, requests, context, prompts), cost)
+
+
+def _kinds(policy: Learned, fitted: FittedModels, candidates: Sequence[Candidate]) -> tuple[Kind, ...]:
+    buckets = policy.statistics.buckets(LENGTH)
+    largest = sorted(buckets.items(), key=lambda item: -item[1][0])[:_MOST_KINDS]
+    return tuple(
+        Kind(
+            sums[0] * math.exp(sums[1] / sums[0]),
+            {each.name: fitted.acceptance.tokens_per_step(arm_of(each), each.name, key) for each in candidates},
+        )
+        for key, sums in largest
+        if sums[0] > 0
+    )

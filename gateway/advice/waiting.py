@@ -1,0 +1,86 @@
+"""Rules: requests wait for room in the KV cache, or for a place in the batch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gateway.advice.evidence import BackendEvidence, ModelEvidence
+from gateway.advice.finding import Finding, Gain, flag_change, gain_of
+
+_MIN_MINUTES: Final = 10
+_DRAWS: Final = 400
+_MOST_UTILIZATION: Final = 0.95
+_DEFAULT_UTILIZATION: Final = 0.92
+_DEFAULT_SEQUENCES: Final = 256
+_OF: Final = "time that requests spend in the engine"
+
+
+def waiting(model: ModelEvidence) -> list[Finding]:
+    """Return the backends whose requests wait for memory, and those whose batch is limited although there is some.
+
+    By Little's law, the share of the requests in an engine that wait is the share of their time that they wait. The
+    interval is a bootstrap over minutes.
+    """
+    findings = []
+    for backend in model.backends:
+        if len(backend.minutes) < _MIN_MINUTES:
+            continue
+        room = _gain(backend, np.array([minute.waiting_for_room for minute in backend.minutes]))
+        place = _gain(backend, np.array([minute.waiting_for_a_place for minute in backend.minutes]))
+        if room is not None:
+            findings.append(_for_room(model.name, backend, room))
+        if place is not None:
+            findings.append(_for_a_place(model.name, backend, place))
+    return findings
+
+
+def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Gain | None:
+    requests = np.array([minute.requests for minute in backend.minutes])
+    if not waited.any():
+        return None
+    drawn = np.random.default_rng(0).integers(len(requests), size=(_DRAWS, len(requests)))
+    gain = gain_of(waited[drawn].sum(axis=1) / np.maximum(1, requests[drawn].sum(axis=1)), _OF)
+    return gain if gain.is_worth_it else None
+
+
+def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
+    utilization = float(_value(backend, "--gpu-memory-utilization") or _DEFAULT_UTILIZATION)
+    if utilization < _MOST_UTILIZATION:
+        flag, value = "--gpu-memory-utilization", f"{_MOST_UTILIZATION:g}"
+    else:
+        flag, value = "--kv-cache-dtype", "fp8"
+    return Finding(
+        "memory",
+        model,
+        backend.name,
+        "its KV cache is too small: requests wait for room in it",
+        gain,
+        f"{len(backend.minutes)} minutes of probes; the gain is at most this, if no request waits any more",
+        flag_change(model, backend.name, backend.flags, flag, value),
+    )
+
+
+def _for_a_place(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
+    sequences = int(_value(backend, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+    return Finding(
+        "batch_limit",
+        model,
+        backend.name,
+        f"requests wait for one of {sequences} places in its batch, although there is memory for more",
+        gain,
+        f"{len(backend.minutes)} minutes of probes; the gain is at most this, where larger batches cost nothing",
+        flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * sequences)),
+    )
+
+
+def _value(backend: BackendEvidence, flag: str) -> str | None:
+    """Return the value of a flag, given as `--flag value` or `--flag=value`."""
+    flags = list(backend.flags or ())
+    for index, one in enumerate(flags):
+        if one.startswith(f"{flag}="):
+            return one.partition("=")[2]
+        if one == flag and index + 1 < len(flags):
+            return flags[index + 1]
+    return None

@@ -1,0 +1,228 @@
+"""Silent drafters: replicas that should speculate, but whose drafts are no longer accepted."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from backends.backend import Candidate, EngineChange
+from policies.guarded.outlier_ejection import EVIDENCE
+
+log = logging.getLogger(__name__)
+
+UNKNOWN: Final = "unknown"
+"""Cause of a silence that follows no change of the engine; the other causes are those of `EngineChange`."""
+
+LEAST_GAIN: Final = 0.2
+"""Expected gain (accepted tokens per step) below which a request is no evidence: silence would look the same."""
+LEAST_TOKENS: Final = 16
+"""Output tokens below which an answer is no evidence."""
+QUIET: Final = 0.1
+"""Share of the expected gain up to which an answer is quiet. No change of traffic is known to reach that: a mismatched
+head still had 0.2, a trained one at temperature 1 more than 0.3 of what it had at 0."""
+RECOVERED: Final = 0.3
+"""Share of the expected gain from which an answer shows that drafts are accepted again."""
+RETURN_ANSWERS: Final = 2
+"""Answers in a row that must show it before the replica counts as drafting."""
+REST_S: Final = 20.0
+"""Seconds without requests after each quiet answer, under policies that do not predict."""
+
+_QUIET_OF_SILENT: Final = 0.95
+"""Share of the answers of a silent drafter that are quiet."""
+_PRIOR_QUIET, _PRIOR_COUNT = 1.0, 20.0
+"""Imaginary answers of a healthy arm at the start, and how many of them were quiet."""
+_MOST_QUIET: Final = 0.9
+_KEEP: Final = 0.999
+"""Decay of the counts of quiet answers per answer."""
+_MAX_EVIDENCE: Final = 2.0
+"""Maximum evidence of one answer, so that at least six must agree."""
+_MAX_HELD: Final = 256
+
+Learned = tuple[tuple[str, ...], float, bool, float]
+"""What would be learned from an answer: request key, tokens per step, whether it is overlong, time."""
+
+
+class Silence:
+    """The state of a silent drafter.
+
+    Parameters
+    ----------
+    cause
+        A value of `EngineChange` if nothing but quiet answers came since that change, else `UNKNOWN`.
+    since_s
+        When it was noticed, on the clock of the policy.
+    expected, observed
+        Mean tokens per step that were expected of the answers that showed it, and that they had.
+    """
+
+    def __init__(self, cause: str, since_s: float, expected: float, observed: float) -> None:
+        self.cause = cause
+        self.since_s = since_s
+        self.expected = expected
+        self.observed = observed
+
+    def __str__(self) -> str:
+        """Return the state in words."""
+        when = "" if self.cause == UNKNOWN else f" {self.cause.replace('_', ' ')}"
+        return (
+            f"its drafter is silent{when}: {self.observed:.2f} tokens per step where {self.expected:.2f} were expected"
+        )
+
+
+class _Watch:
+    """The observations of one backend."""
+
+    def __init__(self) -> None:
+        self.evidence = self.expected = self.observed = 0.0
+        self.quiet = self.answers = self.accepted = 0
+        self.last_quiet_s = -math.inf
+        self.change: EngineChange | None = None
+        self.held: list[Learned] = []
+
+    def reset(self) -> None:
+        self.evidence = self.expected = self.observed = 0.0
+        self.quiet = self.answers = self.accepted = 0
+        self.held = []
+
+
+class SilentDrafters:
+    """A sequential test whether the drafts of each backend are still accepted.
+
+    An answer is quiet if its gain is at most a tenth of what was expected of that very request, by its kind or by
+    replaying its text. Changed traffic changes the expectation too, so it makes no quiet answers. Each answer adds its
+    log-likelihood ratio of silence to a cumulative sum [1]_, given how often healthy backends of the arm were quiet; at
+    `EVIDENCE` the drafter is silent. A healthy backend gets there within n answers with a probability of at most
+    n exp(-`EVIDENCE`) [2]_, one in 100,000 per answer.
+
+    What is suspicious is not learned: while there is evidence, observations are held back. They are returned once the
+    evidence is gone, and dropped if the drafter is found to be silent.
+
+    Attributes
+    ----------
+    silent
+        The present silence of each backend that is silent.
+
+    References
+    ----------
+    .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
+    .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
+
+    Examples
+    --------
+    >>> drafters = SilentDrafters()
+    >>> for _ in range(6):
+    ...     learned = drafters.observe("a", "eagle3:3", expected=2.4, observed=1.0, now_s=0.0)
+    >>> str(drafters.silent["a"])
+    'its drafter is silent: 1.00 tokens per step where 2.40 were expected'
+    """
+
+    def __init__(self) -> None:
+        self.silent: dict[str, Silence] = {}
+        self._watches: dict[str, _Watch] = {}
+        self._arms: dict[str, tuple[float, float]] = {}  # quiet answers, and all, of healthy backends
+
+    def is_suspect(self, backend: str) -> bool:
+        """Return whether there is evidence against the drafter of a backend, or it is silent."""
+        watch = self._watches.get(backend)
+        return watch is not None and (watch.evidence > 0 or backend in self.silent)
+
+    def observe(
+        self,
+        backend: str,
+        arm: str,
+        expected: float | None,
+        observed: float,
+        now_s: float,
+        learned: Learned | None = None,
+    ) -> Sequence[Learned]:
+        """Compare the tokens per step of an answer with those expected, and return what may be learned now.
+
+        Parameters
+        ----------
+        expected
+            Tokens per step that requests of this kind have on the arm; None if that is not known well enough.
+        learned
+            What would be learned from the answer.
+        """
+        watch = self._watches.get(backend)
+        if watch is None:
+            watch = self._watches[backend] = _Watch()
+        gain = 0.0 if expected is None else expected - 1.0
+        counts = expected is not None and gain >= LEAST_GAIN
+        if backend in self.silent:
+            if counts:
+                self._observe_silent(backend, watch, (observed - 1.0) / gain, now_s)
+            return () if backend in self.silent or learned is None else (learned,)
+        if expected is not None and counts:
+            self._add(backend, arm, watch, expected, observed, now_s)
+        if learned is not None:
+            watch.held.append(learned)
+        if backend in self.silent:
+            watch.held = []
+        elif watch.evidence == 0.0:
+            released, watch.held = watch.held, []
+            return released
+        elif len(watch.held) > _MAX_HELD:
+            return (watch.held.pop(0),)
+        return ()
+
+    def renew(self, backend: str, change: EngineChange) -> bool:
+        """Give a backend whose engine has changed another chance; return whether it was silent."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            watch = self._watches[backend] = _Watch()
+        watch.reset()
+        watch.change = change
+        return self.silent.pop(backend, None) is not None
+
+    def forget(self, backend: str) -> None:
+        """Drop the observations of a backend that has left."""
+        self._watches.pop(backend, None)
+        self.silent.pop(backend, None)
+
+    def admitted(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
+        """Return the candidates without the silent ones that rest, or all if none would be left."""
+        if not self.silent:
+            return candidates
+        resting = {name for name in self.silent if now_s - self._watches[name].last_quiet_s < REST_S}
+        return [candidate for candidate in candidates if candidate.name not in resting] or candidates
+
+    def _add(self, backend: str, arm: str, watch: _Watch, expected: float, observed: float, now_s: float) -> None:
+        """Add an answer to the evidence."""
+        quiet, count = self._arms.get(arm, (0.0, 0.0))
+        share = min(_MOST_QUIET, (quiet + _PRIOR_QUIET) / (count + _PRIOR_COUNT))
+        watch.answers += 1
+        if is_quiet := observed - 1.0 <= QUIET * (expected - 1.0):
+            ratio = min(_MAX_EVIDENCE, math.log(_QUIET_OF_SILENT / share))
+            watch.quiet += 1
+            watch.expected += expected
+            watch.observed += observed
+            watch.last_quiet_s = now_s
+        else:
+            ratio = math.log((1.0 - _QUIET_OF_SILENT) / (1.0 - share))
+        watch.evidence = max(0.0, watch.evidence + ratio)
+        if watch.evidence == 0.0:
+            if not is_quiet:
+                watch.change = None  # the engine drafts, whatever it went through
+            self._arms[arm] = _KEEP * quiet + watch.quiet, _KEEP * count + watch.answers
+            watch.quiet = watch.answers = 0
+            watch.expected = watch.observed = 0.0
+        elif watch.evidence >= EVIDENCE:
+            cause = UNKNOWN if watch.change is None else watch.change.value
+            silence = Silence(cause, now_s, watch.expected / watch.quiet, watch.observed / watch.quiet)
+            watch.accepted = 0
+            self.silent[backend] = silence
+            log.warning("%s counts as slow: %s", backend, silence)
+
+    def _observe_silent(self, backend: str, watch: _Watch, share: float, now_s: float) -> None:
+        if share >= RECOVERED:
+            watch.accepted += 1
+        elif share <= QUIET:
+            watch.accepted, watch.last_quiet_s = 0, now_s
+        if watch.accepted >= RETURN_ANSWERS:
+            del self.silent[backend]
+            watch.reset()
+            watch.change = None
+            log.warning("%s drafts again", backend)
