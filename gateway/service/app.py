@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from backends.backend import Backend, EngineChange
 from backends.speculation import Method
 from gateway import __version__
+from gateway.dashboard.routes import add_dashboard
 from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
 from gateway.http.errors import GatewayError
 from gateway.http.paths import canonical_path, is_admin
@@ -139,10 +140,12 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         await _start(gateway, worker_messages)
         tasks = _Tasks(gateway)
         gateway.on_change.append(tasks.follow)
+        dashboard.start()
         try:
             yield
         finally:
             gateway.on_change.remove(tasks.follow)
+            await dashboard.stop()
             await tasks.stop()
             await _stop(gateway)
 
@@ -156,6 +159,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(admin_router(gateway, worker_messages, app))
+    dashboard = add_dashboard(app, gateway)
 
     @app.exception_handler(GatewayError)
     async def answer_error(request: Request, error: GatewayError) -> Response:

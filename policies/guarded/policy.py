@@ -17,6 +17,7 @@ from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.propensity import draw, mixed
+from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
@@ -42,6 +43,19 @@ def build(name: str, settings: PolicySettings) -> Policy:
     if isinstance(policy, Freezable) or not (settings.guardrail.share or settings.outlier_ejection):
         return policy
     return Guarded(policy)
+
+
+def learned_of(policy: Policy) -> Learned | None:
+    """Return the `learned` whose expectations a policy has: itself, or the one that watches it; None without."""
+    if isinstance(policy, Guarded):
+        return policy._watching
+    return policy if isinstance(policy, Learned) else None
+
+
+def predicted_s(decision: Decision) -> float | None:
+    """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
+    memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
+    return memo.prediction.own_s if isinstance(memo, Memo) else None
 
 
 class _Memo(NamedTuple):
