@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
-_OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin"})
+_OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin", "/dashboard"})
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,=:@-]+)+")
 _MODEL = "/v1/models/"
 
@@ -87,7 +87,7 @@ def is_own(path: str) -> bool:
     >>> is_own("/v1/models/llama"), is_own("/v1/completions")
     (True, False)
     """
-    return path in _OWN or path.startswith(("/admin/", _MODEL))
+    return path in _OWN or path.startswith(("/admin/", "/dashboard/", _MODEL))
 
 
 def is_admin(path: str) -> bool:
@@ -103,7 +103,10 @@ def own_root(path: str) -> str:
     >>> own_root("/admin/pool"), own_root("/v1/models/llama"), own_root("/metrics")
     ('/admin', '/v1/models', '/metrics')
     """
-    return "/admin" if is_admin(path) else "/v1/models" if path.startswith(_MODEL) else path
+    for root in ("/admin", "/dashboard", "/v1/models"):
+        if path.startswith(f"{root}/"):
+            return root
+    return path
 
 
 def is_for_clients(path: str) -> bool:

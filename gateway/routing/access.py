@@ -33,7 +33,9 @@ class Access:
     cors
         None leaves CORS to the engines.
     closed
-        Those of the gateway's own paths that are answered at another address only, as in `own_root`.
+        Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
+    public
+        Beginning of the paths below `/admin` that may be read without a key; None for none.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Access:
         paths: RelayedPaths | None,
         cors: Cors | None = None,
         closed: Collection[str] = (),
+        public: str | None = None,
     ) -> None:
         self.keyring = keyring
         self.cors = cors
         self._paths = paths
         self._closed = frozenset(closed)
+        self._public = public
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
         """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself.
@@ -85,7 +89,8 @@ class Access:
         """
         if own_root(path) in self._closed:
             raise _nothing_here()
-        if is_admin(path):
+        is_public = self._public is not None and method in _SAFE and path.startswith(self._public)
+        if is_admin(path) and not is_public:
             self.keyring.check_admin(headers, writes=method not in _SAFE and path not in _READING_POSTS)
         elif has_body(headers):
             raise GatewayError(400, f"{path} takes no body: leave it out.", code="body_not_allowed")

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway import __version__
+from gateway.dashboard.routes import add_dashboard
 from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
 from gateway.http.errors import GatewayError
 from gateway.http.paths import canonical_path, is_admin
@@ -136,24 +137,14 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         await _start(gateway, worker_messages)
         tasks = _Tasks(gateway)
         gateway.on_change.append(tasks.follow)
+        dashboard.start()
         try:
             yield
         finally:
             gateway.on_change.remove(tasks.follow)
+            await dashboard.stop()
             await tasks.stop()
-            recorder = gateway.recorder
-            for shadow in gateway.shadow.values():
-                await asyncio.to_thread(shadow.stop)
-            if recorder is not None:
-                await asyncio.to_thread(recorder.stop)
-                recorder.count(gateway.metrics)
-            await gateway.peer_exchange.stop()
-            await gateway.state.stop()
-            gateway.metrics.flush()  # other workers still report this worker's counts
-            await gateway.pool.stop()
-            for upstreams in gateway.upstreams.values():
-                for upstream in upstreams.values():
-                    upstream.client.close()
+            await _stop(gateway)
 
     app = FastAPI(
         title="Speculation gateway",
@@ -165,6 +156,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(admin_router(gateway, worker_messages, app))
+    dashboard = add_dashboard(app, gateway)
 
     @app.exception_handler(GatewayError)
     async def answer_error(request: Request, error: GatewayError) -> Response:
@@ -285,6 +277,23 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
         if isinstance(model.policy, Maintained):
             await asyncio.to_thread(model.policy.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
+
+
+async def _stop(gateway: Gateway) -> None:
+    """Stop everything that `_start` has started."""
+    recorder = gateway.recorder
+    for shadow in gateway.shadow.values():
+        await asyncio.to_thread(shadow.stop)
+    if recorder is not None:
+        await asyncio.to_thread(recorder.stop)
+        recorder.count(gateway.metrics)
+    await gateway.peer_exchange.stop()
+    await gateway.state.stop()
+    gateway.metrics.flush()  # other workers still report this worker's counts
+    await gateway.pool.stop()
+    for upstreams in gateway.upstreams.values():
+        for upstream in upstreams.values():
+            upstream.client.close()
 
 
 async def _tick(gateway: Gateway) -> None:

@@ -86,6 +86,8 @@ class Gateway:
         What was taken out of use, until the requests that were in flight then have ended.
     on_change
         Called after each change of the other attributes.
+    on_drain
+        Called when the process stops accepting requests.
     reload
         Reads the pool file again, or tells what that would change; None if this process was not started with one.
     """
@@ -107,6 +109,7 @@ class Gateway:
     is_started: bool = False
     leaving: list[Leaving] = field(default_factory=list)
     on_change: list[Callable[[], None]] = field(default_factory=list)
+    on_drain: list[Callable[[], None]] = field(default_factory=list)
     reload: Reload | None = None
 
 
@@ -328,17 +331,19 @@ def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | Non
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
     paths = RelayedPaths(settings.paths)
     cors = None if settings.cors is None else Cors(**settings.cors.model_dump())
+    nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
+    public = "/admin/dashboard/" if settings.dashboard.public else None
+    off = nothing if settings.dashboard.enabled else page
     if settings.admin.listen is None:
-        return Access(keyring, paths, cors), None
-    metrics = {"/metrics"}
-    closed = {"/admin"} | (metrics if settings.admin.metrics else set())
-    closed_at_admin = {"/v1/models"} | (set() if settings.admin.metrics else metrics)
-    return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin)
+        return Access(keyring, paths, cors, off, public), None
+    closed = {"/admin"} | page | (metrics if settings.admin.metrics else nothing)
+    closed_at_admin = {"/v1/models"} | off | (nothing if settings.admin.metrics else metrics)
+    return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin, public=public)
 
 
 def _of_access(settings: PoolSettings, admin_digest: bytes) -> tuple[object, ...]:
     """Return what access depends on."""
-    return settings.keys, settings.admin, settings.paths, settings.cors, admin_digest
+    return settings.keys, settings.admin, settings.dashboard, settings.paths, settings.cors, admin_digest
 
 
 def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:

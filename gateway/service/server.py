@@ -172,6 +172,8 @@ class Server(uvicorn.Server):
             self.force_exit = True
             return
         self.should_exit = True
+        for drained in self._gateway.on_drain:
+            drained()
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
 
 

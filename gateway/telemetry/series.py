@@ -31,12 +31,16 @@ class Count:
     __slots__ = ("_amount", "_series")
 
     def __init__(self, series: Counter) -> None:
-        self._series = series
+        self._series: Any = series  # Any: `total` reads its private value
         self._amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
         """Add an amount."""
         self._amount += amount
+
+    def total(self) -> float:
+        """Return the sum of all updates by this process."""
+        return float(self._series._value.get()) + self._amount
 
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""
@@ -62,10 +66,20 @@ class Distribution:
         self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
         self._sum = 0.0
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets, without infinity."""
+        return self._bounds
+
     def observe(self, value: float) -> None:
         """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def total(self) -> tuple[list[float], float]:
+        """Return the number of values in each bucket, and their sum, by this process."""
+        buckets = zip(self._series._buckets, self._counts, strict=True)
+        return [bucket.get() + count for bucket, count in buckets], self._series._sum.get() + self._sum
 
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""

@@ -42,6 +42,13 @@ def build(name: str, settings: PolicySettings) -> Policy:
     return Guarded(policy)
 
 
+def learned_of(policy: Policy) -> Learned | None:
+    """Return the `learned` whose expectations a policy has: itself, or the one inside or beside it; None without."""
+    if isinstance(policy, Guarded):
+        return policy.policy if isinstance(policy.policy, Learned) else policy.watching
+    return policy if isinstance(policy, Learned) else None
+
+
 class _Memo(NamedTuple):
     """Whether `least_loaded` decided, and the memos of the policy and of the `learned` that watches it."""
 
@@ -68,20 +75,20 @@ class Guarded(Policy):
         seed = getattr(policy.settings, "seed", None)
         self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
-        self._watching: Learned | None = None
+        self.watching: Learned | None = None
         if policy.settings.outlier_ejection:
             off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
-            self._watching = Learned(off)
-            self.outlier_ejection = self._watching.outlier_ejection
+            self.watching = Learned(off)
+            self.outlier_ejection = self.watching.outlier_ejection
             self.text_features, self.reads_requests = TEXT_FEATURES, True
-            self.statistics = self._watching.statistics
+            self.statistics = self.watching.statistics
         if isinstance(policy, Stateful):
             self.statistics = policy.statistics
         if isinstance(policy, ShadowLearner):
             self.shadow = policy.shadow
             self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
         self._observe = policy.observe if isinstance(policy, Learner) else None
-        self._parts: list[object] = [policy, self._watching]
+        self._parts: list[object] = [policy, self.watching]
 
     def take_over(self, previous: Policy) -> None:
         """Continue with the comparison, the expectations, and what the policy inside has learned."""
@@ -92,12 +99,12 @@ class Guarded(Policy):
             self.statistics = self.policy.statistics
         if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
             self.guardrail = previous.guardrail
-        if self._watching is not None:
-            watched = previous._watching if isinstance(previous, Guarded) else previous
-            self._watching.take_over(previous if watched is None else watched)
-            self.outlier_ejection = self._watching.outlier_ejection
+        if self.watching is not None:
+            watched = previous.watching if isinstance(previous, Guarded) else previous
+            self.watching.take_over(previous if watched is None else watched)
+            self.outlier_ejection = self.watching.outlier_ejection
             if not isinstance(self.policy, Stateful):
-                self.statistics = self._watching.statistics
+                self.statistics = self.watching.statistics
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
@@ -107,7 +114,7 @@ class Guarded(Policy):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose one of the candidates that are not ejected: by the policy, or by `least_loaded` for the guardrail."""
-        watching = self._watching
+        watching = self.watching
         eligible = candidates if watching is None else self.outlier_ejection.admit(candidates, watching.clock())
         decision, control = self._decide(request, eligible, self.policy.choose, self._rng)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
@@ -115,7 +122,7 @@ class Guarded(Policy):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
-        watching = self._watching
+        watching = self.watching
         eligible = candidates if watching is None else self.outlier_ejection.admitted(candidates, watching.clock())
         return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng))[0]
 
@@ -156,8 +163,8 @@ class Guarded(Policy):
             self.guardrail.observe(seconds_per_work(outcome), control=control)
         if self._observe is not None:
             self._observe(_with(outcome, own))
-        if self._watching is not None:
-            self._watching.observe(_with(outcome, watched))
+        if self.watching is not None:
+            self.watching.observe(_with(outcome, watched))
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""

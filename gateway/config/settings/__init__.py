@@ -6,6 +6,7 @@ The docstrings of the classes become the explanations in the JSON schema (`gatew
 from gateway.config.settings.backend import BackendSettings, ServeSettings, SimulateSettings
 from gateway.config.settings.base import Settings
 from gateway.config.settings.clients import CorsSettings
+from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.discover import DiscoverSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
@@ -19,6 +20,7 @@ __all__ = [
     "AdminSettings",
     "BackendSettings",
     "CorsSettings",
+    "DashboardSettings",
     "DiscoverSettings",
     "HealthSettings",
     "KeySettings",

@@ -16,6 +16,7 @@ from backends.validation import Issue
 from gateway.config.checks import pool_issues
 from gateway.config.settings.base import Name, Settings
 from gateway.config.settings.clients import CorsSettings, PathPattern
+from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings
 from gateway.config.settings.model import ModelSettings
 from gateway.config.settings.recorder import RecorderSettings
@@ -62,6 +63,7 @@ class PoolSettings(Settings):
     models: Annotated[dict[Name, ModelSettings], Field(min_length=1)]
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     admin: AdminSettings = AdminSettings()
+    dashboard: DashboardSettings = DashboardSettings()
     paths: list[PathPattern] = list(DEFAULT_PATHS)
     cors: CorsSettings | None = None
     recorder: RecorderSettings | None = None

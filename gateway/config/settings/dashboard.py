@@ -1,0 +1,21 @@
+"""The section `dashboard`."""
+
+from __future__ import annotations
+
+from gateway.config.settings.base import Settings
+
+
+class DashboardSettings(Settings):
+    """The page at `/dashboard`, and the data that it shows.
+
+    Parameters
+    ----------
+    enabled
+        Whether there is a dashboard.
+    public
+        Whether it shows its data without a key. It names models, backends, workloads and templates; what it changes
+        needs a key with the scope `write` in any case.
+    """
+
+    enabled: bool = True
+    public: bool = False

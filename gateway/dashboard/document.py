@@ -1,0 +1,491 @@
+"""What the dashboard is sent: the events `history` and `snapshot` of `/admin/dashboard/events`.
+
+Times are in seconds, rates per second, shares and ratios plain numbers (0.25, not 25). None stands for what is not
+known: nothing has been observed, or the engine does not report it. There is no text of a request in any of it, no key,
+no name of a key, and no address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = 1
+"""Changes with the meaning of a field; new fields do not change it."""
+
+SERIES = (
+    "in_flight",
+    "waiting",
+    "kv_usage",
+    "requests_per_s",
+    "output_tokens_per_s",
+    "step_s",
+    "slowdown",
+    "acceptance_rate",
+    "tokens_per_step",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "tpot_p50_s",
+    "tpot_p95_s",
+)
+"""The numbers of a backend over time, in this order in `History` and in `BackendView.point`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """A distribution over the last minutes, interpolated between the bounds of a histogram.
+
+    Parameters
+    ----------
+    count
+        Number of values.
+    """
+
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What an engine last reported, of all its clients.
+
+    Parameters
+    ----------
+    kv_usage
+        Share of the KV cache in use.
+    age_s
+        Age of the report.
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Drafts of an engine, of all its clients.
+
+    Parameters
+    ----------
+    rate
+        Accepted over drafted tokens.
+    tokens_per_step
+        Accepted tokens of a step that drafted, + 1.
+    by_position
+        Share of the steps that drafted in which the draft token at each position was accepted, the first one first.
+    drafts
+        Steps that drafted.
+    window_s
+        Time over which this was counted; None: since the engine started, because it drafted nothing of late.
+    """
+
+    rate: float
+    tokens_per_step: float
+    by_position: list[float]
+    drafts: int
+    window_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured over predicted time to finish, of sampled requests for which the policy predicted one.
+
+    Parameters
+    ----------
+    p10, p50, p90
+        Quantiles of the ratio; 1 is a perfect prediction, above 1 the request took longer.
+    """
+
+    count: int
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """A backend.
+
+    Parameters
+    ----------
+    k
+        Most tokens drafted per step; 0 for a baseline.
+    state
+        One of `backends.backend.State`.
+    reason
+        Why it is in that state; empty if it is up.
+    outlier
+        Why the policy has taken it out as an outlier; None if it has not.
+    in_flight
+        Requests in flight, of all gateway processes and other clients.
+    in_flight_here
+        Those of this gateway process.
+    step_s
+        Measured seconds per engine step: the mean time between two chunks of streams, over the last seconds.
+    fitted_step_s
+        What the policy's fit expects at the present load.
+    slowdown
+        Step time of late over the expected one, at least 1, as the policy takes it into account.
+    requests_per_s, output_tokens_per_s, share
+        Requests that ended and their output tokens, over the last minute; share of the model's requests.
+    failed
+        Requests that failed at it over the last minutes.
+    point
+        Its newest values in the order of `SERIES`, to be appended to its history when `Snapshot.points_at_s` changes.
+    """
+
+    name: str
+    method: str
+    k: int
+    weight: float
+    simulated: bool
+    state: str
+    reason: str
+    outlier: str | None
+    in_flight: int
+    in_flight_here: int
+    engine: Engine | None
+    acceptance: Acceptance | None
+    step_s: float | None
+    fitted_step_s: float | None
+    slowdown: float | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    share: float | None
+    failed: int
+    ttft: Quantiles | None
+    tpot: Quantiles | None
+    calibration: Calibration | None
+    point: list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The comparison with `least_loaded` on randomly assigned requests (the control group).
+
+    Parameters
+    ----------
+    ratio
+        Time per unit of work of the policy over that of `least_loaded`; below 1 the policy is faster. None until both
+        have enough requests.
+    low, high
+        Interval of the ratio, valid at any time it is looked at.
+    confidence
+        Of the interval.
+    share
+        Share of the requests for which `least_loaded` decides at present; 0: there is no comparison.
+    own_requests, control_requests
+        Requests compared, discounted by age.
+    frozen
+        Whether the policy was found to be worse, so that `least_loaded` decides.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    confidence: float
+    share: float
+    own_requests: float
+    control_requests: float
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBelief:
+    """What the policy expects of one backend for a group of requests.
+
+    Parameters
+    ----------
+    speedup
+        Output tokens per second relative to a baseline, for one request at the same load.
+    tokens_per_step
+        Expected by the fit.
+    observed_tokens_per_step
+        Geometric mean of those observed; None without any.
+    requests
+        Requests of the group observed on backends of its method and k, discounted by age; shadow drafts included.
+    """
+
+    backend: str
+    speedup: float
+    tokens_per_step: float
+    observed_tokens_per_step: float | None
+    requests: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests of one workload, template and temperature.
+
+    Parameters
+    ----------
+    workload
+        As declared in the header `x-gateway-workload`; empty if it was not.
+    template
+        Eight hex digits that requests of one application share; empty without one.
+    temperature
+        Range of the temperature, such as `0.35-0.65`.
+    requests
+        Requests of the group observed on all backends, discounted by age.
+    """
+
+    workload: str
+    template: str
+    temperature: str
+    requests: float
+    backends: list[GroupBelief]
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What the policy has learned.
+
+    Parameters
+    ----------
+    baseline
+        Name of the backend without speculation that speedups are relative to; None: there is none in the pool, and the
+        scaled calibration stands for it.
+    batch
+        Requests on a backend for which speedups are computed.
+    groups
+        The groups with the most requests, the largest first.
+    """
+
+    baseline: str | None
+    batch: float
+    groups: list[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of the distilled rules."""
+
+    version: int
+    written_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The versions of the distilled rules, oldest first; `/admin/dashboard/rules` has their text.
+
+    Parameters
+    ----------
+    pinned
+        Version that decides in place of the policy; None if the policy itself does.
+    pinned_before
+        Earlier pins, oldest first.
+    """
+
+    versions: list[Version]
+    pinned: int | None
+    pinned_before: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateView:
+    """A candidate of a decision.
+
+    Parameters
+    ----------
+    score
+        What the policy minimises, in its own unit (`learned`: seconds); None if it does not score.
+    predicted_s
+        Predicted seconds to finish.
+    propensity
+        Probability with which it was chosen.
+    in_flight
+        Requests in flight there when the choice was made.
+    """
+
+    backend: str
+    score: float | None
+    predicted_s: float | None
+    propensity: float | None
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """The kind of a request: its features, as in `policies.features.request`, and nothing of its text."""
+
+    endpoint: str
+    stream: bool
+    n: int
+    temperature: float
+    prompt_tokens: int
+    max_tokens: int | None
+    workload: str
+    template: str
+    overlap: float
+    code_share: float
+    turns: int
+    structured: bool
+    tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of a request.
+
+    Parameters
+    ----------
+    outcome
+        One of `gateway.telemetry.metrics.OUTCOMES`.
+    e2e_s
+        Seconds from its arrival, or from the end of its wait in the gateway's queue, to the end of the answer.
+    """
+
+    outcome: str
+    e2e_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    output_tokens: int | None
+    tokens_per_step: float | None
+
+
+@dataclass(slots=True)
+class DecisionView:
+    """A decision; a few a second are sampled while a dashboard is open.
+
+    Parameters
+    ----------
+    number
+        Grows with each decision of the gateway process; the same decision is sent again until it has ended.
+    at_s
+        Seconds since 1970.
+    predicted_s
+        Predicted seconds to finish on the chosen backend.
+    ended
+        None while the request is in flight.
+    """
+
+    number: int
+    at_s: float
+    request: RequestView
+    backend: str
+    policy: str
+    reason: str
+    propensity: float
+    predicted_s: float | None
+    candidates: list[CandidateView]
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The queue of a model in this gateway process."""
+
+    waiting: int
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model.
+
+    Parameters
+    ----------
+    policy
+        Name of its policy.
+    decides
+        What decides at present: the name of the policy, `least_loaded` if it is frozen, or `rules, version 3`.
+    requests_per_s
+        Arrivals at this gateway process.
+    decisions
+        The newest last.
+    """
+
+    name: str
+    policy: str
+    decides: str
+    simulated: bool
+    requests_per_s: float
+    queue: Queue | None
+    backends: list[BackendView]
+    gain: Gain | None
+    belief: Belief | None
+    rules: Rules | None
+    decisions: list[DecisionView]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The gateway process that serves the stream.
+
+    Parameters
+    ----------
+    workers
+        Gateway processes on this address. With several, decisions, calibrations, gains, queues and step times are those
+        of the process that serves the stream.
+    dashboards
+        Streams open at this process.
+    window_s
+        Time over which quantiles are taken.
+    rate_window_s
+        Time over which rates, shares and acceptance are taken.
+    """
+
+    version: str
+    started_s: float
+    pid: int
+    workers: int
+    dashboards: int
+    window_s: float
+    rate_window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The event `snapshot`, sent about once a second.
+
+    Parameters
+    ----------
+    at_s
+        Seconds since 1970.
+    points_at_s
+        Time of the newest `BackendView.point`; it changes every few seconds.
+    advice
+        Findings of `gateway advise`; None if there are none yet.
+    """
+
+    format: int
+    at_s: float
+    points_at_s: float
+    process: Process
+    models: list[ModelView]
+    advice: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendHistory:
+    """The past of a backend.
+
+    Parameters
+    ----------
+    values
+        A list for each of `SERIES`, as long as `History.at_s`; null where nothing is known.
+    """
+
+    model: str
+    backend: str
+    values: object
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The event `history`, sent once, when a stream begins.
+
+    Parameters
+    ----------
+    at_s
+        Times of the points, oldest first, in seconds since 1970.
+    """
+
+    format: int
+    series: tuple[str, ...]
+    interval_s: float
+    at_s: list[float]
+    backends: list[BackendHistory]

@@ -1,0 +1,137 @@
+"""The open dashboards of a gateway process: each snapshot is made once, and sent to all as the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.errors import GatewayError
+
+MAX_PAGES = 64
+"""Most streams of a gateway process; each holds a connection."""
+
+
+class Pages:
+    """The streams of a gateway process.
+
+    A stream that is slow to receive skips snapshots: it is sent the newest one when it is ready again.
+
+    Parameters
+    ----------
+    on_first
+        Called when the first of them opens.
+
+    Attributes
+    ----------
+    open
+        Number of streams.
+    """
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self.open = 0
+        self._newest = b""
+        self._changed = asyncio.Event()
+        self._epoch = 0
+        self._is_closed = False
+
+    def publish(self, event: bytes) -> None:
+        """Send an event to all streams."""
+        self._newest = event
+        self._wake()
+
+    def end(self) -> None:
+        """End the streams that are open; their clients may open others."""
+        self._epoch += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End all streams, and refuse others."""
+        self._is_closed = True
+        self.end()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Count a stream while it is open.
+
+        Raises
+        ------
+        GatewayError
+            503 if there are enough, or the gateway is stopping.
+        """
+        if self._is_closed:
+            raise GatewayError(503, "The gateway is stopping.", code="gateway_stopping", retry_after_s=1.0)
+        if self.open >= MAX_PAGES:
+            raise GatewayError(
+                503,
+                f"{MAX_PAGES} dashboards are open at this gateway process. Close one, and load this one again.",
+                code="too_many_dashboards",
+                retry_after_s=10.0,
+            )
+        self.open += 1
+        try:
+            if self.open == 1:
+                self._on_first()
+            yield
+        finally:
+            self.open -= 1
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events from now on, without those that came while the caller was busy with an earlier one."""
+        epoch = self._epoch
+        while self._epoch == epoch:
+            changed = self._changed
+            await changed.wait()
+            if self._epoch == epoch:
+                yield self._newest
+
+
+class EventStream(Response):
+    """A stream of events, for as long as the client reads it.
+
+    Parameters
+    ----------
+    first
+        Returns what is sent first, once the stream is open.
+    """
+
+    def __init__(self, pages: Pages, first: Callable[[], bytes]) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._pages = pages
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        with self._pages.enter():
+            sending = asyncio.ensure_future(self._send(send))
+            leaving = asyncio.ensure_future(_until_gone(receive))
+            try:
+                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, leaving):
+                    task.cancel()
+                await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        events = self._pages.events()
+        await send({"type": "http.response.body", "body": self._first(), "more_body": True})
+        async for event in events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
