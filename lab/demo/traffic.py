@@ -84,5 +84,3 @@ class PhaseLoad:
     def failures(self) -> Counter[str]:
         """Return the number of requests that failed, by kind of failure."""
         return Counter(record.error for record in self.generator.records if record.error not in {None, "interrupted"})
-
-

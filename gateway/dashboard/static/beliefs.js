@@ -10,7 +10,7 @@ export function showBeliefs(model, marks) {
   const belief = model.belief;
   setHidden(byId("beliefs-table"), belief === null || belief.groups.length === 0);
   if (belief === null) {
-    setText(byId("beliefs-about"), `The policy ${model.policy} learns nothing.`);
+    setText(byId("beliefs-about"), `The policy ${model.policy} tells nothing about what it expects.`);
     return;
   }
   if (belief.groups.length === 0) {

@@ -7,6 +7,7 @@ import { header, named, swatch } from "./methods.js";
 
 const HEIGHT_PX = 168;
 const RANGES = [5, 15, 30]; // minutes
+const LEAST_SHOWN = 2; // minutes, where the past is shorter than the range
 const CHARTS = [
   { title: "Share of requests", series: "requests_per_s", format: percent, stacked: true },
   { title: "Requests in flight", series: "in_flight", format: number },
@@ -60,7 +61,7 @@ export class Charts {
     if (this.model === null || this.past.atS.length === 0) return;
     const names = this.model.backends.map((backend) => backend.name).filter((name) => !this.hiddenBackends.has(name));
     const newest = this.past.atS.at(-1);
-    const from = newest - 60 * this.minutes;
+    const from = Math.max(newest - 60 * this.minutes, Math.min(this.past.atS[0], newest - 60 * LEAST_SHOWN));
     const first = Math.max(0, this.past.atS.findIndex((atS) => atS >= from));
     const view = { atS: this.past.atS.slice(first), from, to: newest, minutes: this.minutes };
     for (const chart of this.charts) {

@@ -1,7 +1,7 @@
 // The key figures of a model, and its advice.
 
 import { byId, follow, h, setHidden, setStyle, setText } from "./dom.js";
-import { duration, fixed, number, percent } from "./format.js";
+import { NONE, duration, fixed, number, percent } from "./format.js";
 
 const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
 const HIGHEST = Math.log2(2);
@@ -53,7 +53,7 @@ export function showFigures(model) {
     ["backends", "Backends up", `${up} of ${backends.length}`, up < backends.length ? "see the pool" : "all healthy"],
     ["requests", "Requests", `${number(ended)} /s`, `${number(sum((each) => each.output_tokens_per_s))} output tokens/s`],
     ["flight", "In flight", number(sum((each) => each.in_flight)), `${number(queued)} waiting`],
-    ["slowest", "Slowest backend", slowest(backends), "time to first token, 95th percentile"],
+    ["slowest", "Slowest first token", ...slowest(backends)],
   ];
   follow(byId("figures"), figures, ([key]) => key, ([key]) => tile(key), (element, [key, term, value, detail]) => {
     const [name, figure, remark] = element.children;
@@ -72,9 +72,9 @@ export function showFigures(model) {
 
 function slowest(backends) {
   const measured = backends.filter((backend) => backend.ttft !== null);
-  if (measured.length === 0) return "–";
+  if (measured.length === 0) return [NONE, "no requests yet"];
   const worst = measured.reduce((one, other) => (one.ttft.p95_s >= other.ttft.p95_s ? one : other));
-  return `${worst.name}, ${duration(worst.ttft.p95_s)}`;
+  return [duration(worst.ttft.p95_s), `${worst.name}, 95th percentile`];
 }
 
 /** Shows the findings of `gateway advise`; the panel is hidden where there are none. */

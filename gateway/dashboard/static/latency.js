@@ -5,7 +5,7 @@ import { age, duration, fixed, number } from "./format.js";
 import { bodyOf, named, setCell, textCell } from "./methods.js";
 
 const QUANTILES = ["p50_s", "p95_s", "p99_s"];
-const LATENCY = ["Backend", "TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "Requests"];
+const LATENCY = ["Backend", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "TPOT p99", "Requests"];
 const PREDICTIONS = ["Backend", "Step predicted", "Step measured", "Finish, measured/predicted", "10% to 90%", "Requests"];
 const LOW = Math.log2(0.4);
 const HIGH = Math.log2(2.5);
