@@ -26,18 +26,26 @@ class CandidateScores:
         Predicted seconds to finish on each candidate; None where the policy predicts nothing.
     propensities
         Probability of choosing each candidate, in [0, 1].
+    costs
+        What the policy minimises, for each candidate; None if it does not tell.
     """
 
     candidates: Sequence[Candidate]
     predicted_s: Sequence[float | None]
     propensities: Sequence[float]
+    costs: Sequence[float] | None
 
     def __init__(
-        self, candidates: Sequence[Candidate], predicted_s: Sequence[float | None], propensities: Sequence[float]
+        self,
+        candidates: Sequence[Candidate],
+        predicted_s: Sequence[float | None],
+        propensities: Sequence[float],
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.candidates = candidates
         self.predicted_s = predicted_s
         self.propensities = propensities
+        self.costs = costs
 
 
 @dataclass(slots=True, init=False)

@@ -12,14 +12,16 @@ import orjson
 
 from backends.backend import Backend
 from gateway import __version__
+from gateway.dashboard.beliefs import Beliefs
+from gateway.dashboard.decisions import SampledDecisions
 from gateway.dashboard.document import FORMAT, ModelView, Process, Snapshot
 from gateway.dashboard.history import Past
 from gateway.dashboard.pages import Pages
 from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Recent
-from gateway.dashboard.totals import totals_of
+from gateway.dashboard.totals import Series, shared_by_workers, totals_of
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.http.errors import GatewayError
-from gateway.routing.model import Upstream
+from gateway.relay.context import RelayContext
 from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
@@ -42,10 +44,14 @@ class Dashboard:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._past = Past()
-        self._recent: dict[tuple[str, str], tuple[Upstream, Recent]] = {}
+        self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
         self._points_at_s = 0.0
         self._started_s = time.time()
+        self._shared = shared_by_workers()
         self._access = gateway.relay.access
+        self._decisions: dict[str, SampledDecisions] = {}
+        self._beliefs: dict[str, Beliefs] = {}
+        self._followed: RelayContext | None = None
         self._reading: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self.pages = Pages(self._open)
@@ -92,8 +98,6 @@ class Dashboard:
     def snapshot(self) -> bytes:
         """Return a snapshot, as JSON."""
         gateway = self._gateway
-        if not self._points_at_s:
-            self._add_point()
         process = Process(
             __version__,
             self._started_s,
@@ -107,17 +111,21 @@ class Dashboard:
         return orjson.dumps(Snapshot(FORMAT, time.time(), self._points_at_s, process, models))
 
     def _model(self, name: str) -> ModelView:
-        gateway = self._gateway
-        measured = {backend.name: self._recent_of(backend).measured for backend in gateway.pool.of(name)}
-        total = sum(each.requests_per_s for each in measured.values())
-        backends = [backend_view(gateway, backend, measured[backend.name], total) for backend in gateway.pool.of(name)]
-        return model_view(gateway, name, backends)
+        gateway, decisions, belief = self._gateway, self._decisions_of(name), self._beliefs.get(name)
+        measured = [(backend, self._recent_of(backend).measured) for backend in gateway.pool.of(name)]
+        total = sum(each.requests_per_s for _, each in measured)
+        backends = [
+            backend_view(gateway, backend, each, total, decisions.calibration(backend.name))
+            for backend, each in measured
+        ]
+        return model_view(gateway, name, backends, None if belief is None else belief.json, decisions.document())
 
-    def _follow(self) -> None:
-        """Follow a change of the settings: streams whose keys may have changed are opened again by their clients."""
-        access, self._access = self._access, self._gateway.relay.access
-        if access is not self._access:
-            self.pages.end()
+    def _decisions_of(self, name: str) -> SampledDecisions:
+        if name not in self._decisions:
+            self._decisions[name] = SampledDecisions(lambda: self._gateway.recorder is not None)
+        return self._decisions[name]
+
+    # While a page is open
 
     def _open(self) -> None:
         """Publish snapshots from now on."""
@@ -125,42 +133,79 @@ class Dashboard:
             self._publishing = asyncio.create_task(self._publish())
 
     async def _publish(self) -> None:
-        while self.pages.open:
-            await asyncio.sleep(SNAPSHOT_S)
-            if self.pages.open:
-                try:
+        try:
+            while self.pages.open:
+                self._sample()
+                await self._believe()
+                await asyncio.sleep(SNAPSHOT_S)
+                if self.pages.open:
                     self.pages.publish(_event("snapshot", self.snapshot()))
-                except Exception:
-                    log.exception("the dashboard cannot be shown")
+        except Exception:
+            log.exception("the dashboard cannot be shown")
+            self.pages.end()  # the pages open other streams
+        finally:
+            self._unsample()
+
+    def _sample(self) -> None:
+        """Have decisions sampled, by the present relay."""
+        relay, models = self._gateway.relay, self._gateway.models
+        if self._followed is not relay:
+            self._unsample()
+            for name, followers in relay.followers.items():
+                followers.append(self._decisions_of(name))
+            self._followed = relay
+        for gone in self._decisions.keys() - models.keys():
+            del self._decisions[gone]
+
+    def _unsample(self) -> None:
+        if self._followed is not None:
+            for name, followers in self._followed.followers.items():
+                if (sampled := self._decisions.get(name)) in followers:
+                    followers.remove(sampled)
+            self._followed = None
+
+    async def _believe(self) -> None:
+        """Have beliefs written anew where they may have changed."""
+        self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in self._gateway.models}
+        for name, beliefs in self._beliefs.items():
+            await beliefs.update(self._gateway.models[name].policy, self._gateway.pool.of(name))
+
+    # All the time
+
+    def _follow(self) -> None:
+        """Follow a change of the settings: streams whose keys may have changed are opened again by their clients."""
+        access, self._access = self._access, self._gateway.relay.access
+        if access is not self._access:
+            self.pages.end()
 
     async def _read(self) -> None:
         while True:
             if self._gateway.settings.dashboard.enabled:
-                self._add_point()
+                shared = None if self._shared is None else await asyncio.to_thread(self._shared.read)
+                self._add_point(shared)
             await asyncio.sleep(POINT_S)
 
-    def _add_point(self) -> None:
+    def _add_point(self, shared: Mapping[Series, float] | None) -> None:
         gateway = self._gateway
         points: dict[tuple[str, str], list[float | None]] = {}
-        for backend in gateway.pool:
-            upstream = gateway.upstreams[backend.model][backend.name]
-            self._recent_of(backend).add(totals_of(upstream, gateway.pool.engine(backend)))
-        self._recent = {key: each for key, each in self._recent.items() if each[0].backend in list(gateway.pool)}
-        for backend in gateway.pool:
-            measured = self._recent_of(backend).measured
-            points[backend.model, backend.name] = point_of(gateway, backend, measured)
+        recent = {(backend.model, backend.name): (backend, self._recent_of(backend)) for backend in gateway.pool}
+        self._recent = recent  # without those that are gone
+        for key, (backend, readings) in recent.items():
+            bound = gateway.upstreams[backend.model][backend.name].metrics
+            readings.add(totals_of(bound, gateway.pool.engine(backend), shared))
+            points[key] = point_of(gateway, backend, readings.measured)
+        for name, decisions in self._decisions.items():
+            decisions.keep([backend.name for backend in gateway.pool.of(name)])
         self._points_at_s = time.time()
         self._past.add(self._points_at_s, points)
 
     def _recent_of(self, backend: Backend) -> Recent:
         """Return the readings of a backend; another one of the same name begins anew."""
-        key = (backend.model, backend.name)
-        upstream = self._gateway.upstreams[backend.model][backend.name]
-        known = self._recent.get(key)
-        if known is None or known[0].backend is not backend:
-            bound = upstream.metrics
-            known = self._recent[key] = upstream, Recent(bound.ttft.bounds, bound.tpot.bounds)
-        return known[1]
+        known = self._recent.get((backend.model, backend.name))
+        if known is not None and known[0] is backend:
+            return known[1]
+        bound = self._gateway.upstreams[backend.model][backend.name].metrics
+        return Recent(bound.ttft.bounds, bound.tpot.bounds)
 
 
 def _event(name: str, document: bytes) -> bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import orjson
+
 FORMAT = 1
 """Changes with the meaning of a field; new fields do not change it."""
 
@@ -126,9 +128,9 @@ class BackendView:
     step_s
         Measured seconds per engine step: the mean time between two chunks of streams, over the last seconds.
     fitted_step_s
-        What the policy's fit expects at the present load.
+        What the policy's fit expects at the present load, while no prompt is computed.
     slowdown
-        Step time of late over the expected one, at least 1, as the policy takes it into account.
+        Step time of the last requests over that expected at their load; None without any in the last minute.
     requests_per_s, output_tokens_per_s, share
         Requests that ended and their output tokens, over the last minute; share of the model's requests.
     failed
@@ -191,72 +193,6 @@ class Gain:
     own_requests: float
     control_requests: float
     frozen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBelief:
-    """What the policy expects of one backend for a group of requests.
-
-    Parameters
-    ----------
-    speedup
-        Output tokens per second relative to a baseline, for one request at the same load.
-    tokens_per_step
-        Expected by the fit.
-    observed_tokens_per_step
-        Geometric mean of those observed; None without any.
-    requests
-        Requests of the group observed on backends of its method and k, discounted by age; shadow drafts included.
-    """
-
-    backend: str
-    speedup: float
-    tokens_per_step: float
-    observed_tokens_per_step: float | None
-    requests: float
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Requests of one workload, template and temperature.
-
-    Parameters
-    ----------
-    workload
-        As declared in the header `x-gateway-workload`; empty if it was not.
-    template
-        Eight hex digits that requests of one application share; empty without one.
-    temperature
-        Range of the temperature, such as `0.35-0.65`.
-    requests
-        Requests of the group observed on all backends, discounted by age.
-    """
-
-    workload: str
-    template: str
-    temperature: str
-    requests: float
-    backends: list[GroupBelief]
-
-
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """What the policy has learned.
-
-    Parameters
-    ----------
-    baseline
-        Name of the backend without speculation that speedups are relative to; None: there is none in the pool, and the
-        scaled calibration stands for it.
-    batch
-        Requests on a backend for which speedups are computed.
-    groups
-        The groups with the most requests, the largest first.
-    """
-
-    baseline: str | None
-    batch: float
-    groups: list[Group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +330,8 @@ class ModelView:
         What decides at present: the name of the policy, `least_loaded` if it is frozen, or `rules, version 3`.
     requests_per_s
         Arrivals at this gateway process.
+    belief
+        A `policies.learned.belief.Belief`, written before; None if the policy learns nothing.
     decisions
         The newest last.
     """
@@ -406,7 +344,7 @@ class ModelView:
     queue: Queue | None
     backends: list[BackendView]
     gain: Gain | None
-    belief: Belief | None
+    belief: orjson.Fragment | None
     rules: Rules | None
     decisions: list[DecisionView]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -56,7 +56,9 @@ class Recent:
         if readings and now.ended < readings[-1].ended:  # the counts of a backend that left and came back
             readings.clear()
         readings.append(now)
-        first, minute, lately = readings[0], self._at(now, RATE_WINDOW_S), self._at(now, STEP_WINDOW_S)
+        first, minute, lately = (
+            next(self._within(now, window_s)) for window_s in (WINDOW_S, RATE_WINDOW_S, STEP_WINDOW_S)
+        )
         elapsed_s = now.at_s - minute.at_s
         steps = sum(_since(lately.step, now.step))
 
@@ -72,12 +74,16 @@ class Recent:
             quantiles(self._tpot_bounds, _since(first.tpot, now.tpot)),
             quantiles(self._ttft_bounds, _since(minute.ttft, now.ttft)),
             quantiles(self._tpot_bounds, _since(minute.tpot, now.tpot)),
-            acceptance(minute.engine, now.engine, elapsed_s),
+            self._acceptance(now),
         )
 
-    def _at(self, now: Totals, window_s: float) -> Totals:
-        """Return the oldest reading of a window."""
-        return next(one for one in self._readings if now.at_s - one.at_s <= window_s + POINT_S / 2)
+    def _within(self, now: Totals, window_s: float) -> Iterator[Totals]:
+        """Yield the readings of a window, the oldest first."""
+        return (one for one in self._readings if now.at_s - one.at_s <= window_s + POINT_S / 2)
+
+    def _acceptance(self, now: Totals) -> Acceptance | None:
+        reported = next((one for one in self._within(now, RATE_WINDOW_S) if one.engine is not None), now)
+        return acceptance(reported.engine, now.engine, now.at_s - reported.at_s)
 
 
 def _since(then: Histogram, now: Histogram) -> list[float]:

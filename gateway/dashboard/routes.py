@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import unified_diff
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,6 +11,7 @@ from gateway.dashboard.dashboard import Dashboard
 from gateway.dashboard.pages import EventStream
 from gateway.dashboard.static_files import load_static_files
 from gateway.http.errors import GatewayError
+from gateway.service.admin_policy import rules_of
 from gateway.service.assembly import Gateway
 
 _DATA = "/admin/dashboard"
@@ -48,5 +50,19 @@ def add_dashboard(app: FastAPI, gateway: Gateway) -> Dashboard:
         """Return one snapshot."""
         dashboard.check()
         return Response(dashboard.snapshot(), media_type="application/json", headers={"cache-control": "no-store"})
+
+    @app.get(f"{_DATA}/rules", tags=["dashboard"])
+    async def rules(model: str | None = None, version: int | None = None) -> dict[str, Any]:
+        """Return one version of the distilled rules, the latest by default, as YAML."""
+        dashboard.check()
+        return await rules_of(gateway, model, version)
+
+    @app.get(f"{_DATA}/diff", tags=["dashboard"])
+    async def diff(old: int, new: int, model: str | None = None) -> dict[str, Any]:
+        """Return the difference between two versions of the rules, in the unified format."""
+        dashboard.check()
+        before, after = await rules_of(gateway, model, old), await rules_of(gateway, model, new)
+        lines = unified_diff(before["text"].splitlines(), after["text"].splitlines(), lineterm="")
+        return {"model": before["model"], "old": old, "new": new, "lines": [*lines][2:]}  # without the names of files
 
     return dashboard

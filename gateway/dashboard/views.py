@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Final
+
+import orjson
 
 from backends.backend import Backend
-from gateway.dashboard.document import BackendView, Engine, Gain, ModelView, Queue, Rules, Version
+from gateway.dashboard.document import (
+    BackendView,
+    Calibration,
+    DecisionView,
+    Engine,
+    Gain,
+    ModelView,
+    Queue,
+    Rules,
+    Version,
+)
 from gateway.dashboard.recent import Measured
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
+from policies.guarded.guardrail import Guardrail
 from policies.guarded.policy import learned_of
+from policies.learned.belief import present_step_s
+from policies.policy import Policy
 from policies.roles import Freezable
 
+CONFIDENCE: Final = 0.95
+"""Of the interval of the gain."""
 
-def backend_view(gateway: Gateway, backend: Backend, measured: Measured, requests_per_s: float) -> BackendView:
+
+def backend_view(
+    gateway: Gateway, backend: Backend, measured: Measured, requests_per_s: float, calibration: Calibration | None
+) -> BackendView:
     """Return a backend.
 
     Parameters
@@ -22,56 +43,51 @@ def backend_view(gateway: Gateway, backend: Backend, measured: Measured, request
     requests_per_s
         Of all backends of the model.
     """
-    load, policy = backend.load, gateway.models[backend.model].policy
-    reasons = policy.outlier_ejection.reasons if isinstance(policy, Freezable) else {}
-    return BackendView(
-        backend.name,
-        backend.method.value,
-        backend.num_speculative_tokens,
-        backend.weight,
-        backend.simulated,
-        backend.state.value,
-        backend.state_reason,
-        reasons.get(backend.name),
-        backend.in_flight + load.others,
-        backend.in_flight,
-        Engine(load.running, load.waiting, load.kv_usage, time.monotonic() - load.at_s) if load.at_s else None,
-        measured.acceptance,
-        measured.step_s,
-        None,
-        slowdown_of(gateway, backend),
-        measured.requests_per_s,
-        measured.output_tokens_per_s,
-        measured.requests_per_s / requests_per_s if requests_per_s else None,
-        measured.failed,
-        measured.ttft,
-        measured.tpot,
-        None,
-        point_of(gateway, backend, measured),
-    )
-
-
-def slowdown_of(gateway: Gateway, backend: Backend) -> float | None:
-    """Return a backend's step time over the expected one, at least 1; None if the policy expects none."""
-    learned = learned_of(gateway.models[backend.model].policy)
+    load, policy, requests = backend.load, gateway.models[backend.model].policy, _requests(backend)
+    learned = learned_of(policy)
     model = None if learned is None else learned.predictor.backend_models.get(backend.name)
-    return None if model is None else model.slowness
+    return BackendView(
+        name=backend.name,
+        method=backend.method.value,
+        k=backend.num_speculative_tokens,
+        weight=backend.weight,
+        simulated=backend.simulated,
+        state=backend.state.value,
+        reason=backend.state_reason,
+        outlier=policy.outlier_ejection.reasons.get(backend.name) if isinstance(policy, Freezable) else None,
+        in_flight=requests,
+        in_flight_here=backend.in_flight,
+        engine=Engine(load.running, load.waiting, load.kv_usage, time.monotonic() - load.at_s) if load.at_s else None,
+        acceptance=measured.acceptance,
+        step_s=measured.step_s,
+        fitted_step_s=None if model is None else present_step_s(model, requests),
+        slowdown=_slowdown(policy, backend),
+        requests_per_s=measured.requests_per_s,
+        output_tokens_per_s=measured.output_tokens_per_s,
+        share=measured.requests_per_s / requests_per_s if requests_per_s else None,
+        failed=measured.failed,
+        ttft=measured.ttft,
+        tpot=measured.tpot,
+        calibration=calibration,
+        point=point_of(gateway, backend, measured),
+    )
 
 
 def point_of(gateway: Gateway, backend: Backend, measured: Measured) -> list[float | None]:
     """Return the values of a backend in the order of `SERIES`."""
     accepted, ttft, tpot = measured.acceptance, measured.ttft_of_late, measured.tpot_of_late
-    is_late = accepted is not None and accepted.window_s is not None
+    if accepted is not None and accepted.window_s is None:
+        accepted = None  # nothing of late
     return [
-        backend.in_flight + backend.load.others,
+        _requests(backend),
         backend.load.waiting,
         backend.load.kv_usage,
         measured.requests_per_s,
         measured.output_tokens_per_s,
         measured.step_s,
-        slowdown_of(gateway, backend),
-        accepted.rate if accepted is not None and is_late else None,
-        accepted.tokens_per_step if accepted is not None and is_late else None,
+        _slowdown(gateway.models[backend.model].policy, backend),
+        None if accepted is None else accepted.rate,
+        None if accepted is None else accepted.tokens_per_step,
         None if ttft is None else ttft.p50_s,
         None if ttft is None else ttft.p95_s,
         None if tpot is None else tpot.p50_s,
@@ -79,43 +95,48 @@ def point_of(gateway: Gateway, backend: Backend, measured: Measured) -> list[flo
     ]
 
 
-def model_view(gateway: Gateway, name: str, backends: list[BackendView]) -> ModelView:
-    """Return a model."""
+def _requests(backend: Backend) -> int:
+    return backend.in_flight + backend.load.others
+
+
+def _slowdown(policy: Policy, backend: Backend) -> float | None:
+    learned = learned_of(policy)
+    return None if learned is None else learned.outlier_ejection.step_ratio(backend.name, learned.clock())
+
+
+def model_view(
+    gateway: Gateway, name: str, backends: list[BackendView], belief: bytes | None, decisions: list[DecisionView]
+) -> ModelView:
+    """Return a model; `belief` is JSON."""
     model, versions, queue = gateway.models[name], gateway.policy_versions.get(name), gateway.relay.queues.get(name)
     policy = model.policy
+    gain = gain_of(policy.guardrail) if isinstance(policy, Freezable) else None
     rules = None if versions is None else rules_of(versions)
-    frozen = isinstance(policy, Freezable) and policy.guardrail.frozen
-    pinned = None if rules is None else rules.pinned
-    decides = "least_loaded" if frozen else policy.name
+    decides = policy.name if rules is None or rules.pinned is None else f"rules, version {rules.pinned}"
     return ModelView(
         name,
         policy.name,
-        decides if pinned is None else f"rules, version {pinned}",
+        "least_loaded" if gain is not None and gain.frozen else decides,
         bool(backends) and all(backend.simulated for backend in backends),
         model.traffic.qps(time.monotonic()),
         None if queue is None else Queue(queue.waiting, queue.waiting_bytes),
         backends,
-        gain_of(policy) if isinstance(policy, Freezable) else None,
-        None,
+        gain,
+        None if belief is None else orjson.Fragment(belief),
         rules,
-        [],
+        decisions,
     )
 
 
-def gain_of(policy: Freezable) -> Gain:
+def gain_of(guardrail: Guardrail) -> Gain:
     """Return the comparison with `least_loaded`."""
-    guardrail = policy.guardrail
-    ratio = guardrail.ratio
-    return Gain(
-        None if math.isnan(ratio) else ratio, None, None, 0.95, guardrail.control_share(), 0.0, 0.0, guardrail.frozen
-    )
+    found = guardrail.comparison(CONFIDENCE)
+    ratio, low, high = (None if math.isnan(number) else number for number in (found.ratio, found.low, found.high))
+    share = guardrail.control_share()
+    return Gain(ratio, low, high, CONFIDENCE, share, found.own, found.control, guardrail.frozen)
 
 
 def rules_of(versions: PolicyVersions) -> Rules:
     """Return the versions of the rules."""
     described = versions.describe()
-    return Rules(
-        [Version(each["version"], each["written_s"]) for each in described["versions"]],
-        described["pinned"],
-        described["pinned_before"],
-    )
+    return Rules([Version(**each) for each in described["versions"]], described["pinned"], described["pinned_before"])

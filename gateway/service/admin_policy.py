@@ -47,19 +47,12 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         version: Annotated[int | None, Query(description="The latest by default")] = None,
     ) -> dict[str, Any]:
         """Return one version of the rules, as YAML."""
-        versions = _versions(gateway, model)
-        document = versions.rules() if version is None else await versions.find_rules(version)
-        return {
-            "model": versions.name,
-            "version": document.version,
-            "written_s": document.written_s,
-            "text": document.text,
-        }
+        return await rules_of(gateway, model, version)
 
     @router.post("/policy/distill")
     async def distill(reference: ModelReference) -> dict[str, Any]:
         """Distil rules from the learned policy and store them as the next version; they decide once pinned."""
-        versions = _versions(gateway, reference.model)
+        versions = versions_of(gateway, reference.model)
         distilled, document = await versions.distill(list(gateway.pool.of(versions.name)))
         return {
             "model": versions.name,
@@ -74,28 +67,28 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/policy/pin")
     async def pin(reference: VersionReference) -> dict[str, Any]:
         """Route by a version of the rules in all gateways; the policy continues to learn."""
-        versions = _versions(gateway, reference.model)
+        versions = versions_of(gateway, reference.model)
         await versions.set_pin(reference.version)
         return _description(versions)
 
     @router.post("/policy/unpin")
     async def unpin(reference: ModelReference) -> dict[str, Any]:
         """Route by the policy itself again."""
-        versions = _versions(gateway, reference.model)
+        versions = versions_of(gateway, reference.model)
         await versions.set_pin(None)
         return _description(versions)
 
     @router.post("/policy/rollback")
     async def rollback(reference: ModelReference) -> dict[str, Any]:
         """Restore the previous pin, or no pin."""
-        versions = _versions(gateway, reference.model)
+        versions = versions_of(gateway, reference.model)
         await versions.roll_back()
         return _description(versions)
 
     @router.post("/policy/thaw")
     async def thaw(reference: ModelReference) -> dict[str, Any]:
         """Resume a policy that its guardrail has frozen, and reset the comparison."""
-        versions = _versions(gateway, reference.model)
+        versions = versions_of(gateway, reference.model)
         return {"model": versions.name, "thawed": await versions.thaw()}
 
 
@@ -103,7 +96,32 @@ def _description(versions: PolicyVersions) -> dict[str, Any]:
     return {"model": versions.name, **versions.describe()}
 
 
-def _versions(gateway: Gateway, name: str | None) -> PolicyVersions:
+async def rules_of(gateway: Gateway, model: str | None, version: int | None) -> dict[str, Any]:
+    """Return one version of the rules of a model, the latest by default.
+
+    Raises
+    ------
+    GatewayError
+        As `versions_of`; 404 if there is no such version.
+    """
+    versions = versions_of(gateway, model)
+    document = versions.rules() if version is None else await versions.find_rules(version)
+    return {
+        "model": versions.name,
+        "version": document.version,
+        "written_s": document.written_s,
+        "text": document.text,
+    }
+
+
+def versions_of(gateway: Gateway, name: str | None) -> PolicyVersions:
+    """Return the versions of a model; None stands for the only one that has some.
+
+    Raises
+    ------
+    GatewayError
+        400 or 404 if the name does not tell, 409 if the model has no rules.
+    """
     learning = gateway.policy_versions
     if name is None and len(learning) == 1:
         return next(iter(learning.values()))

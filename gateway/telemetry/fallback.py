@@ -20,7 +20,7 @@ from policies.policy import Decision
 
 log = logging.getLogger(__name__)
 
-CALLS = ("choose", "observe", "observe_shadow", "maintenance")
+CALLS = ("choose", "observe", "observe_shadow", "maintenance", "assess")
 REASON = "policy_failed"
 
 _LOG_INTERVAL_S = 60.0

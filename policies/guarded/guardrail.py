@@ -5,12 +5,32 @@ from __future__ import annotations
 import logging
 import math
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.decision import Outcome
 from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)
+
+
+class Comparison(NamedTuple):
+    """What a guardrail has found.
+
+    Parameters
+    ----------
+    ratio
+        Seconds per unit of work of the policy over those of `least_loaded`.
+    low, high
+        Interval of the ratio; NaN below 40 requests of each.
+    own, control
+        Requests of the policy and of `least_loaded`, discounted by age.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    own: float
+    control: float
 
 
 class _Group:
@@ -108,6 +128,26 @@ class Guardrail:
         if not self._control.count or not self._own.count:
             return math.nan
         return math.exp(self._own.mean - self._control.mean)
+
+    def comparison(self, confidence: float) -> Comparison:
+        """Return the ratio with an interval that may be looked at at any time, and as often as one likes.
+
+        It holds the ratios that the test of this class would not reject at `confidence`. With the variance V of the
+        difference d of the mean logarithms, and that of the mixture T, these are the ones whose logarithm is within
+
+            sqrt(V (V + T) / T (2 log(1 / (1 - confidence)) + log((V + T) / V)))
+
+        of d [1]_.
+        """
+        own, control = self._own, self._control
+        low = high = math.nan
+        if own.count >= _MIN_COUNT and control.count >= _MIN_COUNT:
+            difference, variance = own.mean - control.mean, own.variance_of_mean + control.variance_of_mean
+            both = variance + _EFFECT**2
+            bound = -2.0 * math.log(1.0 - confidence) + math.log(both / variance)
+            margin = math.sqrt(variance * both * bound) / _EFFECT
+            low, high = math.exp(difference - margin), math.exp(difference + margin)
+        return Comparison(self.ratio, low, high, own.count, control.count)
 
     def thaw(self) -> None:
         """Put the policy back in use on an operator's request, and restart the comparison."""

@@ -16,6 +16,7 @@ from policies.guarded.guardrail import Guardrail, seconds_per_work
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.propensity import draw, mixed
+from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
@@ -43,10 +44,16 @@ def build(name: str, settings: PolicySettings) -> Policy:
 
 
 def learned_of(policy: Policy) -> Learned | None:
-    """Return the `learned` whose expectations a policy has: itself, or the one inside or beside it; None without."""
+    """Return the `learned` whose expectations a policy has: itself, or the one that watches it; None without."""
     if isinstance(policy, Guarded):
-        return policy.policy if isinstance(policy.policy, Learned) else policy.watching
+        return policy._watching
     return policy if isinstance(policy, Learned) else None
+
+
+def predicted_s(decision: Decision) -> float | None:
+    """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
+    memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
+    return memo.prediction.own_s if isinstance(memo, Memo) else None
 
 
 class _Memo(NamedTuple):
@@ -75,20 +82,20 @@ class Guarded(Policy):
         seed = getattr(policy.settings, "seed", None)
         self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
-        self.watching: Learned | None = None
+        self._watching: Learned | None = None
         if policy.settings.outlier_ejection:
             off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
-            self.watching = Learned(off)
-            self.outlier_ejection = self.watching.outlier_ejection
+            self._watching = Learned(off)
+            self.outlier_ejection = self._watching.outlier_ejection
             self.text_features, self.reads_requests = TEXT_FEATURES, True
-            self.statistics = self.watching.statistics
+            self.statistics = self._watching.statistics
         if isinstance(policy, Stateful):
             self.statistics = policy.statistics
         if isinstance(policy, ShadowLearner):
             self.shadow = policy.shadow
             self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
         self._observe = policy.observe if isinstance(policy, Learner) else None
-        self._parts: list[object] = [policy, self.watching]
+        self._parts: list[object] = [policy, self._watching]
 
     def take_over(self, previous: Policy) -> None:
         """Continue with the comparison, the expectations, and what the policy inside has learned."""
@@ -99,12 +106,12 @@ class Guarded(Policy):
             self.statistics = self.policy.statistics
         if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
             self.guardrail = previous.guardrail
-        if self.watching is not None:
-            watched = previous.watching if isinstance(previous, Guarded) else previous
-            self.watching.take_over(previous if watched is None else watched)
-            self.outlier_ejection = self.watching.outlier_ejection
+        if self._watching is not None:
+            watched = previous._watching if isinstance(previous, Guarded) else previous
+            self._watching.take_over(previous if watched is None else watched)
+            self.outlier_ejection = self._watching.outlier_ejection
             if not isinstance(self.policy, Stateful):
-                self.statistics = self.watching.statistics
+                self.statistics = self._watching.statistics
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
@@ -114,7 +121,7 @@ class Guarded(Policy):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose one of the candidates that are not ejected: by the policy, or by `least_loaded` for the guardrail."""
-        watching = self.watching
+        watching = self._watching
         eligible = candidates if watching is None else self.outlier_ejection.admit(candidates, watching.clock())
         decision, control = self._decide(request, eligible, self.policy.choose, self._rng)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
@@ -122,7 +129,7 @@ class Guarded(Policy):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
-        watching = self.watching
+        watching = self._watching
         eligible = candidates if watching is None else self.outlier_ejection.admitted(candidates, watching.clock())
         return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng))[0]
 
@@ -163,8 +170,8 @@ class Guarded(Policy):
             self.guardrail.observe(seconds_per_work(outcome), control=control)
         if self._observe is not None:
             self._observe(_with(outcome, own))
-        if self.watching is not None:
-            self.watching.observe(_with(outcome, watched))
+        if self._watching is not None:
+            self._watching.observe(_with(outcome, watched))
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""

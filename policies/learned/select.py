@@ -104,7 +104,7 @@ class Chooser:
         considered = None
         if explain:
             mixture = [mixed(own, control[index], control_share) for index, own in enumerate(learned)]
-            considered = CandidateScores(eligible, [prediction.own_s for prediction in predictions], mixture)
+            considered = CandidateScores(eligible, [one.own_s for one in predictions], mixture, costs)
         backend, prediction, mark = eligible[chosen].name, predictions[chosen], None
         if send:
             self._cost.mean_urgency = mean_urgency
