@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import webbrowser
+from collections.abc import Coroutine
 from itertools import count
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def main(
     asyncio.run(_until_stopped(_demo(port, rate, phase_s, phases, browse=browse)))
 
 
-async def _until_stopped(work: asyncio.coroutines.Coroutine[None, None, None]) -> None:
+async def _until_stopped(work: Coroutine[None, None, None]) -> None:
     """Run `work` until it ends, or until SIGINT or SIGTERM, which end it in an orderly way."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -86,8 +87,13 @@ def _failed(load: PhaseLoad) -> str:
 
 
 async def _gain(client: httpx.AsyncClient) -> str:
-    document = (await client.get("/admin/policy")).json()["models"][MODEL]
-    return f"seconds per unit of work over least_loaded, by the control group: {document['ratio_to_least_loaded']}"
+    (model,) = (await client.get("/admin/dashboard/snapshot")).json()["models"]
+    gain = model["gain"]
+    if gain["low"] is None:
+        return "time per unit of work over least_loaded: not known yet"
+    counts = f"{gain['own_requests']:.0f} requests against {gain['control_requests']:.0f} of the control group"
+    interval = f"{gain['confidence']:.0%} interval {gain['low']:.2f} to {gain['high']:.2f}"
+    return f"time per unit of work over least_loaded: {gain['ratio']:.2f} ({interval}; {counts})"
 
 
 if __name__ == "__main__":

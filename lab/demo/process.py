@@ -19,6 +19,7 @@ from backends.launch.process import EngineProcess
 
 _START_S = 60.0
 _END_S = 20.0
+_POLL_S = 0.05
 
 
 @dataclass
@@ -77,10 +78,16 @@ async def _started(gateway: DemoGateway, log: Path, ended: asyncio.Future[int | 
     async with asyncio.timeout(_START_S):
         while not gateway.url:
             if ended.done():
-                raise RuntimeError(log.read_text())
-            if match := re.search(r"Listening at (\S+)", log.read_text()):
+                raise RuntimeError(_text_of(log))
+            if match := re.search(r"Listening at (\S+)", _text_of(log)):
                 gateway.url = match[1]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_POLL_S)
         async with gateway.client() as client:
-            while (await client.get("/readyz")).status_code != httpx.codes.OK:
-                await asyncio.sleep(0.05)
+            answer = await client.get("/readyz")
+            while not answer.is_success:  # the replicas start
+                await asyncio.sleep(_POLL_S)
+                answer = await client.get("/readyz")
+
+
+def _text_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8")

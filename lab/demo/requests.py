@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import bisect
+import argparse
+import ast
 import calendar
-import heapq
+import csv
+import difflib
 import inspect
+import json.encoder
 import shlex
 import statistics
+import tarfile
 import textwrap
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import orjson
 
 MODEL = "llama-3.1-8b"
 _MAX_TOKENS = 180
-_MODULES = (bisect, calendar, heapq, shlex, statistics, textwrap)
-_CODE_LINES = range(8, 40)
+_MODULES = (argparse, calendar, csv, difflib, json.encoder, shlex, statistics, tarfile, textwrap, zipfile)
+_CODE_LINES = range(8, 31)
 _ASSISTANT = "You are a friendly assistant. Answer in plain words."
 _EDITOR = "You are a code editor. Return the whole function, changed as asked, and nothing else."
 _CHANGES = (
@@ -82,17 +86,17 @@ def _question(random: Random) -> str:
 
 
 def _edit(random: Random) -> str:
-    return f"{random.choice(_CHANGES)}\n```python\n{random.choice(_SOURCES)}```"
+    return f"{random.choice(_CHANGES)}\n```python\n{random.choice(_SOURCES)}\n```"
 
 
-def _functions() -> Sequence[str]:
-    """Return functions of the standard library as text: real code that every machine has."""
-    found: list[str] = []
+def _functions() -> Iterator[str]:
+    """Yield functions and methods of the standard library as text: real code that every machine has."""
     for module in _MODULES:
-        members: list[tuple[str, Any]] = inspect.getmembers(module, inspect.isfunction)
-        sources = (inspect.getsource(member) for _, member in members if member.__module__ == module.__name__)
-        found += (source for source in sources if source.count("\n") in _CODE_LINES)
-    return found
+        for node in ast.walk(ast.parse(source := inspect.getsource(module))):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+                if len(lines) in _CODE_LINES:
+                    yield textwrap.dedent("\n".join(lines))
 
 
-_SOURCES = _functions()
+_SOURCES = tuple(_functions())

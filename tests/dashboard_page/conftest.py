@@ -26,7 +26,10 @@ models:
     backends:
       plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
       tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100}}
-      head: {method: eagle3, simulate: {calibration: llama-3.1-8b-h100}, speculative_config: {num_speculative_tokens: 3}}
+      head:
+        method: eagle3
+        simulate: {calibration: llama-3.1-8b-h100}
+        speculative_config: {num_speculative_tokens: 3}
   other:
     policy: {name: least_loaded}
     backends:

@@ -77,7 +77,7 @@ def test_a_version_is_compared_pinned_and_unpinned_by_keyboard(page: Page) -> No
     page.get_by_role("dialog", name="Pin version 1?").wait_for()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
-    expect(page.locator("#figures")).to_contain_text("policy learned")
+    expect(page.locator("#figures")).to_contain_text("no rules are pinned")
     page.get_by_role("button", name="Pin version 1").press("Enter")
     page.get_by_role("button", name="Pin", exact=True).press("Enter")
     expect(page.locator("#figures")).to_contain_text("rules, version 1")

@@ -150,8 +150,8 @@ class TimeChart {
       cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { show: !stacked, size: 6 }, y: false },
       scales: { x: { time: true, auto: false }, y: { range: stacked ? [0, 1] : (_, low, high) => [0, high > 0 ? 1.1 * high : 1] } },
       axes: [
-        { ...axis, size: 26, space: 70, values: (_, splits) => splits.map((atS) => clock(atS).slice(0, 5)) },
-        { ...axis, size: 54, space: 30, values: (_, splits) => splits.map((value) => format(value)) },
+        { ...axis, size: 26, space: 70, values: (_, splits) => timeLabels(splits) },
+        { ...axis, size: 54, space: 30, values: (_, splits) => splits.map((value) => (value === 0 ? "0" : format(value))) },
       ],
       bands: stacked ? names.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: series[index + 1].fill })) : [],
       series: [{}, ...series],
@@ -181,6 +181,12 @@ class TimeChart {
     );
     this.table.replaceChildren(...header(this.spec.title, ["Backend", "Now", "Mean", "Lowest", "Highest"]), h("tbody", {}, ...rows));
   }
+}
+
+/** Returns times of day, with seconds where the ticks are less than a minute apart. */
+function timeLabels(splits) {
+  const characters = splits.length > 1 && splits[1] - splits[0] < 60 ? 8 : 5;
+  return splits.map((atS) => clock(atS).slice(0, characters));
 }
 
 /** Returns each value as its share of the sum of all at that time. */

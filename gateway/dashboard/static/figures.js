@@ -48,7 +48,7 @@ export function showFigures(model) {
   const [gain, verdict] = gainInWords(model.gain);
   const frozen = model.gain?.frozen ?? false;
   const figures = [
-    ["decides", "Decides", model.decides, frozen ? "frozen: it was worse than least_loaded" : `policy ${model.policy}`],
+    ["decides", "Decides", model.decides, whyItDecides(model, frozen)],
     ["gain", "Time per unit of work, over least_loaded", gain, verdict],
     ["backends", "Backends up", `${up} of ${backends.length}`, up < backends.length ? "see the pool" : "all healthy"],
     ["requests", "Requests", `${number(ended)} /s`, `${number(sum((each) => each.output_tokens_per_s))} output tokens/s`],
@@ -68,6 +68,12 @@ export function showFigures(model) {
       figure.classList.toggle("good", certain);
     }
   });
+}
+
+function whyItDecides(model, frozen) {
+  if (frozen) return `${model.policy} is frozen: it was worse`;
+  if (model.decides !== model.policy) return `in place of ${model.policy}`;
+  return model.rules === null ? "the policy of the pool file" : "the policy; no rules are pinned";
 }
 
 function slowest(backends) {
