@@ -1,0 +1,142 @@
+// The dashboard: takes the live data, and shows the chosen model.
+
+import { showBeliefs } from "./beliefs.js";
+import { Charts } from "./charts.js";
+import { DecisionsPanel } from "./decisions.js";
+import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
+import { showAdvice, showFigures } from "./figures.js";
+import { age, date } from "./format.js";
+import { showLatency, showPredictions } from "./latency.js";
+import { marksOf } from "./methods.js";
+import { Past } from "./past.js";
+import { showPool } from "./pool.js";
+import { RulesPanel } from "./rules.js";
+import { askForKey, hasKey, headers, keepKey, restoreKey } from "./session.js";
+import { Stream } from "./stream.js";
+
+const STALE_S = 5;
+const HIDDEN_MS = 60_000; // a page that nobody sees lets go of its stream after this
+
+const past = new Past();
+const charts = new Charts(past);
+const decisions = new DecisionsPanel();
+const rules = new RulesPanel(announce, (message) => askForKey(message, () => stream.open()));
+const stream = new Stream("admin/dashboard/events", headers, { event: take, state: followConnection, refused });
+
+let snapshot = null;
+let takenMs = 0; // when the snapshot came, by performance.now()
+let connection = "connecting";
+let nextAttemptMs = 0;
+let chosenModel = "";
+let hiddenTimer = 0;
+
+function announce(text) {
+  setText(byId("done"), text);
+}
+
+function take(name, data) {
+  if (name === "history") {
+    past.load(data);
+  } else if (name === "snapshot") {
+    snapshot = data;
+    takenMs = performance.now();
+    if (connection !== "live") followConnection("live", 0);
+    const hasPoint = past.append(data);
+    if (!document.hidden) render(hasPoint);
+  }
+}
+
+function render(withCharts) {
+  if (snapshot === null || snapshot.models.length === 0) return;
+  const { models, process } = snapshot;
+  const model = models.find((each) => each.name === chosenModel) ?? models[0];
+  const changed = model.name !== chosenModel;
+  chosenModel = model.name;
+  const marks = marksOf(model.backends);
+  showModels(models, model);
+  setHidden(byId("main"), false);
+  showFigures(model);
+  showAdvice(snapshot.advice, model.name);
+  showPool(model, marks);
+  if (withCharts || changed) charts.show(model, marks);
+  showLatency(model, marks, process);
+  showPredictions(model, marks);
+  showBeliefs(model, marks);
+  rules.show(model, snapshot.at_s);
+  decisions.show(model, marks, process);
+  const workers = process.workers > 1 ? `${process.workers} workers, process ${process.pid} shown` : `process ${process.pid}`;
+  setText(byId("process"), `Gateway ${process.version}, ${workers}, started ${date(process.started_s)}`);
+}
+
+function showModels(models, model) {
+  setHidden(byId("model-choice"), models.length === 1);
+  setHidden(byId("model-name"), models.length > 1);
+  setText(byId("model-name"), model.name);
+  follow(byId("model"), models, (each) => each.name, (each) => h("option", { value: each.name }, each.name), () => {});
+  if (byId("model").value !== model.name) byId("model").value = model.name;
+  setHidden(byId("simulated"), !model.simulated);
+}
+
+function followConnection(state, untilMs) {
+  if (state === "connecting" && snapshot !== null) return; // stays lost until there is data
+  connection = state;
+  nextAttemptMs = untilMs;
+  const lost = state === "lost";
+  setAttribute(byId("live"), "data-state", state);
+  setText(byId("live-text"), { connecting: "Connecting", live: "Live", lost: "No connection" }[state]);
+  setHidden(byId("notice"), !lost);
+  setHidden(byId("forget"), !hasKey());
+  setText(byId("notice-text"), lost ? "The connection to the gateway is lost." : "");
+  tick();
+}
+
+function refused(status, message) {
+  setHidden(byId("forget"), true);
+  setText(byId("live-text"), "Not connected");
+  if (status === 401 || status === 403) {
+    askForKey(hasKey() ? message : "", () => stream.open());
+  } else {
+    setHidden(byId("notice"), false);
+    setText(byId("notice-text"), message);
+    setText(byId("notice-detail"), "");
+  }
+}
+
+/** Shows how old the figures are; each second. */
+function tick() {
+  const nowMs = performance.now();
+  const ageS = (nowMs - takenMs) / 1e3;
+  const stale = snapshot !== null && (connection !== "live" || ageS > STALE_S);
+  document.body.classList.toggle("stale", stale);
+  setText(byId("live-age"), snapshot === null ? "" : stale ? `figures are ${age(ageS)} old` : "");
+  if (connection === "lost") {
+    const waitS = Math.max(0, Math.ceil((nextAttemptMs - nowMs) / 1e3));
+    setText(byId("notice-detail"), waitS > 0 ? `Trying again in ${waitS} s.` : "Trying again.");
+  }
+}
+
+byId("model").addEventListener("change", (event) => {
+  chosenModel = event.target.value;
+  render(true);
+});
+byId("retry").addEventListener("click", () => stream.open());
+byId("forget").addEventListener("click", () => {
+  keepKey("");
+  location.reload();
+});
+addEventListener("online", () => connection === "lost" && stream.open());
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(hiddenTimer);
+  if (document.hidden) {
+    hiddenTimer = setTimeout(() => stream.close(), HIDDEN_MS);
+  } else if (stream.abort === null && snapshot !== null) {
+    stream.open();
+  } else {
+    render(true);
+  }
+});
+addEventListener("pagehide", () => stream.close());
+addEventListener("pageshow", (event) => event.persisted && stream.open());
+setInterval(tick, 1000);
+restoreKey();
+stream.open();

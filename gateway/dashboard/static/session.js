@@ -1,0 +1,99 @@
+// The key of this tab, and what is asked of the gateway with it.
+
+import { byId, setText } from "./dom.js";
+import { errorOf } from "./stream.js";
+
+const NAME = "gateway-admin-key";
+let key = "";
+
+/** Takes the key that this tab has, or that stands behind the `#` of the address, which is then removed from there. */
+export function restoreKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (given) {
+    history.replaceState(null, "", location.pathname + location.search);
+    keepKey(given);
+  } else {
+    key = sessionStorage.getItem(NAME) ?? "";
+  }
+}
+
+export function keepKey(given) {
+  key = given;
+  if (given) sessionStorage.setItem(NAME, given);
+  else sessionStorage.removeItem(NAME);
+}
+
+export function hasKey() {
+  return key !== "";
+}
+
+export function headers() {
+  return key === "" ? {} : { authorization: `Bearer ${key}` };
+}
+
+/** Asks for a key in a dialog; `onKey` is called once there is one. */
+export function askForKey(message, onKey) {
+  const dialog = byId("sign-in");
+  const input = byId("key");
+  setText(byId("sign-in-error"), message);
+  input.value = "";
+  byId("sign-in-form").onsubmit = (event) => {
+    event.preventDefault();
+    const given = input.value.trim();
+    if (!/^[\x21-\x7e]+$/.test(given)) {
+      setText(byId("sign-in-error"), "A key has no spaces, and only ASCII characters.");
+      return;
+    }
+    keepKey(given);
+    dialog.close();
+    onKey();
+  };
+  if (!dialog.open) dialog.showModal();
+}
+
+/** Asks whether to go on; resolves to true or false. */
+export function confirmed(title, text, action) {
+  const dialog = byId("confirm");
+  setText(byId("confirm-title"), title);
+  setText(byId("confirm-text"), text);
+  setText(byId("confirm-yes"), action);
+  return new Promise((resolve) => {
+    let answer = false;
+    byId("confirm-form").onsubmit = (event) => {
+      event.preventDefault();
+      answer = true;
+      dialog.close();
+    };
+    byId("confirm-no").onclick = () => dialog.close();
+    dialog.onclose = () => resolve(answer);
+    dialog.showModal();
+  });
+}
+
+async function answered(path, options) {
+  const answer = await fetch(path, { cache: "no-store", ...options });
+  if (!answer.ok) throw new Error(await errorOf(answer));
+  return answer.json();
+}
+
+/** Returns what the gateway answers; raises an `Error` with its message. */
+export function get(path, parameters = {}) {
+  return answered(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() });
+}
+
+export function post(path, body) {
+  return answered(path, {
+    method: "POST",
+    headers: { ...headers(), "content-type": "application/json" },
+    body: JSON.stringify(body),
+  });
+}
+
+/** Returns whether the key may change something. */
+export async function mayWrite() {
+  try {
+    return (await get("admin/dashboard/access")).write;
+  } catch {
+    return false;
+  }
+}

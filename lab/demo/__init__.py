@@ -1,0 +1,1 @@
+"""A gateway with simulated replicas under a load that changes: `scripts/demo`."""

@@ -1,0 +1,140 @@
+"""The page at `/dashboard` in Chromium, of a gateway under load."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.dashboard_page.conftest import WAIT_MS, Served, Watched
+from tests.support.command import ADMIN_KEY
+
+pytestmark = pytest.mark.slow
+expect.set_options(timeout=WAIT_MS)
+
+LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+
+def violations(page: Page) -> list[tuple[str, list[str]]]:
+    """Return the rules of WCAG 2.1 A and AA that a page breaks, with the elements."""
+    options: dict[str, Any] = {"runOnly": {"type": "tag", "values": LEVELS}, "resultTypes": ["violations"]}
+    found = Axe().run(page, options=options).response["violations"]
+    return [(each["id"], [node["html"][:120] for node in each["nodes"]]) for each in found]
+
+
+def test_a_wrong_key_is_refused_and_the_right_one_opens_the_page(watched: Watched, served: Served) -> None:
+    watched.allowed = ("401",)
+    page = watched.page
+    page.goto(f"{served.url}/dashboard")
+    expect(page.get_by_role("dialog", name="Admin key")).to_be_visible()
+    assert violations(page) == []
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).not_to_be_empty()
+    expect(page.locator("main")).to_be_hidden()
+    page.get_by_label("Key", exact=True).fill(ADMIN_KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Pool")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("heading", name="Pool")).to_be_visible()  # the tab keeps the key
+    page.get_by_role("button", name="Forget key").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_figures_follow_the_traffic(page: Page) -> None:
+    assert "key" not in page.url
+    head = page.locator("#pool-table tbody tr", has_text="head")
+    expect(head).to_contain_text("up")
+    expect(head).to_contain_text(re.compile(r"\d+(\.\d)?%"))
+    measured = page.locator("#latency-table tbody tr", has_text="tree").locator("td").last
+    measured.filter(has_text=re.compile(r"[1-9]")).wait_for()
+    before = measured.inner_text()
+    expect(measured).not_to_have_text(before)
+    chart = page.get_by_role("img", name=re.compile("Share of requests.*head"))
+    said = str(chart.get_attribute("aria-label"))
+    assert chart.locator("canvas").count() == 1
+    expect(chart).not_to_have_attribute("aria-label", said)  # there was a new point
+    page.get_by_role("button", name="Tables").click()
+    expect(page.get_by_role("table", name="Requests in flight")).to_contain_text("tree")
+    page.get_by_label("Model").select_option("other")
+    expect(page.locator("#pool-table tbody tr")).to_have_count(1)
+    expect(page.locator("#rules-about")).to_contain_text("least_loaded")
+
+
+def test_a_version_is_compared_pinned_and_unpinned_by_keyboard(page: Page) -> None:
+    for version in (1, 2):
+        page.get_by_role("button", name="Distil now").press("Enter")
+        expect(page.get_by_role("button", name=f"Version {version}", exact=True)).to_be_visible()
+    expect(page.locator("#rules-against")).to_have_value("1")
+    expect(page.locator("#rules-text")).not_to_be_empty()
+    page.locator("#rules-against").select_option("none")
+    expect(page.locator("#rules-text")).to_contain_text("name: thresholds")
+    page.get_by_role("button", name="Pin version 1").press("Enter")
+    page.get_by_role("dialog", name="Pin version 1?").wait_for()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.locator("#figures")).to_contain_text("no rules are pinned")
+    page.get_by_role("button", name="Pin version 1").press("Enter")
+    page.get_by_role("button", name="Pin", exact=True).press("Enter")
+    expect(page.locator("#figures")).to_contain_text("rules, version 1")
+    expect(page.locator("#done")).to_have_text("Version 1 decides.")
+    page.get_by_role("button", name="Unpin").press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Unpin").press("Enter")
+    expect(page.locator("#rules-about")).to_contain_text("No version is pinned")
+
+
+def test_no_rule_of_wcag_is_broken_in_light_in_the_dark_and_on_a_phone(page: Page) -> None:
+    page.locator("#decisions-table .more").first.press("Enter")
+    assert violations(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_everything_can_be_reached_by_tab_and_shows_its_focus(page: Page) -> None:
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        seen = page.evaluate(
+            "() => { const e = document.activeElement, s = getComputedStyle(e);"
+            " return [e.id || e.textContent, e === document.body || s.outlineStyle !== 'none'] }"
+        )
+        assert seen[1], f"no visible focus: {seen[0]}"
+        reached.add(seen[0].strip())
+    assert {"Rules", "forget", "model", "tables", "distill", "rules-text", "reason", "pause"} <= reached
+
+
+def test_text_of_others_is_never_parsed(page: Page, served: Served) -> None:
+    evil = "<img src=x onerror=document.title='x'>"
+    body = {"model": "llama-3.1-8b", "max_tokens": 4, "messages": [{"role": "system", "content": evil}]}
+    body["messages"].append({"role": "user", "content": "Hello"})  # type: ignore[attr-defined]
+
+    def is_shown() -> bool:
+        url = f"{served.url}/v1/chat/completions"
+        httpx.post(url, json=body, headers={"x-gateway-workload": evil}, trust_env=False).raise_for_status()
+        return evil in page.locator("#decisions-table").inner_text()
+
+    while not is_shown():
+        page.wait_for_timeout(200)
+    assert page.locator("main img").count() == 0
+    assert page.title() == "Speculation gateway"
+
+
+def test_the_page_tells_that_the_connection_is_lost_and_comes_back(
+    watched: Watched, page: Page, served: Served
+) -> None:
+    watched.allowed = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+    served.stop()
+    expect(page.locator("#notice")).to_contain_text("The connection to the gateway is lost.")
+    expect(page.locator("#live")).to_contain_text("old")
+    assert violations(page) == []
+    served.start()
+    page.get_by_role("button", name="Try now").click()
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#live-text")).to_have_text("Live")
