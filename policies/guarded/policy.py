@@ -48,7 +48,7 @@ def build(name: str, settings: PolicySettings) -> Policy:
 def learned_of(policy: Policy) -> Learned | None:
     """Return the `learned` whose expectations a policy has: itself, or the one that watches it; None without."""
     if isinstance(policy, Guarded):
-        return policy._watching
+        return policy.watching
     return policy if isinstance(policy, Learned) else None
 
 
