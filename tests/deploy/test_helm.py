@@ -19,7 +19,7 @@ from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
-from tests.support.deploy_tools import DEPLOY, ROOT
+from tests.support.deploy_tools import DEPLOY, ROOT, vllm_options
 from tests.support.registered_metrics import sample_names
 
 CHART = DEPLOY / "helm/speculation-gateway"
@@ -165,20 +165,8 @@ def test_replicas_are_started_as_the_gateway_starts_them(chart: helm.Chart) -> N
         deployment = objects["Deployment", f"pool-speculation-gateway-{name}"]
         assert deployment["spec"]["replicas"] == entry.get("count", 1)
         found = container(deployment)
-        assert comparable([*found["command"], *found["args"]]) == comparable(expected)
+        assert vllm_options([*found["command"], *found["args"]]) == vllm_options(expected)
         assert found["resources"]["limits"] == {"nvidia.com/gpu": 1}
-
-
-def comparable(argv: list[str] | tuple[str, ...]) -> tuple[list[str], dict[str, Any]]:
-    """Return a command and its options, whose order means nothing."""
-    words, options = list(argv[:3]), {}
-    for word in argv[3:]:
-        if word.startswith("--"):
-            options[word] = []
-            last = options[word]
-        else:
-            last.append(json.loads(word) if word.startswith("{") else word)
-    return words, options
 
 
 @pytest.mark.parametrize("name", SETS)
