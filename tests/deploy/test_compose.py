@@ -73,6 +73,17 @@ def test_prometheus_scrapes_the_port_of_the_image(services: dict[str, Any]) -> N
     assert services["gateway"]["ports"] == ["${GATEWAY_ADDRESS:-127.0.0.1}:${GATEWAY_PORT:-8080}:" + exposed]
 
 
+def test_grafana_finds_its_dashboards_and_prometheus(services: dict[str, Any]) -> None:
+    provisioning = DEPLOY / "grafana/provisioning"
+    (source,) = (provisioning / "datasources").iterdir()
+    (provider,) = (provisioning / "dashboards").iterdir()
+    (datasource,) = yaml.safe_load(source.read_text())["datasources"]
+    (dashboards,) = yaml.safe_load(provider.read_text())["providers"]
+    port = services["prometheus"]["ports"][0].rpartition(":")[2]
+    assert datasource["url"] == f"http://prometheus:{port}"
+    assert f"./grafana/dashboards:{dashboards['options']['path']}:ro" in services["grafana"]["volumes"]
+
+
 def test_ports_are_published_on_localhost_by_default(services: dict[str, Any]) -> None:
     for service in services.values():
         for port in service.get("ports", []):

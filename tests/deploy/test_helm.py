@@ -267,6 +267,9 @@ def test_rules_and_dashboards_are_those_of_deploy(chart: helm.Chart, tmp_path: P
     assert objects == render(chart, values_of("everything"))
     rules = objects["PrometheusRule", "pool-speculation-gateway"]["spec"]
     assert rules == yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
+    dashboards = objects["ConfigMap", "pool-speculation-gateway-dashboards"]["data"]
+    assert dashboards == {path.name: path.read_text() for path in (DEPLOY / "grafana/dashboards").glob("*.json")}
+    assert dashboards
 
 
 def test_it_scales_by_a_metric_that_exists(chart: helm.Chart) -> None:
