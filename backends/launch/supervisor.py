@@ -228,7 +228,8 @@ def _last_lines(path: Path) -> list[str]:
 def _check_command(spec: LaunchSpec) -> None:
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
-        raise LaunchError(f"{spec.name}: command not found: {command!r}")
+        install = "pip install 'speculation-gateway[vllm]', or " if command == "vllm" else ""
+        raise LaunchError(f"{spec.name}: command not found: {command!r}; {install}give its path in serve.command")
 
 
 class Launcher:

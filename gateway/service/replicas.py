@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _launch(
     if backend.api_key is not None:
         env["VLLM_API_KEY"] = backend.api_key  # command lines are visible to all users of the machine
     argv = vllm_serve_argv(
-        command=settings.serve.command,
+        command=_found(settings.serve.command, env),
         model=settings.serve.model,
         served_names=names,
         host=_HOST,
@@ -155,6 +156,14 @@ def _launch(
         run_dir / f"{backend.model.replace('/', '_')}-{backend.name.replace('/', '_')}.log",
         settings.serve.startup_timeout_s,
     )
+
+
+def _found(command: Sequence[str], env: Mapping[str, str]) -> Sequence[str]:
+    """Return a command that is not on PATH with the folder of this Python if `[vllm]` has put it there."""
+    beside = Path(sys.executable).with_name(command[0])
+    if "/" not in command[0] and shutil.which(command[0], path=env.get("PATH")) is None and beside.exists():
+        return [str(beside), *command[1:]]
+    return command
 
 
 def _simulated(backend: Backend, settings: BackendSettings, names: tuple[str, ...], port: int) -> dict[str, Any]:

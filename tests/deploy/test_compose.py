@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from typing import Any
 
 import pytest
 import yaml
 
+from backends.launch.vllm_command import vllm_serve_argv
+from backends.memory.catalogue import draft, gpu, target
+from backends.memory.estimate import Machine, fit, footprint
+from backends.speculation import Method
 from gateway.config.load import load_pool
-from tests.support.deploy_tools import DEPLOY, ROOT, run
+from tests.support.deploy_tools import DEPLOY, ROOT, run, vllm_options
 
 COMPOSE = DEPLOY / "compose.yaml"
 
@@ -35,8 +41,28 @@ def test_built_and_mounted_files_exist(services: dict[str, Any]) -> None:
     default = re.fullmatch(r"\$\{POOL_FILE:-(.+)\}", pool["source"])
     assert default
     assert (DEPLOY / default[1]).is_file()
-    for volume in services["prometheus"]["volumes"][:2]:
-        assert (DEPLOY / volume.split(":")[0]).is_file(), volume
+    mounted = [volume.split(":")[0] for name in ("prometheus", "grafana") for volume in services[name]["volumes"]]
+    assert len([path for path in mounted if path.startswith("./")]) == 4
+    assert all((DEPLOY / path).exists() for path in mounted if path.startswith("./"))
+    volumes = yaml.safe_load(COMPOSE.read_text())["volumes"]
+    used = {str(volume).split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert set(volumes) == {name for name in used if name.isidentifier()}
+
+
+def test_images_are_pinned_and_services_are_watched(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        if name == "gateway":
+            assert "\nHEALTHCHECK " in (DEPLOY / "Dockerfile").read_text()
+        else:
+            assert re.fullmatch(r"[a-z/-]+:v?\d+(\.\d+)+(-alpine)?", service["image"])
+            assert service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_no_secret_has_a_value(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for name, value in service.get("environment", {}).items():
+            if re.search("KEY|TOKEN|PASSWORD|SECRET", name):
+                assert value == f"${{{name}:-}}"
 
 
 def test_prometheus_scrapes_the_port_of_the_image(services: dict[str, Any]) -> None:
@@ -47,17 +73,28 @@ def test_prometheus_scrapes_the_port_of_the_image(services: dict[str, Any]) -> N
     assert services["gateway"]["ports"] == ["${GATEWAY_ADDRESS:-127.0.0.1}:${GATEWAY_PORT:-8080}:" + exposed]
 
 
+def test_grafana_finds_its_dashboards_and_prometheus(services: dict[str, Any]) -> None:
+    provisioning = DEPLOY / "grafana/provisioning"
+    (source,) = (provisioning / "datasources").iterdir()
+    (provider,) = (provisioning / "dashboards").iterdir()
+    (datasource,) = yaml.safe_load(source.read_text())["datasources"]
+    (dashboards,) = yaml.safe_load(provider.read_text())["providers"]
+    port = services["prometheus"]["ports"][0].rpartition(":")[2]
+    assert datasource["url"] == f"http://prometheus:{port}"
+    assert f"./grafana/dashboards:{dashboards['options']['path']}:ro" in services["grafana"]["volumes"]
+
+
 def test_ports_are_published_on_localhost_by_default(services: dict[str, Any]) -> None:
     for service in services.values():
         for port in service.get("ports", []):
             assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
 
 
-def test_services_have_no_privileges_and_the_gateway_is_read_only(services: dict[str, Any]) -> None:
-    for service in services.values():
+def test_services_have_no_privileges_and_read_only_roots(services: dict[str, Any]) -> None:
+    for name, service in services.items():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-    assert services["gateway"]["read_only"] is True
+        assert service.get("read_only") is (None if name.startswith("vllm-") else True)
 
 
 def test_the_grace_period_is_longer_than_draining(services: dict[str, Any]) -> None:
@@ -65,8 +102,72 @@ def test_the_grace_period_is_longer_than_draining(services: dict[str, Any]) -> N
     assert float(services["gateway"]["stop_grace_period"].removesuffix("s")) > longest_s
 
 
-def test_redis_is_optional_and_does_not_evict(services: dict[str, Any]) -> None:
-    assert services["redis"]["profiles"] == ["state"]
+def test_redis_does_not_evict_and_nothing_waits_for_it(
+    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = services["redis"]["command"]
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert not any("redis" in str(service.get("depends_on", "")) for service in services.values())
+    default = re.fullmatch(r"\$\{REDIS_URL:-(.+)\}", services["gateway"]["environment"]["REDIS_URL"])
+    assert default
+    monkeypatch.setenv("REDIS_URL", default[1])
+    for pool in ("pool.yaml", "pool.gpu.yaml"):
+        assert load_pool(ROOT / "config" / pool).state.redis.get_secret_value() == default[1]
+    monkeypatch.delenv("REDIS_URL")
+    assert load_pool(ROOT / "config/pool.yaml").state.redis is None
+
+
+def gpu_pool() -> Any:
+    """Return the settings of the pool file that goes with the profile `gpu`."""
+    variables = dict(line.split("=") for line in (DEPLOY / "gpu.env").read_text().splitlines() if "#" not in line)
+    assert variables["COMPOSE_PROFILES"] == "gpu"
+    ((name, model),) = load_pool(DEPLOY / variables["POOL_FILE"]).models.items()
+    return name, model
+
+
+def test_replicas_on_one_gpu_are_those_of_the_pool_file(services: dict[str, Any]) -> None:
+    name, model = gpu_pool()
+    started = {found: service for found, service in services.items() if service.get("profiles") == ["gpu"]}
+    assert {f"http://{found}:8000" for found in started} == {str(each.url) for each in model.backends.values()}
+    for each in model.backends.values():
+        service = started[each.url.split("//")[1].split(":")[0]]
+        words, options = vllm_options([*service["entrypoint"], *shlex.split(service["command"])])
+        (config,) = options.get("--speculative-config", [{}])
+        expected = vllm_serve_argv(
+            command=("vllm", "serve"),
+            model=words[2],
+            served_names=(name, *model.aliases),
+            host="0.0.0.0",
+            port=8000,
+            method=each.method,
+            speculative_config={key: value for key, value in config.items() if key != "method"},
+            flags=("--gpu-memory-utilization", "0.31", "--max-model-len", "16384"),
+        )
+        assert (words, options) == vllm_options(expected)
+        stated = each.speculative_config.model_dump(exclude_unset=True) if each.speculative_config else {}
+        assert stated.items() <= config.items()
+
+
+def test_they_fit_on_it_together(services: dict[str, Any]) -> None:
+    share = 0.0
+    for name, service in services.items():
+        if name.startswith("vllm-"):
+            words, options = vllm_options([*service["entrypoint"], *shlex.split(service["command"])])
+            (config,) = options.get("--speculative-config", [{}])
+            (utilization,), (longest,) = options["--gpu-memory-utilization"], options["--max-model-len"]
+            served = target(words[2])
+            assert served
+            drafted = draft(served, Method(config["method"])) if "model" in config else None
+            assert drafted is None or config["model"] in drafted.names
+            memory = footprint(served, drafted)
+            found = fit(memory, Machine(gpu("h100"), utilization=float(utilization)))
+            assert found.tokens > 2 * int(longest), (name, found)
+            share += float(utilization)
+    assert 0.9 < share <= 0.95
+
+
+def test_they_start_one_after_the_other(services: dict[str, Any]) -> None:
+    """Since vLLM measures the free memory of the GPU when it starts."""
+    replicas = [name for name in services if name.startswith("vllm-")]
+    for earlier, later in itertools.pairwise(replicas):
+        assert services[later]["depends_on"] == {earlier: {"condition": "service_healthy"}}

@@ -19,7 +19,7 @@ from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
-from tests.support.deploy_tools import DEPLOY, ROOT
+from tests.support.deploy_tools import DEPLOY, ROOT, vllm_options
 from tests.support.registered_metrics import sample_names
 
 CHART = DEPLOY / "helm/speculation-gateway"
@@ -165,20 +165,8 @@ def test_replicas_are_started_as_the_gateway_starts_them(chart: helm.Chart) -> N
         deployment = objects["Deployment", f"pool-speculation-gateway-{name}"]
         assert deployment["spec"]["replicas"] == entry.get("count", 1)
         found = container(deployment)
-        assert comparable([*found["command"], *found["args"]]) == comparable(expected)
+        assert vllm_options([*found["command"], *found["args"]]) == vllm_options(expected)
         assert found["resources"]["limits"] == {"nvidia.com/gpu": 1}
-
-
-def comparable(argv: list[str] | tuple[str, ...]) -> tuple[list[str], dict[str, Any]]:
-    """Return a command and its options, whose order means nothing."""
-    words, options = list(argv[:3]), {}
-    for word in argv[3:]:
-        if word.startswith("--"):
-            options[word] = []
-            last = options[word]
-        else:
-            last.append(json.loads(word) if word.startswith("{") else word)
-    return words, options
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -279,6 +267,9 @@ def test_rules_and_dashboards_are_those_of_deploy(chart: helm.Chart, tmp_path: P
     assert objects == render(chart, values_of("everything"))
     rules = objects["PrometheusRule", "pool-speculation-gateway"]["spec"]
     assert rules == yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
+    dashboards = objects["ConfigMap", "pool-speculation-gateway-dashboards"]["data"]
+    assert dashboards == {path.name: path.read_text() for path in (DEPLOY / "grafana/dashboards").glob("*.json")}
+    assert dashboards
 
 
 def test_it_scales_by_a_metric_that_exists(chart: helm.Chart) -> None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
+
+
+def vllm_options(argv: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the words before the first option, and the values of each option, whose order means nothing."""
+    first = next(index for index, word in enumerate(argv) if word.startswith("--"))
+    options: dict[str, list[Any]] = {}
+    for word in argv[first:]:
+        if word.startswith("--"):
+            values = options.setdefault(word, [])
+        else:
+            values.append(json.loads(word) if word.startswith("{") else word)
+    return list(argv[:first]), options
 
 
 def tool(name: str) -> str:

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -185,11 +186,18 @@ async def test_a_port_in_use_by_another_process_is_not_shared(bench: Bench) -> N
             await launcher.wait_ready(10)
 
 
-async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("no-such-command", "give its path in serve.command"),
+        ("vllm", "pip install 'speculation-gateway[vllm]', or give its path in serve.command"),
+    ],
+)
+async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Bench, command: str, hint: str) -> None:
     good = bench.spec()
-    missing = LaunchSpec("tiny/eagle", ("no-such-command",), good.health_urls, {}, good.log_path)
+    missing = LaunchSpec("tiny/eagle", (command,), good.health_urls, {"PATH": "/nowhere"}, good.log_path)
     launcher = Launcher([good, missing])
-    with pytest.raises(LaunchError, match="tiny/eagle: command not found: 'no-such-command'"):
+    with pytest.raises(LaunchError, match=re.escape(f"tiny/eagle: command not found: '{command}'; {hint}")):
         await launcher.start()
     assert not bench.processes()
 

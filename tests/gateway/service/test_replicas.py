@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,21 @@ def test_the_command_line_and_environment_of_vllm(tmp_path: Path) -> None:
     assert launch.log_path.parent == tmp_path
     assert planned.backends[0].num_speculative_tokens == 3
     assert planned.backends[0].launched
+
+
+@pytest.mark.parametrize(("on_path", "found"), [(False, "bin"), (True, "")])
+def test_vllm_is_found_beside_the_python_that_runs_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: bool, found: str
+) -> None:
+    for folder in ("bin", "path"):
+        command = tmp_path / folder / "vllm"
+        command.parent.mkdir()
+        command.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path") if on_path else str(tmp_path))
+    served = {"method": "baseline", "serve": {"model": "org/target"}}
+    (launch,) = plan(pool(m={"backends": {"a": served}}), tmp_path).launches
+    assert launch.argv[0] == (str(tmp_path / found / "vllm") if found else "vllm")
 
 
 def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
