@@ -20,13 +20,13 @@ from h2.events import DataReceived
 
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Wire, delta, well
-from tests.support.waiting import TIMEOUT_S, eventually, eventually_async
+from tests.support.waiting import eventually, eventually_async
 
 PAUSE_S = 1.5
 """A pause in a stream, longer than all time-outs that a proxy is given for the tests, except the one that is for it."""
 
-NOTICED_S = 10.0
-"""How long the leaving of a client may take to reach the engine: less than the gateway's own time-out."""
+PROMPT_S = 10.0
+"""How long a chunk may take to the client, and its leaving to the engine: less than the gateway's own time-out."""
 
 SETTINGS = {
     "timeouts": {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 30.0},
@@ -115,12 +115,12 @@ async def check_front(start_proxy: StartProxy, folder: Path) -> None:
         async with start_proxy(port, folder) as url:
             verify = ssl.create_default_context(cafile=folder / "gateway.crt")
             async with httpx.AsyncClient(
-                base_url=url, http2=True, verify=verify, timeout=TIMEOUT_S, trust_env=False
+                base_url=url, http2=True, verify=verify, timeout=PROMPT_S, trust_env=False
             ) as client:
                 front = Front(running, client)
                 await eventually_async(lambda: _serves(client))
                 await _check_the_path_of_a_request(front)
-                await _check_http_1(url, verify)
+                await _check_http_1(front, url, verify)
                 await _check_chunks_come_one_by_one(front)
                 await _check_a_pause_in_a_stream(front)
                 await _check_clients_that_leave(front, url, verify)
@@ -149,10 +149,11 @@ async def _check_the_path_of_a_request(front: Front) -> None:
     assert "unknown" in error["message"]
 
 
-async def _check_http_1(url: str, verify: ssl.SSLContext) -> None:
-    async with httpx.AsyncClient(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False) as client:
+async def _check_http_1(front: Front, url: str, verify: ssl.SSLContext) -> None:
+    async with httpx.AsyncClient(base_url=url, verify=verify, timeout=PROMPT_S, trust_env=False) as client:
         answer = await client.get("/v1/models")
         assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
+        await _check_chunks_come_one_by_one(Front(front.running, client))
 
 
 async def _check_chunks_come_one_by_one(front: Front) -> None:
@@ -201,12 +202,12 @@ async def _check_clients_that_leave(front: Front, url: str, verify: ssl.SSLConte
         await wire.until_closed()
 
     upstream.behaviour = does_not_end
-    async with httpx.AsyncClient(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, verify=verify, timeout=PROMPT_S, trust_env=False) as client:
         async with Front(front.running, client).stream() as answer:
             await anext(answer.aiter_raw())
-    await eventually(lambda: upstream.aborted == 1, NOTICED_S)
+    await eventually(lambda: upstream.aborted == 1, PROMPT_S)
     async with _reset_stream(url, verify):
-        await eventually(lambda: upstream.aborted == 2, NOTICED_S)
+        await eventually(lambda: upstream.aborted == 2, PROMPT_S)
     upstream.behaviour = well
 
 
