@@ -74,6 +74,7 @@ async def start_gateway(
     behaviour: Behaviour = well,
     rescue: bool = False,
     queue: dict[str, Any] | None = None,
+    port: int = 0,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -97,7 +98,7 @@ async def start_gateway(
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
         backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
         gateway = assemble(pool, backends, digest(ADMIN_KEY))
-        listener = stack.enter_context(listen("127.0.0.1", 0, shared=False))
+        listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
         server = Server(gateway, WorkerMessages(), fast=fast)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

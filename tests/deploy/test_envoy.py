@@ -1,0 +1,64 @@
+"""Envoy with the configuration of deploy/ in front of a gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backends.launch.ports import free_port
+from gateway.config.settings import ServerSettings, TimeoutSettings
+from gateway.service.server import _KEEP_ALIVE_S
+from tests.support.deploy_tools import DEPLOY, tool
+from tests.support.front_proxy import certificate, check_front, proxy_process
+
+FILE = DEPLOY / "envoy" / "envoy.yaml"
+
+
+@contextlib.asynccontextmanager
+async def envoy(gateway_port: int, folder: Path) -> AsyncIterator[str]:
+    """Run Envoy on a free port, with all time-outs but the one for answers at a second, and quick health checks."""
+    port = free_port()
+    made, key = certificate(folder)
+    text = re.sub(r"(?<!stream_idle_timeout)(timeout): (?:30|60|300|2)s", r"\1: 1s", FILE.read_text())
+    text = re.sub(r"interval: 5s", "interval: 0.2s", text)
+    for original, replacement in (
+        ("address: 0.0.0.0, port_value: 8443", f"address: 127.0.0.1, port_value: {port}"),
+        ("address: 127.0.0.1, port_value: 8080", f"address: 127.0.0.1, port_value: {gateway_port}"),
+        ("/etc/envoy/gateway.crt", str(made)),
+        ("/etc/envoy/gateway.key", str(key)),
+    ):
+        assert original in text
+        text = text.replace(original, replacement)
+    (folder / "envoy.yaml").write_text(text)
+    command = (tool("envoy"), "--config-path", folder / "envoy.yaml", "--concurrency", "1", "--disable-hot-restart")
+    log = folder / "envoy.log"
+    async with proxy_process(*command, "--log-level", "warning", url=f"https://localhost:{port}", log=log) as url:
+        yield url
+
+
+@pytest.mark.slow
+async def test_envoy_in_front_of_the_gateway(tmp_path: Path) -> None:
+    await check_front(envoy, tmp_path)
+
+
+def test_its_time_outs_and_sizes_leave_the_decision_to_the_gateway() -> None:
+    resources = yaml.safe_load(FILE.read_text())["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (options,) = resources["clusters"][0]["typed_extension_protocol_options"].values()
+    settings = ServerSettings()
+    assert _seconds(manager["stream_idle_timeout"]) > TimeoutSettings().first_byte_s
+    assert _seconds(manager["request_timeout"]) == settings.body_s
+    assert manager["max_request_headers_kb"] == settings.max_headers_kib
+    assert _seconds(options["common_http_protocol_options"]["idle_timeout"]) < _KEEP_ALIVE_S
+    (thresholds,) = resources["clusters"][0]["circuit_breakers"]["thresholds"]
+    assert thresholds["max_requests"] > settings.max_connections
+
+
+def _seconds(text: Any) -> float:
+    return float(text.removesuffix("s"))
