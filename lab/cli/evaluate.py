@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.extras import require
-from lab.cli.options import JsonFile, Limit, Strict, TraceFormat, Traces
+from lab.cli.options import JsonFile, Limit, ReportFile, Strict, TraceFormat, Traces
 
 
 def evaluate(
@@ -32,6 +32,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Learned state written by `gateway replay --state`.")
     ] = None,
     json: JsonFile = None,
+    report: ReportFile = None,
 ) -> None:
     """Estimate from recorded requests how other policies would have done. Exits 1 if that is possible for none."""
     require("lab", "sklearn", "threadpoolctl")
@@ -48,6 +49,7 @@ def evaluate(
             limit=limit,
             seed=seed,
             json_file=json,
+            report=report,
             state=state,
         )
     )

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from gateway.cli.extras import require
-from lab.cli.options import JsonFile, Limit, Rate, Speed, Strict, TraceFormat, Traces, refuse_rate_with_speed, writable
+from lab.cli.options import (
+    JsonFile,
+    Limit,
+    Rate,
+    ReportFile,
+    Speed,
+    Strict,
+    TraceFormat,
+    Traces,
+    refuse_rate_with_speed,
+    writable,
+)
 
 
 def plan(
@@ -45,6 +56,7 @@ def plan(
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
+    report: ReportFile = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None,
@@ -78,6 +90,7 @@ def plan(
                 trace_format=trace_format,
                 strict=strict,
                 json_file=json,
+                report=report,
                 out=out,
                 simulate=simulate,
             )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
+from lab.replay.parts import Floats, Part, Truths, by_length, by_load, by_temperature, by_workload, distinguishing
 from lab.replay.simulate import Replayed
 
-Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 METRICS = ("e2e_s", "ttft_s", "tpot_s")
 _PREFERRED = ("least_loaded", "round_robin", "random")
-_MOST_KINDS = 8
-_FEW = 30
-_LENGTHS = (0, 512, 2048, 8192, 32768)
-_OUTPUTS = (0, 64, 256, 1024)
-_TEMPERATURES = ((0.0, "0"), (0.5, "above 0 to 0.5"), (1.0, "above 0.5 to 1"), (np.inf, "above 1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +25,6 @@ class Traits:
     workload: Sequence[str]
     temperature: Floats
     prompt_tokens: Numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the requests: by what they were chosen, and which of the reference's requests are in it."""
-
-    by: str
-    name: str
-    inside: Truths
 
 
 def reference_of(policies: Sequence[str]) -> str:
@@ -88,19 +73,17 @@ def ratio(one: Replayed, other: Replayed, metric: str, seed: int, inside: Truths
 
 
 def parts(reference: Replayed, traits: Traits) -> list[Part]:
-    """Return parts of the requests by kind, temperature, lengths and load; none by a trait that all requests share."""
-    found: list[Part] = []
-    for candidates in (
-        _by_workload(np.asarray(traits.workload, object)[reference.number]),
-        _by_temperature(traits.temperature[reference.number]),
-        _by_length("prompt tokens", traits.prompt_tokens[reference.number], _LENGTHS),
-        _by_length("answer tokens", reference.output_tokens, _OUTPUTS),
-        _by_load(in_flight(reference, reference.arrived_s)),
-    ):
-        some = [part for part in candidates if part.inside.sum() >= _FEW]
-        if len(some) > 1:
-            found += some
-    return found
+    """Return parts of the reference's requests by kind, temperature, lengths and load on arrival."""
+    number = reference.number
+    return distinguishing(
+        [
+            by_workload([traits.workload[index] for index in number.tolist()]),
+            by_temperature(traits.temperature[number]),
+            by_length("prompt tokens", traits.prompt_tokens[number]),
+            by_length("answer tokens", reference.output_tokens),
+            by_load("in flight on arrival", in_flight(reference, reference.arrived_s)),
+        ]
+    )
 
 
 def in_flight(played: Replayed, at_s: Floats) -> Numbers:
@@ -108,34 +91,6 @@ def in_flight(played: Replayed, at_s: Floats) -> Numbers:
     begun = np.searchsorted(np.sort(played.arrived_s), at_s, side="right")
     ended = np.searchsorted(np.sort(played.arrived_s + played.e2e_s), at_s, side="right")
     return begun - ended
-
-
-def _by_workload(workload: npt.NDArray[np.object_]) -> Iterator[Part]:
-    names, counts = np.unique(workload.astype(str), return_counts=True)
-    for index in np.argsort(-counts)[:_MOST_KINDS]:
-        yield Part("workload", str(names[index]) or "not named", workload == names[index])
-
-
-def _by_temperature(temperature: Floats) -> Iterator[Part]:
-    low = -np.inf
-    for high, name in _TEMPERATURES:
-        yield Part("temperature", name, (temperature > low) & (temperature <= high))
-        low = high
-
-
-def _by_length(by: str, tokens: Numbers, bounds: Sequence[int]) -> Iterator[Part]:
-    for low, high in zip(bounds, [*bounds[1:], None], strict=True):
-        name = f"more than {low:,}" if high is None else f"{low + 1:,} to {high:,}" if low else f"up to {high:,}"
-        yield Part(
-            by, name, (tokens > low) & (tokens <= (np.inf if high is None else high)) | ((tokens == 0) & (low == 0))
-        )
-
-
-def _by_load(load: Numbers) -> Iterator[Part]:
-    low, high = np.quantile(load, (1 / 3, 2 / 3)) if len(load) else (0.0, 0.0)
-    yield Part("in flight on arrival", f"up to {low:.0f}", load <= low)
-    yield Part("in flight on arrival", f"{low + 1:.0f} to {high:.0f}", (load > low) & (load <= high))
-    yield Part("in flight on arrival", f"more than {high:.0f}", load > high)
 
 
 def ratios(played: Mapping[str, Replayed], reference: str, seed: int) -> dict[str, dict[str, Interval | None]]:

@@ -80,7 +80,7 @@ class _Page:
     def sections(self) -> Iterator[str]:
         """Yield the HTML of each."""
         if len(self._rows.played) > 1:
-            entries = [(name, color, self._dashes[name], 1.0) for name, color in self._colors.items()]
+            entries = [(name, color, self._dashes[name]) for name, color in self._colors.items()]
             yield legend(entries, sticky=True, title=f"Colour of each {self._names_of}")
         yield self._side_by_side()
         if self._played:
@@ -153,18 +153,17 @@ class _Page:
             return ""
         colors = backend_colors(backends)
         numbers = {backend: index for index, backend in enumerate(backends)}
-        plain = {backend: color for backend, (color, _) in colors.items()}
         drawn = [
             _ecdf(
                 metric,
                 {backend: getattr(played, metric)[played.backend == index] for backend, index in numbers.items()},
-                plain,
+                colors,
                 numbers,
                 "backend",
             )
             for metric in METRICS
         ]
-        entries = [(backend, plain[backend], index, 1.0) for backend, index in numbers.items()]
+        entries = [(backend, colors[backend], index) for backend, index in numbers.items()]
         return folded(
             f"{name}, by backend", legend(entries, title="Colour of each backend"), figures(*drawn), is_open=is_open
         )

@@ -79,9 +79,7 @@ def choices_over_time(played: Mapping[str, Replayed], backends: Mapping[str, Map
         bins = np.clip(np.searchsorted(edges, one.arrived_s, side="right") - 1, 0, len(counts) - 1)
         np.add.at(counts, (bins, one.backend), 1)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        areas = [
-            Area(name, colors[name][0], shares[:, index].tolist(), colors[name][1]) for index, name in enumerate(own)
-        ]
+        areas = [Area(name, colors[name], shares[:, index].tolist()) for index, name in enumerate(own)]
         title = f"Choices of {policy}"
         rows = [
             [number(t), *(f"{share:.0%}" for share in row)] for t, row in zip(at[:-1].tolist(), shares, strict=True)
@@ -91,8 +89,8 @@ def choices_over_time(played: Mapping[str, Replayed], backends: Mapping[str, Map
     if not drawn:
         return ""
     entries = [
-        (f"{name} ({method})" if (method := methods[name]) and method != name else name, color, None, opacity)
-        for name, (color, opacity) in colors.items()
+        (f"{name} ({method})" if (method := methods[name]) and method != name else name, color, None)
+        for name, color in colors.items()
     ]
     return section("Choices over time", legend(entries, title="Colour of each backend"), figures(*drawn))
 

@@ -11,6 +11,7 @@ from lab.report.scale import Axis, Scale, grid_x, grid_y, number, text
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
 _ROW = 38
+_INDENT = 22
 _DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
 
 
@@ -37,12 +38,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """One layer of a stack, with a share for each interval of time; `opacity` tells layers of one colour apart."""
+    """One layer of a stack, with a share for each interval of time."""
 
     label: str
     color: str
     shares: Sequence[float]
-    opacity: float = 1.0
 
 
 def bar_chart(title: str, bars: Sequence[Bar], reference: float | None = 1.0, *, form: str = "") -> str:
@@ -60,7 +60,7 @@ def bar_chart(title: str, bars: Sequence[Bar], reference: float | None = 1.0, *,
     >>> bar_chart("Speed", [Bar("eagle3", "var(--s1)", 1.5, 1.4, 1.6)])[:4]
     '<svg'
     """
-    left, right = 22, 64
+    left, right = _INDENT, 64
     height = _ROW * len(bars) + 34
     ends = [value for bar in bars for value in (bar.value, bar.high, bar.low) if value is not None]
     scale = Scale([0.0, *ends, reference or 0.0], Axis("", from_zero=True), left, _WIDTH - right)
@@ -86,8 +86,9 @@ def _bar(bar: Bar, scale: Scale, y: float, form: str) -> str:
         caps = "".join(f"M{x:.1f} {y + 19:.0f}v12" for x in (first, last))
         marks = f'<path class="whisker" d="M{first:.1f} {y + 25:.0f}H{last:.1f}{caps}"/>'
         label_x = max(end, last)
+    name = text(_INDENT + 4, y + 13, bar.label, "start", "label")
     return (
-        f'<g style="--c:{bar.color}"><title>{escape(tooltip)}</title>{text(6, y + 13, bar.label, "start", "label")}'
+        f'<g style="--c:{bar.color}"><title>{escape(tooltip)}</title>{name}'
         f'<rect class="bar" x="{begin:.1f}" y="{y + 18:.0f}" width="{max(1.0, end - begin):.1f}" height="14" rx="2"/>'
         f"{marks}{text(label_x + 6, y + 30, label, 'start', 'value')}</g>"
     )
@@ -155,15 +156,15 @@ def area_chart(title: str, areas: Sequence[Area], edges: Sequence[float], x: Axi
                 )
                 below[index] += share
         layer = "".join(rectangles) + f'<path class="edge" d="{"".join(edge)}"/>'
-        parts.append(f'<g style="--c:{area.color};--o:{area.opacity:g}">{layer}</g>')
+        parts.append(f'<g style="--c:{area.color}">{layer}</g>')
     return _svg(title, _HEIGHT, parts)
 
 
-def swatch(color: str, *, dash: int | None = None, opacity: float = 1.0) -> str:
+def swatch(color: str, *, dash: int | None = None) -> str:
     """Draw a sample of a colour for a legend: a short line of a dash pattern, or a square without one."""
     if dash is None:
         return (
-            f'<svg class="sample" style="--c:{color};--o:{opacity:g}" viewBox="0 0 12 12" aria-hidden="true">'
+            f'<svg class="sample" style="--c:{color}" viewBox="0 0 12 12" aria-hidden="true">'
             '<rect class="layer" x="0" y="0" width="12" height="12"/></svg>'
         )
     return (

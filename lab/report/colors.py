@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 _METHODS = {"baseline", "ngram", "suffix", "eagle", "eagle3", "draft_model"}
 _SERIES = 8
-_OPACITIES = (1.0, 0.72, 0.5, 0.32)
+_SHARES = (100, 65, 40, 20)
 
 
 def series_colors(names: Iterable[str]) -> dict[str, str]:
@@ -31,8 +32,8 @@ def method_color(method: str) -> str:
     return f"var(--m-{method.replace('_', '-')})" if method in _METHODS else "var(--m-other)"
 
 
-def backend_colors(methods: Mapping[str, str | None]) -> dict[str, tuple[str, float]]:
-    """Return colour and opacity by backend: the colour of its method, paler for each further backend of that method.
+def backend_colors(methods: Mapping[str, str | None]) -> dict[str, str]:
+    """Return a colour for each backend: that of its method, nearer to the text's for each further one of that method.
 
     Parameters
     ----------
@@ -42,13 +43,14 @@ def backend_colors(methods: Mapping[str, str | None]) -> dict[str, tuple[str, fl
     Examples
     --------
     >>> backend_colors({"a": "ngram", "b": "ngram"})
-    {'a': ('var(--m-ngram)', 1.0), 'b': ('var(--m-ngram)', 0.72)}
+    {'a': 'var(--m-ngram)', 'b': 'color-mix(in srgb, var(--m-ngram) 65%, var(--ink))'}
     """
     unknown = series_colors(name for name, method in methods.items() if method is None)
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     colors = {}
     for name, method in methods.items():
         color = unknown[name] if method is None else method_color(method)
-        colors[name] = color, _OPACITIES[seen.get(color, 0) % len(_OPACITIES)]
-        seen[color] = seen.get(color, 0) + 1
+        share = _SHARES[seen[color] % len(_SHARES)]
+        seen[color] += 1
+        colors[name] = color if share == 100 else f"color-mix(in srgb, {color} {share}%, var(--ink))"
     return colors

@@ -27,7 +27,7 @@ def page(
     tokens = resources.files("gateway") / "dashboard" / "static" / "tokens.css"
     style = tokens.read_text("utf-8") + (resources.files("lab.report") / "page.css").read_text("utf-8")
     head = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
-    head += f"<pre>{escape(command)}</pre>" if command else ""
+    head += code(command) if command else ""
     head += f'<p class="warning">{escape(warning)}</p>' if warning else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -100,22 +100,17 @@ def _cell(words: str, mark: str) -> str:
     return f'<td class="{mark}">{escape(words)}</td>' if mark else f"<td>{escape(words)}</td>"
 
 
-def legend(
-    entries: Iterable[tuple[str, str, int | None, float]], *, sticky: bool = False, title: str = "Legend"
-) -> str:
+def legend(entries: Iterable[tuple[str, str, int | None]], *, sticky: bool = False, title: str = "Legend") -> str:
     """Return a legend.
 
     Parameters
     ----------
     entries
-        Label, colour, number of the dash pattern (None for areas and bars) and opacity.
+        Label, colour, and number of the dash pattern; None for areas and bars.
     sticky
         Whether it stays visible while the page scrolls.
     """
-    items = "".join(
-        f"<li>{swatch(color, dash=dash, opacity=opacity)}{escape(label)}</li>"
-        for label, color, dash, opacity in entries
-    )
+    items = "".join(f"<li>{swatch(color, dash=dash)}{escape(label)}</li>" for label, color, dash in entries)
     return f'<ul class="{"legend" if sticky else "key"}" aria-label="{escape(title, quote=True)}">{items}</ul>'
 
 
@@ -124,3 +119,8 @@ def listed(lines: Iterable[str], title: str = "") -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     head = f"<h3>{escape(title)}</h3>" if title else ""
     return f"{head}<ul>{items}</ul>" if items else ""
+
+
+def code(lines: str) -> str:
+    """Return lines to copy."""
+    return f"<pre>{escape(lines)}</pre>"

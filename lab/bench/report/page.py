@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from lab.bench.report.results import Distribution, Interval, Report, Run
 from lab.bench.report.table import cell_title, cells, interval, milliseconds, remarks
 from lab.report.charts import Bar, Line, bar_chart, line_chart
-from lab.report.colors import method_color, series_colors
+from lab.report.colors import backend_colors
 from lab.report.distributions import PERCENT
 from lab.report.page import figure, figures, folded, legend, listed, page, section, table
 from lab.report.scale import Axis
@@ -31,7 +31,7 @@ def bench_page(report: Report) -> str:
     all_cells = cells(report.runs)
     body = [
         legend(
-            ((_described(report.runs, name), color, _dash(name, colors), 1.0) for name, color in colors.items()),
+            ((_described(report.runs, name), color, None) for name, color in colors.items()),
             sticky=True,
         ),
         _losses(answered),
@@ -94,7 +94,8 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
     else:
         bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
         drawn.append(_bars("Output tokens/s", bars, reference=None))
-    return figures(*drawn) + figures(*_distributions(runs, colors), *_positions(runs, colors)) + _tables(runs)
+    lines = legend((run.target, colors[run.target], _dash(run.target, colors)) for run in runs)
+    return figures(*drawn) + lines + figures(*_distributions(runs, colors), *_positions(runs, colors)) + _tables(runs)
 
 
 def _bars(title: str, bars: Sequence[Bar], reference: float | None = 1.0) -> str:
@@ -184,7 +185,7 @@ def _sweep(
         if lines:
             reference = 1.0 if "speedup" in measure else None
             ticks = values if len(values) <= 8 else None
-            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis(measure, from_zero=True)
+            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis("", from_zero=True)
             drawn.append(figure(measure, line_chart(measure, lines, *axes, reference=reference)))
     if drawn:
         yield section(title, _key(by_line, colors, conditions), figures(*drawn))
@@ -203,18 +204,18 @@ def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
 
 def _key(by_line: Mapping[tuple[str, str], Sequence[Run]], colors: dict[str, str], conditions: Sequence[str]) -> str:
     """Return a key for colors and dashes of a section that are not in the legend of the page."""
-    entries: list[tuple[str, str, int | None, float]] = []
+    entries: list[tuple[str, str, int | None]] = []
     for name in dict.fromkeys(name for name, _ in by_line):
         if name not in colors:
             color = next(colors[own[0].target] for (other, _), own in by_line.items() if other == name)
-            entries.append((name, color, None, 1.0))
+            entries.append((name, color, None))
     if len(conditions) > 1:
-        entries += [(condition, "var(--ink)", dash, 1.0) for dash, condition in enumerate(conditions)]
+        entries += [(condition, "var(--ink)", dash) for dash, condition in enumerate(conditions)]
     return legend(entries) if entries else ""
 
 
 def _tables(runs: Sequence[Run]) -> str:
-    headings = ["", "requests", "failed", "req/s", "output tok/s", "total tok/s", "speedup tok/s", "speedup TPOT"]
+    headings = ["target", "requests", "failed", "req/s", "output tok/s", "total tok/s", "speedup tok/s", "speedup TPOT"]
     headings += ["acceptance rate", "acceptance length", "tokens per step"]
     speeds = table("Throughput; speedups with 95% intervals", headings, [[run.target, *_speeds(run)] for run in runs])
     times = [f"{name} {at}" for name in ("TTFT", "ITL", "TPOT", "E2E") for at in ("mean", "p50", "p95", "p99")]
@@ -244,10 +245,8 @@ def _times(run: Run) -> list[str]:
 
 
 def _colors(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the color of each target; baselines have that of their method."""
-    methods = {run.target: run.method for run in runs}
-    others = series_colors(target for target, method in methods.items() if method != "baseline")
-    return {target: others.get(target) or method_color("baseline") for target in methods}
+    """Return the color of each target: that of its method, if it is known."""
+    return backend_colors({run.target: run.method for run in runs})
 
 
 def _dash(target: str, colors: Mapping[str, str]) -> int:
