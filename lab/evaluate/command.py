@@ -78,7 +78,8 @@ def run_evaluate(
         json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     if report is not None:
         files = [path.name for path in trace]
-        report.write_text(evaluation_page(evaluations, log, files, left_out), encoding="utf-8")
+        methods = {name: one.method.value for name, one in _pool(served).items()}
+        report.write_text(evaluation_page(evaluations, log, files, left_out, methods), encoding="utf-8")
     return _ALL_REFUSED if all(evaluation.refusal for evaluation in evaluations) else 0
 
 

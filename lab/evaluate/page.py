@@ -8,16 +8,15 @@ import numpy as np
 
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.evaluate.estimators import MIN_EFFECTIVE_SAMPLE_SIZE, Evaluation, effective_size, weights_of
-from lab.evaluate.log import METRICS, NUMBERS, Log
+from lab.evaluate.log import NUMBERS, Log
 from lab.replay.parts import Part, by_length, by_load, by_temperature, distinguishing
-from lab.report.charts import Area, Line, area_chart, line_chart
-from lab.report.colors import series_colors
+from lab.report.charts import Area, area_chart
+from lab.report.colors import backend_colors, series_colors
 from lab.report.differences import EXPLAINED, difference_chart, mark, shown
-from lab.report.distributions import PERCENT, Floats, ecdf, every
+from lab.report.distributions import METRICS, Floats, distribution, ecdf, every
 from lab.report.page import figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis, number
 
-_TITLES = {"e2e_s": "Time to finish", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
 _LOGGED = "as logged"
 _ESTIMATORS = {"ips": "IPS", "snips": "SNIPS", "dr": "DR"}
 _INTERVALS = 40
@@ -28,7 +27,11 @@ _CAVEAT = (
 
 
 def evaluation_page(
-    evaluations: Sequence[Evaluation], log: Log, trace: Sequence[str], left_out: Mapping[str, int]
+    evaluations: Sequence[Evaluation],
+    log: Log,
+    trace: Sequence[str],
+    left_out: Mapping[str, int],
+    methods: Mapping[str, str],
 ) -> str:
     """Return the page as HTML.
 
@@ -38,6 +41,8 @@ def evaluation_page(
         Names of the files.
     left_out
         Number of requests that were not used, by reason.
+    methods
+        Method by backend, of those where it is known.
     """
     names = ", ".join(trace)
     facts = [f"gateway evaluate {names}: {log.requests:,} requests"]
@@ -48,8 +53,12 @@ def evaluation_page(
     body = [
         legend(((name, color, dashes[name]) for name, color in colors.items()), sticky=True),
         _against_the_log(usable, colors),
-        section("Distributions", figures(*_distributions(usable, log, colors, dashes))),
-        _choices(evaluations, log),
+        section(
+            "Distributions",
+            figures(*_distributions(usable, log, colors, dashes)),
+            note="Weighted as each policy would choose, as far as enough requests are beyond.",
+        ),
+        _choices(evaluations, log, methods),
         _parts(usable, log),
         _means(usable),
         section("Notes", listed(_notes(evaluations))),
@@ -66,10 +75,10 @@ def _against_the_log(usable: Sequence[Evaluation], colors: Mapping[str, str]) ->
         for one in usable
     ]
     marks = [css for one in usable for css in ("", *(mark(found[metric][one.policy]) for metric in METRICS))]
-    headings = ["difference in %, policy", "effective sample size", *_TITLES.values()]
+    headings = ["difference in %, policy", "effective sample size", *(title for title, _, _ in METRICS.values())]
     return section(
         "Against the log",
-        figures(*(difference_chart(_TITLES[metric], by_policy, colors) for metric, by_policy in found.items())),
+        figures(*(difference_chart(METRICS[metric][0], by_policy, colors) for metric, by_policy in found.items())),
         table("Differences from the log, %", headings, rows, marks),
         note="Mean times against those of the log, doubly robust where there is a model of the outcomes, else "
         "self-normalised; less is faster. 95% intervals from resampling blocks of consecutive requests. "
@@ -87,30 +96,20 @@ def _best(one: Evaluation, metric: str) -> Interval | None:
 def _distributions(
     usable: Sequence[Evaluation], log: Log, colors: Mapping[str, str], dashes: Mapping[str, int]
 ) -> Iterator[str]:
-    for metric, title in _TITLES.items():
-        if not (points := ecdf(_positive(log.outcomes[metric]))):
-            continue
-        lines = [Line(_LOGGED, colors[_LOGGED], points, dashes[_LOGGED])]
-        lines += [
-            Line(one.policy, colors[one.policy], drawn, dashes[one.policy])
-            for one in usable
-            if metric in one.metrics and (drawn := one.metrics[metric].distribution)
-        ]
-        axis = Axis("seconds, logarithmic", logarithmic=True)
+    for metric, (_, _, factor) in METRICS.items():
+        known = [(one.policy, one.metrics[metric]) for one in usable if metric in one.metrics]
+        outcome = log.outcomes[metric]
+        points = {_LOGGED: ecdf(outcome[outcome > 0]), **{policy: found.distribution for policy, found in known}}
         rows = [
-            [one.policy, *(_spread(one.metrics[metric].quantiles.get(share)) for share in (0.5, 0.9, 0.99))]
-            for one in usable
-            if metric in one.metrics
+            [policy, *(_spread(found.quantiles.get(share), factor) for share in (0.5, 0.9, 0.99))]
+            for policy, found in known
         ]
-        heading = f"{title}, seconds"
-        data = table(heading, ["policy", "p50", "p90", "p99"], rows)
-        note = "weighted as the policy would choose, where enough requests are beyond"
-        yield figure(heading, line_chart(heading, lines, axis, PERCENT, markers=False), note=note, data=data)
+        yield distribution(metric, points, colors, dashes, (["policy", "p50", "p90", "p99"], rows))
 
 
-def _choices(evaluations: Sequence[Evaluation], log: Log) -> str:
+def _choices(evaluations: Sequence[Evaluation], log: Log, methods: Mapping[str, str]) -> str:
     """Return the share of each backend over the log, as logged and as each policy would choose."""
-    colors = series_colors(log.backends)
+    colors = backend_colors({name: methods.get(name) for name in log.backends})
     edges = np.linspace(0, log.requests, min(_INTERVALS, log.requests) + 1).astype(int)
     logged = np.eye(len(log.backends))[log.chosen]
     drawn = []
@@ -184,7 +183,7 @@ def _means(usable: Sequence[Evaluation]) -> str:
         for metric, found in one.metrics.items():
             means = [found.estimates.get(name) for name in _ESTIMATORS]
             cells = [_spread(None if mean is None else mean.mean) for mean in means]
-            rows.append([f"{one.policy}, {_TITLES[metric].lower()}", f"{found.logged:.4g}", *cells])
+            rows.append([f"{one.policy}, {METRICS[metric][0].lower()}", f"{found.logged:.4g}", *cells])
     headings = ["mean, s", "logged", *_ESTIMATORS.values()]
     return section("All figures", table("Estimated means, seconds", headings, rows)) if rows else ""
 
@@ -196,9 +195,8 @@ def _notes(evaluations: Sequence[Evaluation]) -> Iterator[str]:
         yield from (f"{one.policy}: {note}." for note in one.notes)
 
 
-def _spread(one: Interval | None) -> str:
-    return "-" if one is None else f"{one.value:.4g} ({one.low:.4g} to {one.high:.4g})"
-
-
-def _positive(values: Floats) -> Floats:
-    return values[values > 0]
+def _spread(one: Interval | None, factor: float = 1.0) -> str:
+    if one is None:
+        return "-"
+    value, low, high = (factor * end for end in (one.value, one.low, one.high))
+    return f"{value:.4g} ({low:.4g} to {high:.4g})"

@@ -9,14 +9,12 @@ from lab.plan.mixes import title
 from lab.plan.search import Objective, Plan
 from lab.report.charts import Bar, Line, bar_chart, line_chart
 from lab.report.colors import series_colors
-from lab.report.distributions import PERCENT
+from lab.report.distributions import METRICS, distribution
 from lab.report.page import code, figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis
 
 if TYPE_CHECKING:
     from lab.plan.command import Planned
-
-_TIMES = (("e2e_s", "Time to finish"), ("ttft_s", "Time to first token"), ("tpot_s", "Time per output token"))
 
 
 def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[str], commands: Sequence[str]) -> str:
@@ -111,15 +109,14 @@ def _mixes(plan: Plan, objective: Objective, on: str) -> str:
 
 
 def _distributions(plan: Plan, colors: dict[str, str], dashes: dict[str, int]) -> Iterator[str]:
-    for metric, heading in _TIMES:
-        lines = [
-            Line(name := title(one.mix, plan.kinds), colors[name], points, dashes[name])
-            for one in plan.judged
-            if (points := one.distributions[metric])
+    for metric, (_, _, factor) in METRICS.items():
+        points = {title(one.mix, plan.kinds): one.distributions[metric] for one in plan.judged}
+        rows = [
+            [name, *(f"{factor * value:.4g}" for value, share in own if share in (50, 90, 99))]
+            for name, own in points.items()
+            if own
         ]
-        if lines:
-            axis = Axis("seconds, logarithmic", logarithmic=True)
-            yield figure(f"{heading}, seconds", line_chart(heading, lines, axis, PERCENT, markers=False))
+        yield distribution(metric, points, colors, dashes, (["mix", "p50", "p90", "p99"], rows))
 
 
 def _losses(plan: Plan) -> list[str]:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.replay.parts import Floats, Part, Truths, by_length, by_load, by_temperature, by_workload, distinguishing
 from lab.replay.simulate import Replayed
+from lab.report.distributions import METRICS
 
 Numbers = npt.NDArray[np.int64]
 
-METRICS = ("e2e_s", "ttft_s", "tpot_s")
 _PREFERRED = ("least_loaded", "round_robin", "random")
 
 
@@ -48,7 +48,7 @@ def ratio(one: Replayed, other: Replayed, metric: str, seed: int, inside: Truths
     Parameters
     ----------
     metric
-        One of `METRICS`.
+        `e2e_s`, `ttft_s` or `tpot_s`.
     seed
         Seed of the resampling.
     inside

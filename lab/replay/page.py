@@ -6,20 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.replay.comparison import METRICS, Traits, parts, ratio, ratios, reference_of
+from lab.replay.comparison import Traits, parts, ratio, ratios, reference_of
 from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
-from lab.report.charts import Line, line_chart
 from lab.report.colors import backend_colors, series_colors
 from lab.report.differences import EXPLAINED, difference_chart, mark, shown
-from lab.report.distributions import PERCENT, STATISTICS, Floats, ecdf, summary
-from lab.report.page import figure, figures, folded, legend, listed, page, section, table
-from lab.report.scale import Axis
+from lab.report.distributions import METRICS, STATISTICS, Floats, distribution, ecdf, summary
+from lab.report.page import figures, folded, legend, listed, page, section, table
 
-_TITLES = {"e2e_s": "Time to finish", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
 _SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
 _MOST_LOSSES = 8
-_UNITS = {"e2e_s": ("seconds", 1.0), "ttft_s": ("seconds", 1.0), "tpot_s": ("milliseconds", 1e3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +93,13 @@ class _Page:
         if self._reference is None:
             return ""
         found = ratios(self._played, self._reference, self._seed)
-        drawn = [difference_chart(_TITLES[metric], found[metric], self._colors) for metric in METRICS]
+        drawn = [difference_chart(METRICS[metric][0], found[metric], self._colors) for metric in METRICS]
         rows, marks = [], []
         for name in (one for one in self._played if one != self._reference):
             own = [found[metric][name] for metric in METRICS]
             rows.append([name, *map(shown, own)])
             marks += [mark(one) for one in own]
-        titles = [_TITLES[metric] for metric in METRICS]
+        titles = [METRICS[metric][0] for metric in METRICS]
         return section(
             f"Against {self._reference}",
             figures(*drawn),
@@ -118,7 +114,7 @@ class _Page:
 
     def _distribution(self, metric: str) -> str:
         values = {name: getattr(one, metric) for name, one in self._played.items()}
-        return _ecdf(metric, values, self._colors, self._dashes, self._names_of)
+        return _distribution(metric, values, self._colors, self._dashes, self._names_of)
 
     def _parts(self) -> str:
         if self._reference is None:
@@ -154,7 +150,7 @@ class _Page:
         colors = backend_colors(backends)
         numbers = {backend: index for index, backend in enumerate(backends)}
         drawn = [
-            _ecdf(
+            _distribution(
                 metric,
                 {backend: getattr(played, metric)[played.backend == index] for backend, index in numbers.items()},
                 colors,
@@ -192,20 +188,13 @@ class _Page:
             yield from (f"{name}: {line}" for line in one.get("notes", ()))
 
 
-def _ecdf(
+def _distribution(
     metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
 ) -> str:
-    """Return the distribution of a time as a figure; empty without values."""
-    unit, factor = _UNITS[metric]
-    lines = [
-        Line(name, colors[name], points, dashes[name]) for name, one in values.items() if (points := ecdf(one, factor))
-    ]
-    if not lines:
-        return ""
-    title = f"{_TITLES[metric]}, {unit}"
+    factor = METRICS[metric][2]
     rows = [[name, f"{len(one):,}", *summary(one, factor)] for name, one in values.items()]
-    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT, markers=False)
-    return figure(title, chart, data=table(title, [names_of, "requests", *STATISTICS], rows))
+    points = {name: ecdf(one) for name, one in values.items()}
+    return distribution(metric, points, colors, dashes, ([names_of, "requests", *STATISTICS], rows))
 
 
 def _percent(value: float | None) -> str:
@@ -214,4 +203,4 @@ def _percent(value: float | None) -> str:
 
 def _statistic(one: Mapping[str, Any], metric: str, which: str) -> str:
     value = one[metric][which]
-    return "-" if value is None else f"{_UNITS[metric][1] * value:.3f}"
+    return "-" if value is None else f"{METRICS[metric][2] * value:.3f}"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from lab.report.charts import Line, line_chart
+from lab.report.page import figure, table
 from lab.report.scale import Axis
 
 Floats = npt.NDArray[np.float64]
+
+METRICS = {
+    "e2e_s": ("Time to finish", "seconds", 1.0),
+    "ttft_s": ("Time to first token", "seconds", 1.0),
+    "tpot_s": ("Time per output token", "milliseconds", 1e3),
+}
+"""Title, unit and factor from seconds, by the name of a time."""
 
 SHARES = (*range(1, 100), 99.5, 99.9)
 """Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
@@ -28,8 +37,8 @@ _UNITS = (
 )
 
 
-def ecdf(values: Floats, factor: float = 1.0) -> list[tuple[float, float]]:
-    """Return points (value times `factor`, percentage at or below) of a distribution; none without values.
+def ecdf(values: Floats) -> list[tuple[float, float]]:
+    """Return points (value, percentage at or below) of a distribution; none without values.
 
     Values below a microsecond count as one, so that the axis can be logarithmic.
 
@@ -42,7 +51,7 @@ def ecdf(values: Floats, factor: float = 1.0) -> list[tuple[float, float]]:
     if not len(values):
         return []
     shares = SHARES if len(values) >= _FEW else SHARES[:99]
-    at = np.maximum(np.percentile(values, shares), 1e-6) * factor
+    at = np.maximum(np.percentile(values, shares), 1e-6)
     return list(zip(at.tolist(), shares, strict=True))
 
 
@@ -81,3 +90,36 @@ def every(rows: Sequence[Sequence[str]], most: int = 12) -> list[Sequence[str]]:
     ['0', '12', '24', '36']
     """
     return list(rows[:: max(1, -(-len(rows) // most))])
+
+
+def distribution(
+    metric: str,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    colors: Mapping[str, str],
+    dashes: Mapping[str, int],
+    data: tuple[Sequence[str], Sequence[Sequence[str]]],
+) -> str:
+    """Return the distributions of a time as a figure; empty without points.
+
+    Parameters
+    ----------
+    metric
+        One of `METRICS`.
+    points
+        By name: points as of `ecdf`, in seconds.
+    colors, dashes
+        Colour and number of the dash pattern by name.
+    data
+        Headings and rows of the table beside it.
+    """
+    title, unit, factor = METRICS[metric]
+    lines = [
+        Line(name, colors[name], [(factor * value, share) for value, share in own], dashes[name])
+        for name, own in points.items()
+        if own
+    ]
+    if not lines:
+        return ""
+    title = f"{title}, {unit}"
+    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT, markers=False)
+    return figure(title, chart, data=table(title, *data))
