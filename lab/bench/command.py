@@ -21,7 +21,7 @@ from gateway import __version__
 from gateway.config.load import load_pool
 from lab.bench.arrivals import read_trace
 from lab.bench.datasets import read_dataset, token_counter
-from lab.bench.report.page import page
+from lab.bench.report.page import bench_page
 from lab.bench.report.progress import TerminalWatcher
 from lab.bench.report.results import SCHEMA, Report
 from lab.bench.report.table import print_report
@@ -127,4 +127,4 @@ def _write(report: Report, settings: BenchSettings) -> None:
     if settings.json_file is not None:
         settings.json_file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     if settings.html_file is not None:
-        settings.html_file.write_text(page(report), encoding="utf-8")
+        settings.html_file.write_text(bench_page(report), encoding="utf-8")

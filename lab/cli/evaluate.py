@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.completion import policies
 from gateway.cli.extras import require
-from lab.cli.options import JsonFile, Limit, Strict, TraceFormat, Traces
+from lab.cli.options import JsonFile, Limit, ReportFile, Strict, TraceFormat, Traces
 
 
 def evaluate(
@@ -37,6 +37,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Learned state written by `gateway replay --state`.")
     ] = None,
     json: JsonFile = None,
+    report: ReportFile = None,
 ) -> None:
     """Estimate from recorded requests how other policies would have done. Exits 1 if that is possible for none."""
     require("lab", "sklearn", "threadpoolctl")
@@ -53,6 +54,7 @@ def evaluate(
             limit=limit,
             seed=seed,
             json_file=json,
+            report=report,
             state=state,
         )
     )

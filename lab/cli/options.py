@@ -77,6 +77,9 @@ Slo = Annotated[
     str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")
 ]
 JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="File to write all figures to.")]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.html", callback=writable, help="File to write an HTML report to.")
+]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key for endpoints given by URL.")]
 Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds after which a request counts as failed.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Generate up to the length limit (vLLM).")]

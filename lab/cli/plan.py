@@ -9,7 +9,18 @@ import typer
 
 from gateway.cli.completion import calibrations, policies
 from gateway.cli.extras import require
-from lab.cli.options import JsonFile, Limit, Rate, Speed, Strict, TraceFormat, Traces, refuse_rate_with_speed, writable
+from lab.cli.options import (
+    JsonFile,
+    Limit,
+    Rate,
+    ReportFile,
+    Speed,
+    Strict,
+    TraceFormat,
+    Traces,
+    refuse_rate_with_speed,
+    writable,
+)
 
 
 def plan(
@@ -54,6 +65,7 @@ def plan(
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
+    report: ReportFile = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None,
@@ -87,6 +99,7 @@ def plan(
                 trace_format=trace_format,
                 strict=strict,
                 json_file=json,
+                report=report,
                 out=out,
                 simulate=simulate,
             )

@@ -16,6 +16,7 @@ from lab.cli.options import (
     JsonFile,
     Limit,
     Rate,
+    ReportFile,
     Slo,
     Speed,
     Strict,
@@ -82,9 +83,7 @@ def replay(
     trace_format: TraceFormat = None,
     strict: Strict = False,
     json: JsonFile = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", callback=writable, help="File to write an HTML report to.")
-    ] = None,
+    report: ReportFile = None,
 ) -> None:
     """Replay a trace on simulated replicas with each policy, or send it to running endpoints, and compare."""
     require("lab", "numba", "duckdb")

@@ -21,6 +21,7 @@ from gateway.config.settings import ModelSettings
 from lab.evaluate.bootstrap import Interval
 from lab.evaluate.estimators import Estimate, Evaluation, MetricEvaluation, evaluate
 from lab.evaluate.log import LoggedCandidate, read_log
+from lab.evaluate.page import evaluation_page
 from lab.options.policy import named_policies
 from lab.replay.learned_file import read_learned
 from lab.replay.simulate import set_learned
@@ -45,6 +46,7 @@ def run_evaluate(
     limit: int | None,
     seed: int,
     json_file: Path | None,
+    report: Path | None = None,
     state: Path | None = None,
 ) -> int:
     """Evaluate policies on a log with the options of the command line.
@@ -74,6 +76,10 @@ def run_evaluate(
     if json_file is not None:
         document = {"requests": log.requests, "left_out": left_out, "policies": dict(map(_document, evaluations))}
         json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    if report is not None:
+        files = [path.name for path in trace]
+        methods = {name: one.method.value for name, one in _pool(served).items()}
+        report.write_text(evaluation_page(evaluations, log, files, left_out, methods), encoding="utf-8")
     return _ALL_REFUSED if all(evaluation.refusal for evaluation in evaluations) else 0
 
 

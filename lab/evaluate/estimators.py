@@ -26,6 +26,7 @@ import numpy.typing as npt
 from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval, weighted_quantile
 from lab.evaluate.log import FAILED, METRICS, RESCUED, RETRIED, Log
 from lab.evaluate.outcome_model import expected_outcomes, has_enough_outcomes
+from lab.report.distributions import SHARES
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,11 +63,14 @@ class MetricEvaluation:
         Estimates of the mean by `ips`, `snips` and `dr`; without `dr` if there are too few outcomes for a model.
     quantiles
         Self-normalized quantiles by probability, without those that have too few requests beyond them.
+    distribution
+        Points (seconds, percentage at or below) of the self-normalized distribution, for a chart.
     """
 
     logged: float
     estimates: Mapping[str, Estimate]
     quantiles: Mapping[float, Interval]
+    distribution: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def evaluate(log: Log, metrics: Sequence[str] = METRICS, seed: int = 0) -> list[
     """
     checked = {}
     for policy, propensities in log.propensities.items():
-        weights = propensities[np.arange(log.requests), log.chosen] / log.propensity
+        weights = weights_of(log, policy)
         checked[policy] = _overlap(log, policy, propensities, weights), weights
     usable = [metric for metric in metrics if (log.outcomes[metric] > 0).sum() >= MIN_EFFECTIVE_SAMPLE_SIZE]
     models = _models(log, usable) if any(not result.refusal for result, _ in checked.values()) else {}
@@ -129,6 +133,24 @@ def evaluate(log: Log, metrics: Sequence[str] = METRICS, seed: int = 0) -> list[
         else replace(result, metrics={metric: _metric(log, policy, metric, weights, models, seed) for metric in usable})
         for policy, (result, weights) in checked.items()
     ]
+
+
+def weights_of(log: Log, policy: str) -> Floats:
+    """Return the weight of each request under a policy, shape (requests,)."""
+    weights: Floats = log.propensities[policy][np.arange(log.requests), log.chosen] / log.propensity
+    return weights
+
+
+def effective_size(weights: Floats) -> float:
+    """Return the effective sample size (`Evaluation`); 0 without weights above 0.
+
+    Examples
+    --------
+    >>> effective_size(np.array([1.0, 1.0, 0.0]))
+    2.0
+    """
+    total = float(weights.sum())
+    return total**2 / float(weights @ weights) if total else 0.0
 
 
 def _models(log: Log, metrics: Sequence[str]) -> dict[str, Floats]:
@@ -146,7 +168,7 @@ def _overlap(log: Log, policy: str, propensities: Floats, weights: Floats) -> Ev
     shares = dict(zip(log.backends, (float(share) for share in propensities.mean(axis=0)), strict=True))
     counts = np.bincount(log.chosen, minlength=len(log.backends)) / log.requests
     logged_shares = dict(zip(log.backends, map(float, counts), strict=True))
-    size = total**2 / float(weights @ weights) if total else 0.0
+    size = effective_size(weights)
     mean = total / log.requests
     deviations = block_sums(weights - mean, block_length(log.requests))
     error = float(np.sqrt(deviations @ deviations)) / log.requests
@@ -203,13 +225,22 @@ def _metric(
         corrected += weight * (outcome - predictions[np.arange(len(outcome)), chosen])
         if corrected.sum() > 0:
             estimates["dr"] = estimate(corrected, np.ones(len(outcome)))
-    size = float(weight.sum() ** 2 / (weight @ weight))
+    size = effective_size(weight)
     quantiles = {
         probability: weighted_quantile(outcome, weight, probability, length)
         for probability in QUANTILES
         if size * (1 - probability) >= _MIN_TAIL
     }
-    return MetricEvaluation(float(outcome.mean()), estimates, quantiles)
+    return MetricEvaluation(float(outcome.mean()), estimates, quantiles, _distribution(outcome, weight, size))
+
+
+def _distribution(outcome: Floats, weight: Floats, size: float) -> list[tuple[float, float]]:
+    """Return the self-normalized distribution, without the ends that have too few requests beyond them."""
+    order = np.argsort(outcome, kind="stable")
+    shares = np.cumsum(weight[order]) / weight.sum()
+    drawn = [percent for percent in SHARES if size * min(percent, 100 - percent) / 100 >= _MIN_TAIL]
+    at = np.minimum(np.searchsorted(shares, np.array(drawn) / 100), len(order) - 1)
+    return list(zip(outcome[order[at]].tolist(), drawn, strict=True))
 
 
 def _notes(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import orjson
 import uvloop
 
 from backends.validation import UsageError
 from lab.bench.report.statistics import failures
 from lab.live.endpoints import live_endpoints
-from lab.live.run import failed
+from lab.live.run import failed, replayed
 from lab.live.session import LiveOptions, Outcome, Session
 from lab.options.slo import slo_bounds
+from lab.replay.comparison import Traits
 from lab.replay.figures import figures_console, figures_tables
 from lab.replay.pace import paced
-from lab.replay.page import page
+from lab.replay.page import Rows, replay_page
 from lab.trace import BrokenLines, read_trace
 
 _FAILED = 1
@@ -66,10 +69,26 @@ def run_live(options: LiveOptions) -> int:
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     if options.report is not None:
-        options.report.write_text(page(document), encoding="utf-8")
+        options.report.write_text(replay_page(document, _rows(outcomes, options.warmup)), encoding="utf-8")
     if session.stopped:
         return _INTERRUPTED
     return 0 if all(one["requests"] for one in figures.values()) else _FAILED
+
+
+def _rows(outcomes: Sequence[Outcome], warmup: int) -> Rows:
+    """Return what the page draws; an endpoint's backends are known if its answers name them, their methods are not."""
+    results = {one.endpoint.name: replayed(one.records, warmup) for one in outcomes}
+    trace = outcomes[0].trace
+    unknown = math.nan
+    return Rows(
+        {name: result for name, (result, _) in results.items()},
+        {name: dict.fromkeys(backends) for name, (_, backends) in results.items()},
+        Traits(
+            [record.workload for record in trace],
+            np.array([unknown if record.temperature is None else record.temperature for record in trace]),
+            np.array([record.prompt_tokens for record in trace], np.int64),
+        ),
+    )
 
 
 def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:

@@ -82,11 +82,13 @@ def replayed(records: Sequence[Record], warmup: int) -> tuple[Replayed, list[str
     There are no names if the answers do not name their backend.
     """
     counted = [record for record in records if record.index >= warmup]
-    done = [record for record in counted if record.error is None]
+    done = sorted((record for record in counted if record.error is None), key=lambda record: record.index)
     named = any(record.backend for record in done)
     names = sorted({record.backend or "unknown" for record in done}) if named else []
     indices = {name: index for index, name in enumerate(names)}
     return Replayed(
+        number=np.array([record.index for record in done], np.int64),
+        arrived_s=np.array([record.sent_s for record in done]),
         e2e_s=np.array([record.e2e_s for record in done]),
         ttft_s=np.array([record.ttft_s for record in done]),
         tpot_s=np.array([np.nan if record.tpot_s is None else record.tpot_s for record in done]),

@@ -32,7 +32,8 @@ from lab.options.slo import slo_bounds
 from lab.parallel import all_cores, ray_cluster
 from lab.plan.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
 from lab.plan.output import pool_file, replicas, serve_commands
-from lab.plan.search import JudgedMix, MixRunner, Objective, Plan, RunAll, Task, find_mix
+from lab.plan.page import plan_page
+from lab.plan.search import MixRunner, Objective, Plan, RunAll, Task, find_mix
 from lab.replay.pace import paced
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
@@ -67,6 +68,7 @@ class PlanOptions:
     trace_format: str | None = None
     strict: bool = False
     json_file: Path | None = None
+    report: Path | None = None
     out: Path | None = None
     simulate: bool = False
 
@@ -108,13 +110,17 @@ def run_plan(options: PlanOptions) -> int:
         raise UsageError(str(error)) from error
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     requests = sum(map(len, parts))
-    console.print(
-        f"{requests:,} requests in {len(parts)} parts"
-        + (f"; {left_out:,} left out, longer than the target's context" if left_out else "")
-    )
+    used = f"{requests:,} requests in {len(parts)} parts"
+    used += f"; {left_out:,} left out, longer than the target's context" if left_out else ""
+    console.print(used)
     for one in planned:
         _print(console, one, objective, options, model, reference)
     _write(options, planned, objective, model, reference)
+    if options.report is not None:
+        commands = next((_commands(one, model) for one in planned if one.plan is not None), [])
+        trace = ", ".join(path.name for path in options.trace)
+        facts = [f"{trace}: {used}", f"{options.replicas} replicas, routed by {reference.name}"]
+        options.report.write_text(plan_page(planned, objective, facts, commands), encoding="utf-8")
     return 0 if any(one.plan is not None for one in planned) else _NOTHING_FITS
 
 
@@ -297,15 +303,16 @@ def _print(
     if plan is None:
         return
     console.print("\nTo start them:")
-    chosen = replicas(plan.chosen, known, planned.machine)
-    for line in serve_commands(
-        model or planned.calibration.target,
-        chosen,
-        target=planned.calibration.target,
-        machine=planned.machine,
-        max_model_len=planned.max_model_len,
-    ):
+    for line in _commands(planned, model):
         console.print("  " + line, markup=False, soft_wrap=True)
+
+
+def _commands(planned: Planned, model: str | None) -> list[str]:
+    """Return lines that start the replicas of a plan."""
+    assert planned.plan is not None
+    target, machine = planned.calibration.target, planned.machine
+    chosen = replicas(planned.plan.chosen, planned.kinds, machine)
+    return serve_commands(model or target, chosen, target=target, machine=machine, max_model_len=planned.max_model_len)
 
 
 def _table(plan: Plan, objective: Objective) -> Table:
@@ -318,7 +325,7 @@ def _table(plan: Plan, objective: Objective) -> Table:
     for one in plan.judged:
         row = [
             title(one.mix, plan.kinds),
-            _label(one, plan),
+            plan.label(one.mix),
             f"{one.e2e_s:.4g}",
             f"{one.ttft_s:.4g}",
             f"{one.tpot_s:.4g}",
@@ -327,15 +334,6 @@ def _table(plan: Plan, objective: Objective) -> Table:
         row += ["", ""] if one.mix == plan.chosen else [_gain(one.gain), f"{one.better_in:.0%}"]
         table.add_row(*row)
     return table
-
-
-def _label(one: JudgedMix, plan: Plan) -> str:
-    words = [
-        word
-        for word, mix in (("the plan", plan.chosen), ("best of one kind", plan.one_kind), ("present", plan.present))
-        if one.mix == mix
-    ]
-    return ", ".join(words)
 
 
 def _gain(gain: Interval | None) -> str:
@@ -384,7 +382,7 @@ def _document(planned: Planned, objective: Objective) -> dict[str, Any]:
             "mixes": [
                 {
                     "mix": title(one.mix, known),
-                    "is": _label(one, plan),
+                    "is": plan.label(one.mix),
                     "e2e_s": one.e2e_s,
                     "ttft_s": one.ttft_s,
                     "tpot_s": one.tpot_s,

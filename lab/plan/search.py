@@ -15,6 +15,7 @@ from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.plan.mixes import Kind, Mix, count_mixes, mixes, neighbours
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
+from lab.report.distributions import ecdf
 from policies.guarded.policy import build
 from policies.policy import PolicySettings
 
@@ -25,6 +26,7 @@ Task = tuple[Mix, int, int]
 RunAll = Callable[[Sequence[Task]], Sequence[Replayed]]
 """Runs tasks in parallel, and returns their results in the same order."""
 
+_METRICS = ("e2e_s", "ttft_s", "tpot_s")
 _BEST = 3
 _FINALISTS = 4
 
@@ -71,6 +73,10 @@ class JudgedMix:
         kept requests. None for the chosen mix itself, with too few requests, and if requests were not served.
     better_in
         Share of parts and seeds in which the chosen mix is better.
+    by_part
+        `value` by part of the trace, over the seeds, shape (parts,).
+    distributions
+        By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
     """
 
     mix: Mix
@@ -80,6 +86,8 @@ class JudgedMix:
     value: float
     gain: Interval | None
     better_in: float
+    by_part: tuple[float, ...]
+    distributions: Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class Plan:
     present: Mix | None
     tried: int
     possible: int
+
+    def label(self, mix: Mix) -> str:
+        """Return what a mix is: the plan, the best of one kind, the present one; empty for none of them."""
+        named = (("the plan", self.chosen), ("best of one kind", self.one_kind), ("present", self.present))
+        return ", ".join(word for word, one in named if one == mix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +259,24 @@ def _judge(
     for mix in compared:
         other = by_mix[mix]
         better = [objective.cost([one]) > objective.cost([mine]) for mine, one in zip(own, other, strict=True)]
-        means = [_mean_of([getattr(one, metric) for one in other]) for metric in ("e2e_s", "ttft_s", "tpot_s")]
+        times = {metric: np.concatenate([getattr(one, metric) for one in other]) for metric in _METRICS}
+        means = [_mean_of(values) for values in times.values()]
+        per_part = [objective.value(other[start : start + len(seeds)]) for start in range(0, len(other), len(seeds))]
         gain = None
         if mix != chosen and not any(one.errors for one in (*own, *other)):
             mine, theirs = ([objective.values(one) for one in each] for each in (own, other))
             gain = _gain(mine, theirs, len(seeds), objective)
         share = 0.0 if mix == chosen else float(np.mean(better))
-        judged.append(JudgedMix(mix, means[0], means[1], means[2], objective.value(other), gain, share))
+        drawn = {metric: ecdf(values) for metric, values in times.items()}
+        judged.append(
+            JudgedMix(mix, means[0], means[1], means[2], objective.value(other), gain, share, tuple(per_part), drawn)
+        )
     return judged
 
 
-def _mean_of(values: Sequence[Floats]) -> float:
+def _mean_of(values: Floats) -> float:
     """Return the mean of all values that are not NaN; NaN if there are none."""
-    known = np.concatenate(values)
-    known = known[~np.isnan(known)]
+    known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
 
 

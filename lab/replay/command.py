@@ -20,7 +20,7 @@ from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_console, figures_of, figures_tables, mean_of
 from lab.replay.learned_file import read_learned, write_learned
 from lab.replay.pace import arrivals
-from lab.replay.page import page
+from lab.replay.page import Rows, replay_page
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, play_all
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.replay.table import RequestTable, request_table
@@ -69,13 +69,17 @@ def run_replay(options: ReplayOptions) -> int:
         with requests_of(options, served) as requests:
             runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
             played, learned = play_all(runner, policies | ({ORACLE: None} if options.regret else {}))
+            traits = requests.traits
         if options.state is not None:
             write_learned(options.state, kept | learned)
         document = _document(name, options, pool, slo, played, policies)
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
-            options.report.write_text(page(document), encoding="utf-8")
+            methods = {replica.name: replica.method.value for replica in pool}
+            shown = {title: played[title] for title in policies}
+            rows = Rows(shown, dict.fromkeys(shown, methods), traits)
+            options.report.write_text(replay_page(document, rows), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     console = figures_console()

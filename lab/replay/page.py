@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
-from importlib import resources
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-_TIMES = (("e2e_s", "Time to finish"), ("ttft_s", "Time to first token"), ("tpot_s", "Time per output token"))
-_QUANTILES = ("mean", "p50", "p90", "p99")
+from lab.replay.comparison import Traits, parts, ratio, ratios, reference_of
+from lab.replay.page_time import choices_over_time, load_over_time
+from lab.replay.simulate import Replayed
+from lab.report.colors import backend_colors, series_colors
+from lab.report.differences import EXPLAINED, difference_chart, mark, shown
+from lab.report.distributions import METRICS, STATISTICS, Floats, distribution, ecdf, summary
+from lab.report.page import figures, folded, legend, listed, page, section, table
+
+_SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
+_MOST_LOSSES = 8
 
 
-def page(document: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the page draws.
+
+    Parameters
+    ----------
+    played
+        Result by policy or endpoint; those without a served request are left out of the charts.
+    backends
+        By policy or endpoint: method by backend, in the order of `Replayed.backend`; None for an unknown method.
+    traits
+        Of all requests of the trace.
+    """
+
+    played: Mapping[str, Replayed]
+    backends: Mapping[str, Mapping[str, str | None]]
+    traits: Traits
+
+
+def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
     """Return the page of a replay as HTML.
 
     Parameters
@@ -19,82 +45,162 @@ def page(document: Mapping[str, Any]) -> str:
     document
         Document that `gateway replay --json` writes.
     """
-    policies: Mapping[str, Mapping[str, Any]] = document["policies"]
-    style = (resources.files("lab.report") / "page.css").read_text(encoding="utf-8")
-    trace = ", ".join(map(escape, document["trace"]))
+    trace = ", ".join(document["trace"])
+    live = document.get("live")
     where, names_of = "on simulated replicas", "policy"
-    if live := document.get("live"):
+    if live:
         names_of = "endpoint"
-        stopped = ", stopped early" if document["interrupted"] else ""
-        where = f"sent to {', '.join(map(escape, dict.fromkeys(live.values())))}{stopped}"
-    head = (
-        f"<header><h1>{escape(document['model'])}</h1><p>gateway replay of {trace}: {document['requests']:,} requests "
-        f"after a warm-up of {document['warmup']:,}, seed {document['seed']}, {where}</p></header>"
-    )
-    body = "".join(_times(policies, name, title, names_of) for name, title in _TIMES)
-    body += _shares(policies, names_of) + _notes(policies)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>gateway replay of {trace}</title><style>{style}{_STYLE}</style></head>"
-        f"<body><main>{head}{body}</main></body></html>\n"
-    )
-
-
-def _times(policies: Mapping[str, Mapping[str, Any]], name: str, title: str, names_of: str) -> str:
-    unit, factor = ("ms", 1e3) if name == "tpot_s" else ("s", 1.0)
-    longest = max((figures[name]["p99"] or 0.0 for figures in policies.values()), default=0.0) or 1.0
-    rows = []
-    for policy, figures in policies.items():
-        values = [figures[name][which] for which in _QUANTILES]
-        cells = "".join(f"<td>{'-' if value is None else f'{factor * value:.3f}'}</td>" for value in values)
-        mean, p99 = (100.0 * (figures[name][which] or 0.0) / longest for which in ("mean", "p99"))
-        bars = f'<div class="p99" style="width:{p99:.1f}%"></div><div style="width:{mean:.1f}%"></div>'
-        rows.append(f"<tr><th>{escape(policy)}</th>{cells}<td class='bar'>{bars}</td></tr>")
-    heads = "".join(f"<th>{which}</th>" for which in _QUANTILES)
-    return (
-        f"<section><h2>{title}, {unit}</h2><table class='replay'><thead><tr><th>{names_of}</th>{heads}"
-        f"<th>mean within p99</th></tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
-    )
-
-
-def _shares(policies: Mapping[str, Mapping[str, Any]], names_of: str) -> str:
-    backends = list(dict.fromkeys(backend for figures in policies.values() for backend in figures["shares"]))
-    with_regret = any(figures["regret"] is not None for figures in policies.values())
-    heads = "".join(f"<th>{escape(backend)}</th>" for backend in backends)
-    rows = "".join(
-        f"<tr><th>{escape(policy)}</th>"
-        + "".join(f"<td>{figures['shares'].get(backend, 0.0):.1%}</td>" for backend in backends)
-        + f"<td>{figures['requests']:,}</td><td>{figures['errors']:,}</td>"
-        + f"<td>{figures['output_tokens_per_s']:,.0f}</td><td>{figures['goodput']:.2f}</td>"
-        + (f"<td>{'-' if figures['regret'] is None else format(figures['regret'], '+.1%')}</td>" if with_regret else "")
-        + "</tr>"
-        for policy, figures in policies.items()
-    )
-    return (
-        f"<section><h2>Where requests went</h2><table class='replay'><thead><tr><th>{names_of}</th>{heads}"
-        "<th>requests</th><th>errors</th><th>tokens/s</th><th>goodput, requests/s</th>"
-        f"{'<th>regret</th>' if with_regret else ''}</tr></thead><tbody>{rows}</tbody></table></section>"
-    )
-
-
-def _notes(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [
-        f"<li>{escape(name)}: {escape(line)}</li>"
-        for name, figures in policies.items()
-        for line in [
-            *(f"{count:,} failed: {kind}" for kind, count in figures.get("failures", {}).items()),
-            *figures.get("notes", ()),
-        ]
+        where = (
+            f"sent to {', '.join(dict.fromkeys(live.values()))}{', stopped early' if document['interrupted'] else ''}"
+        )
+    drawn = _Page(document, rows, names_of)
+    facts = [
+        f"gateway replay of {trace}: {document['requests']:,} requests, {where}",
+        f"after a warm-up of {document['warmup']:,} requests; seed {document['seed']}",
     ]
-    return f"<section><h2>Notes</h2><ul>{''.join(lines)}</ul></section>" if lines else ""
+    return page(f"gateway replay of {trace}", document["model"], facts, drawn.sections())
 
 
-_STYLE = """
-table.replay { border-collapse: collapse; width: 100%; }
-table.replay th, table.replay td { padding: .3em .7em; text-align: right; border-bottom: 1px solid #ddd; }
-table.replay th:first-child { text-align: left; background: none; }
-td.bar { position: relative; width: 30%; }
-td.bar div { position: absolute; left: 0; top: .45em; height: 1em; background: #0072b2; }
-td.bar div.p99 { background: #cfe3f1; }
-"""
+class _Page:
+    """The sections of the page."""
+
+    def __init__(self, document: Mapping[str, Any], rows: Rows, names_of: str) -> None:
+        self._figures: Mapping[str, Mapping[str, Any]] = document["policies"]
+        self._seed: int = document["seed"]
+        self._rows, self._names_of = rows, names_of
+        self._played = {name: one for name, one in rows.played.items() if len(one.e2e_s)}
+        self._colors = series_colors(rows.played)
+        self._dashes = {name: index for index, name in enumerate(rows.played)}
+        self._reference = reference_of(list(self._played)) if len(self._played) > 1 else None
+
+    def sections(self) -> Iterator[str]:
+        """Yield the HTML of each."""
+        if len(self._rows.played) > 1:
+            entries = [(name, color, self._dashes[name]) for name, color in self._colors.items()]
+            yield legend(entries, sticky=True, title=f"Colour of each {self._names_of}")
+        yield self._side_by_side()
+        if self._played:
+            yield section("Distributions", figures(*(self._distribution(metric) for metric in METRICS)))
+            yield load_over_time(self._played, self._colors, self._dashes)
+            yield choices_over_time(self._played, self._rows.backends)
+            yield self._parts()
+            for index, name in enumerate(self._played):
+                yield self._by_backend(name, is_open=index == 0 and len(self._played) == 1)
+        yield self._totals()
+        yield section("Notes", listed(self._notes()))
+
+    def _side_by_side(self) -> str:
+        if self._reference is None:
+            return ""
+        found = ratios(self._played, self._reference, self._seed)
+        drawn = [difference_chart(METRICS[metric][0], found[metric], self._colors) for metric in METRICS]
+        rows, marks = [], []
+        for name in (one for one in self._played if one != self._reference):
+            own = [found[metric][name] for metric in METRICS]
+            rows.append([name, *map(shown, own)])
+            marks += [mark(one) for one in own]
+        titles = [METRICS[metric][0] for metric in METRICS]
+        return section(
+            f"Against {self._reference}",
+            figures(*drawn),
+            table(
+                f"Differences from {self._reference}, %", [f"difference in %, {self._names_of}", *titles], rows, marks
+            ),
+            note=f"Mean times against those of {self._reference}, on the requests that both served; less is faster. "
+            "The 95% intervals come from resampling blocks of consecutive requests, in pairs: they say what other "
+            "traffic like this would give, not what other draws would; replay with another --seed to see that. "
+            f"{EXPLAINED}",
+        )
+
+    def _distribution(self, metric: str) -> str:
+        values = {name: getattr(one, metric) for name, one in self._played.items()}
+        return _distribution(metric, values, self._colors, self._dashes, self._names_of)
+
+    def _parts(self) -> str:
+        if self._reference is None:
+            return ""
+        reference = self._played[self._reference]
+        others = [name for name in self._played if name != self._reference]
+        rows, marks, lost = [], [], []
+        for part in parts(reference, self._rows.traits):
+            found = [ratio(self._played[name], reference, "e2e_s", self._seed, part.inside) for name in others]
+            rows.append([f"{part.by}: {part.name}", f"{int(part.inside.sum()):,}", *map(shown, found)])
+            marks += ["", *map(mark, found)]
+            lost += [
+                (one.value, f"{name}, {part.by} {part.name}: {shown(one)} %")
+                for name, one in zip(others, found, strict=True)
+                if one is not None and one.low > 1
+            ]
+        if not rows:
+            return ""
+        worst = [words for _, words in sorted(lost, reverse=True)[:_MOST_LOSSES]]
+        return section(
+            f"Where it gains and loses against {self._reference}",
+            table("Time to finish by part, difference in %", ["difference in %", "requests", *others], rows, marks),
+            listed(worst or ["none beyond its interval"], "Slowest parts"),
+            note="Mean time to finish against the same requests under the reference, by what the requests were like, "
+            "with 95% intervals; one in twenty is expected to miss. Parts of fewer than about a hundred requests have "
+            "none.",
+        )
+
+    def _by_backend(self, name: str, *, is_open: bool) -> str:
+        played, backends = self._played[name], self._rows.backends[name]
+        if len(backends) < 2:
+            return ""
+        colors = backend_colors(backends)
+        numbers = {backend: index for index, backend in enumerate(backends)}
+        drawn = [
+            _distribution(
+                metric,
+                {backend: getattr(played, metric)[played.backend == index] for backend, index in numbers.items()},
+                colors,
+                numbers,
+                "backend",
+            )
+            for metric in METRICS
+        ]
+        entries = [(backend, colors[backend], index) for backend, index in numbers.items()]
+        return folded(
+            f"{name}, by backend", legend(entries, title="Colour of each backend"), figures(*drawn), is_open=is_open
+        )
+
+    def _totals(self) -> str:
+        regret = any(one["regret"] is not None for one in self._figures.values())
+        backends = list(dict.fromkeys(backend for one in self._figures.values() for backend in one["shares"]))
+        headings = ["requests", "errors", "tokens/s", "goodput, requests/s", *(["regret"] if regret else [])]
+        counts, times = [], []
+        for name, one in self._figures.items():
+            row = [f"{one['requests']:,}", f"{one['errors']:,}", f"{one['output_tokens_per_s']:,.0f}"]
+            row += [f"{one['goodput']:.2f}", *([_percent(one["regret"])] if regret else [])]
+            counts.append([name, *row, *(f"{one['shares'].get(backend, 0.0):.1%}" for backend in backends)])
+            times.append([name, *(_statistic(one, metric, which) for metric in METRICS for which in STATISTICS)])
+        columns = [f"{_SHORT[metric]} {which}" for metric in METRICS for which in STATISTICS]
+        return section(
+            "All figures",
+            table("Requests", [self._names_of, *headings, *(f"to {backend}" for backend in backends)], counts),
+            table("Times", [f"{self._names_of}; s, TPOT ms", *columns], times),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        for name, one in self._figures.items():
+            for kind, count in one.get("failures", {}).items():
+                yield f"{name}: {count:,} failed: {kind}"
+            yield from (f"{name}: {line}" for line in one.get("notes", ()))
+
+
+def _distribution(
+    metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
+) -> str:
+    factor = METRICS[metric][2]
+    rows = [[name, f"{len(one):,}", *summary(one, factor)] for name, one in values.items()]
+    points = {name: ecdf(one) for name, one in values.items()}
+    return distribution(metric, points, colors, dashes, ([names_of, "requests", *STATISTICS], rows))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
+
+
+def _statistic(one: Mapping[str, Any], metric: str, which: str) -> str:
+    value = one[metric][which]
+    return "-" if value is None else f"{METRICS[metric][2] * value:.3f}"

@@ -88,6 +88,10 @@ class Replayed:
         or in need of a baseline that the pool does not have.
     duration_s
         Seconds from the first arrival after the warm-up to the last end.
+    number
+        Index in the trace, ascending.
+    arrived_s
+        Seconds from the start of the replay.
     """
 
     e2e_s: Floats
@@ -97,6 +101,8 @@ class Replayed:
     backend: npt.NDArray[np.int64]
     errors: int
     duration_s: float
+    number: npt.NDArray[np.int64]
+    arrived_s: Floats
 
 
 def replay(
@@ -218,6 +224,8 @@ class _Simulation:
             np.frombuffer(column)[counted] for column in (self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s)
         )
         return Replayed(
+            number=np.flatnonzero(counted),
+            arrived_s=arrived_s,
             e2e_s=e2e_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,

@@ -17,6 +17,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
 from lab.trace import Text, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
@@ -47,6 +48,7 @@ _ROW_FEATURES = (
     "prefix_tokens", "qps", "in_flight",
 )  # fmt: skip
 _ROW_FEATURE_INDICES = [_NAMES.index(name) for name in _ROW_FEATURES]
+_WORKLOAD = _NAMES.index("workload")
 _ROWS_AT_ONCE = 4096
 
 LongFields = tuple[dict[str, Sequence[int] | float], Text | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -77,6 +79,16 @@ class RequestTable(Sequence[ReplayRequest]):
         """Arrival times of the trace in seconds, NaN if unknown; shape (requests,)."""
         times: Floats = self._rows["arrived_at"]
         return times
+
+    @property
+    def traits(self) -> Traits:
+        """What the requests were like."""
+        workloads = [str(kind[_WORKLOAD]) for kind in self._kinds]
+        return Traits(
+            [workloads[kind] for kind in self._rows["kind"].tolist()],
+            self._rows["temperature"],
+            self._rows["prompt_tokens"],
+        )
 
     def paced(self, arrived_s: Floats) -> RequestTable:
         """Return the same requests with other arrival times, ascending, shape (requests,)."""

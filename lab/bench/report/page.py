@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
-from importlib import resources
 
 from lab.bench.report.results import Distribution, Interval, Report, Run
 from lab.bench.report.table import cell_title, cells, interval, milliseconds, remarks
-from lab.report.charts import Axis, Bar, Line, bar_chart, dash_sample, line_chart
+from lab.report.charts import Bar, Line, bar_chart, line_chart
+from lab.report.colors import backend_colors
+from lab.report.distributions import PERCENT
+from lab.report.page import figure, figures, folded, legend, listed, page, section, table
+from lab.report.scale import Axis
 
-# Distinguishable with most kinds of color vision: Okabe and Ito's palette, darkened for a white background.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#b3589a", "#c28f00", "#3f9bd1", "#7a5230", "#6a51a3")
 _SHOWN_FROM, _SHOWN_TO = 2, 99  # percentiles; the outermost would stretch the axis for a few requests
-_BASELINE_COLOR = "#7d858f"
 _TIMES = (
     ("ttft", "Time to first token"),
     ("tpot", "Time per output token after the first (TPOT)"),
@@ -24,72 +23,83 @@ _TIMES = (
 Value = Callable[[Run], float | None]
 
 
-def page(report: Report) -> str:
+def bench_page(report: Report) -> str:
     """Return the page as HTML."""
     colors = _colors(report.runs)
     answered = [run for run in report.runs if run.completed]
     several = len({run.model for run in report.runs}) > 1
-    body = [_head(report), _legend(report.runs, colors), *_sweeps(answered, colors)]
     all_cells = cells(report.runs)
+    body = [
+        legend(
+            ((_described(report.runs, name), color, None) for name, color in colors.items()),
+            sticky=True,
+        ),
+        _losses(answered),
+        *_sweeps(answered, colors),
+    ]
     for index, cell in enumerate(all_cells):
         runs = [run for run in report.runs if run.cell == cell]
-        title = escape(cell_title(runs[0], with_model=several))
-        is_open = " open" if index == 0 or len(all_cells) <= 2 else ""
-        body.append(f"<details{is_open}><summary><h2>{title}</h2></summary>{_cell(runs, colors)}</details>")
-    notes = "".join(f"<li>{escape(line)}</li>" for line in remarks(report))
-    if notes:
-        body.append(f"<section><h2>Notes</h2><ul>{notes}</ul></section>")
-    style = (resources.files("lab.report") / "page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>gateway bench, {escape(report.created)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
+        title = cell_title(runs[0], with_model=several)
+        body.append(folded(title, _cell(runs, colors), is_open=index == 0 or len(all_cells) <= 2))
+    body.append(section("Notes", listed(remarks(report))))
+    return page(
+        f"gateway bench, {report.created}",
+        ", ".join(dict.fromkeys(run.model for run in report.runs)) or "nothing measured",
+        [f"gateway bench {report.version}, {report.created}"],
+        body,
+        command=shlex.join(report.command),
+        warning="Stopped early." if report.interrupted else "",
     )
 
 
-def _head(report: Report) -> str:
-    command = escape(shlex.join(report.command))
-    models = ", ".join(dict.fromkeys(run.model for run in report.runs)) or "nothing measured"
-    stopped = '<p class="warning">Stopped early.</p>' if report.interrupted else ""
-    return (
-        f"<header><h1>{escape(models)}</h1><p>gateway bench {escape(report.version)}, {escape(report.created)}</p>"
-        f"<pre>{command}</pre>{stopped}</header>"
-    )
+def _described(runs: Sequence[Run], target: str) -> str:
+    """Return a target with what its name does not say."""
+    run = next(run for run in runs if run.target == target)
+    words = [run.method if run.method not in {None, target} else "", "simulated" if run.simulated else ""]
+    if run.k and f"k={run.k}" not in target:
+        words.insert(1, f"k={run.k}")
+    details = ", ".join(word for word in words if word)
+    return f"{target} ({details})" if details else target
 
 
-def _legend(runs: Sequence[Run], colors: dict[str, str]) -> str:
-    entries = []
-    for target, color in colors.items():
-        run = next(run for run in runs if run.target == target)
-        words = [run.method if run.method not in {None, target} else "", "simulated" if run.simulated else ""]
-        if run.k and f"k={run.k}" not in target:
-            words.insert(1, f"k={run.k}")
-        details = ", ".join(word for word in words if word)
-        entries.append(
-            f'<li><i style="background:{color}"></i>{escape(target)}'
-            + (f" <small>{escape(details)}</small>" if details else "")
-            + "</li>"
-        )
-    return f'<ul class="legend">{"".join(entries)}</ul>'
+def _losses(runs: Sequence[Run]) -> str:
+    """Return the runs that are slower than the baseline beyond the interval."""
+    compared = [run for run in runs if run.speedup is not None]
+    if not compared:
+        return ""
+    lost: list[tuple[float, str]] = []
+    for run in compared:
+        assert run.speedup is not None
+        for name, ratio in (("output tokens/s", run.speedup.output_tokens_per_s), ("TPOT", run.speedup.tpot_p50)):
+            if ratio is not None and ratio.high < 1:
+                lost.append(
+                    (
+                        ratio.ratio,
+                        f"{run.target} at {cell_title(run)}: {name} {interval(ratio)} of {run.speedup.baseline}",
+                    )
+                )
+    lines = [words for _, words in sorted(lost)] or ["Nowhere beyond the interval."]
+    return section("Where speculation loses", listed(lines))
 
 
 def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
-    figures = []
+    drawn = []
     compared = [run for run in runs if run.speedup is not None]
     if compared:
         name = compared[0].speedup.baseline if compared[0].speedup else ""
         throughput = [_bar(run, colors, run.speedup.output_tokens_per_s) for run in compared if run.speedup]
-        figures.append(_figure(f"Output tokens/s over {name}", bar_chart(throughput)))
+        drawn.append(_bars(f"Output tokens/s over {name}", throughput))
         tpot = [_bar(run, colors, run.speedup.tpot_p50) for run in compared if run.speedup and run.speedup.tpot_p50]
-        if tpot:
-            figures.append(_figure(f"Median TPOT of {name} over its own", bar_chart(tpot)))
+        drawn.append(_bars(f"Median TPOT of {name} over its own", tpot))
     else:
         bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
-        figures += [_figure("Output tokens/s", bar_chart(bars, reference=None))] if bars else []
-    figures += _distributions(runs, colors)
-    figures += _positions(runs, colors)
-    return f'<div class="figures">{"".join(figures)}</div>{_tables(runs)}'
+        drawn.append(_bars("Output tokens/s", bars, reference=None))
+    lines = legend((run.target, colors[run.target], _dash(run.target, colors)) for run in runs)
+    return figures(*drawn) + lines + figures(*_distributions(runs, colors), *_positions(runs, colors)) + _tables(runs)
+
+
+def _bars(title: str, bars: Sequence[Bar], reference: float | None = 1.0) -> str:
+    return figure(title, bar_chart(title, bars, reference)) if bars else ""
 
 
 def _bar(run: Run, colors: dict[str, str], ratio: Interval | None) -> Bar:
@@ -104,20 +114,15 @@ def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]
             times: Distribution | None = getattr(run, field)
             if times is not None:
                 points = [(max(times.quantiles[share], 1e-3), share) for share in range(_SHOWN_FROM, _SHOWN_TO + 1)]
-                lines.append(Line(run.target, colors[run.target], points))
+                lines.append(Line(run.target, colors[run.target], points, _dash(run.target, colors)))
         if lines:
-            chart = line_chart(
-                lines,
-                Axis("milliseconds, logarithmic", logarithmic=True),
-                Axis("% at or below", at=(0, 25, 50, 75, 100), span=(0, 100)),
-                markers=False,
-            )
-            yield _figure(title, chart)
+            axis = Axis("milliseconds, logarithmic", logarithmic=True)
+            yield figure(title, line_chart(title, lines, axis, PERCENT, markers=False))
 
 
 def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
     lines = [
-        Line(run.target, colors[run.target], list(enumerate(run.acceptance.by_position, 1)))
+        Line(run.target, colors[run.target], list(enumerate(run.acceptance.by_position, 1)), _dash(run.target, colors))
         for run in runs
         if run.acceptance is not None and run.acceptance.by_position
     ]
@@ -125,7 +130,8 @@ def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
         deepest = max(len(line.points) for line in lines)
         ticks = tuple(range(1, deepest + 1, max(1, deepest // 8)))
         axes = Axis("position of the draft", at=ticks), Axis("accepted, share of drafting steps", from_zero=True)
-        yield _figure("Acceptance by position", line_chart(lines, *axes))
+        title = "Acceptance by position"
+        yield figure(title, line_chart(title, lines, *axes))
 
 
 def _sweeps(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
@@ -168,7 +174,7 @@ def _sweep(
     for run in runs:
         by_line.setdefault(_line(run, runs, title), []).append(run)
     conditions = list(dict.fromkeys(condition for _, condition in by_line))
-    figures = []
+    drawn = []
     for measure, of in measures:
         lines = []
         for (name, condition), own in by_line.items():
@@ -179,11 +185,10 @@ def _sweep(
         if lines:
             reference = 1.0 if "speedup" in measure else None
             ticks = values if len(values) <= 8 else None
-            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis(measure, from_zero=True)
-            figures.append(_figure(measure, line_chart(lines, *axes, reference=reference)))
-    if figures:
-        key = _key(by_line, colors, conditions)
-        yield f'<section><h2>{escape(title)}</h2>{key}<div class="figures">{"".join(figures)}</div></section>'
+            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis("", from_zero=True)
+            drawn.append(figure(measure, line_chart(measure, lines, *axes, reference=reference)))
+    if drawn:
+        yield section(title, _key(by_line, colors, conditions), figures(*drawn))
 
 
 def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
@@ -199,32 +204,23 @@ def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
 
 def _key(by_line: Mapping[tuple[str, str], Sequence[Run]], colors: dict[str, str], conditions: Sequence[str]) -> str:
     """Return a key for colors and dashes of a section that are not in the legend of the page."""
-    entries = []
+    entries: list[tuple[str, str, int | None]] = []
     for name in dict.fromkeys(name for name, _ in by_line):
         if name not in colors:
             color = next(colors[own[0].target] for (other, _), own in by_line.items() if other == name)
-            entries.append(f'<li><i style="background:{color}"></i>{escape(name)}</li>')
+            entries.append((name, color, None))
     if len(conditions) > 1:
-        entries += [f"<li>{dash_sample(dash)}{escape(condition)}</li>" for dash, condition in enumerate(conditions)]
-    return f'<ul class="key">{"".join(entries)}</ul>' if entries else ""
+        entries += [(condition, "var(--ink)", dash) for dash, condition in enumerate(conditions)]
+    return legend(entries) if entries else ""
 
 
 def _tables(runs: Sequence[Run]) -> str:
-    headings = ["", "requests", "failed", "req/s", "output tok/s", "total tok/s", "speedup tok/s", "speedup TPOT"]
-    speeds = _table([*headings, "acceptance rate", "acceptance length", "tokens per step"], runs, _speeds)
-    headings = [f"{name} {at}" for name in ("TTFT", "ITL", "TPOT", "E2E") for at in ("mean", "p50", "p95", "p99")]
-    times = _table(["", *headings], runs, _times)
-    return f"{speeds}<p>Speedups with 95 % intervals.</p>{times}<p>Times in milliseconds.</p>"
-
-
-def _table(headings: Sequence[str], runs: Sequence[Run], row: Callable[[Run], Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    rows = ""
-    for run in runs:
-        rows += (
-            f"<tr><th>{escape(run.target)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in row(run)) + "</tr>"
-        )
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    headings = ["target", "requests", "failed", "req/s", "output tok/s", "total tok/s", "speedup tok/s", "speedup TPOT"]
+    headings += ["acceptance rate", "acceptance length", "tokens per step"]
+    speeds = table("Throughput; speedups with 95% intervals", headings, [[run.target, *_speeds(run)] for run in runs])
+    times = [f"{name} {at}" for name in ("TTFT", "ITL", "TPOT", "E2E") for at in ("mean", "p50", "p95", "p99")]
+    rows = [[run.target, *_times(run)] for run in runs]
+    return f"{speeds}<p>Speedups with 95% intervals.</p>{table('Times, milliseconds', ['milliseconds', *times], rows)}"
 
 
 def _speeds(run: Run) -> list[str]:
@@ -248,15 +244,10 @@ def _times(run: Run) -> list[str]:
     return cells
 
 
-def _figure(title: str, chart: str) -> str:
-    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
-
-
 def _colors(runs: Sequence[Run]) -> dict[str, str]:
-    """Assign every target its own color; baselines are gray."""
-    colors: dict[str, str] = {}
-    for run in runs:
-        if run.target not in colors:
-            used = len([color for color in colors.values() if color != _BASELINE_COLOR])
-            colors[run.target] = _BASELINE_COLOR if run.method == "baseline" else _COLORS[used % len(_COLORS)]
-    return colors
+    """Return the color of each target: that of its method, if it is known."""
+    return backend_colors({run.target: run.method for run in runs})
+
+
+def _dash(target: str, colors: Mapping[str, str]) -> int:
+    return list(colors).index(target)

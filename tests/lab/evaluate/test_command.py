@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.routing import offpolicy as simulated
 from gateway.cli.app import app
 from lab.trace import TraceRecord, write_trace
+from tests.support.report import ReportPage
 
 POOL = """\
 models:
@@ -48,7 +49,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_each_policy_gets_a_table_and_all_figures_are_written(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    code, printed, _ = run(log, "--policy", "random", "--policy", "{name: static, backend: tree}", "--json", out)
+    policies = ("--policy", "random", "--policy", "{name: static, backend: tree}")
+    code, printed, _ = run(log, *policies, "--json", out, "--report", tmp_path / "page.html")
     assert code == 0
     assert printed.startswith("600 requests\n")
     assert "\nrandom: effective sample size 600" in printed
@@ -67,6 +69,12 @@ def test_each_policy_gets_a_table_and_all_figures_are_written(log: Path, tmp_pat
         seen = other["e2e_s"][estimator]["mean"]
         assert seen["low"] < seen["value"] < seen["high"]
     assert set(other["e2e_s"]["quantiles"]) == {"p50"}
+    page = ReportPage((tmp_path / "page.html").read_text("utf-8"))
+    assert page.headings[0] == "Against the log"
+    change = other["e2e_s"]["dr"]["to_log"]["value"]
+    assert page.tables["Differences from the log, %"][2][0] == "static"
+    assert f"{100 * (change - 1):+.1f} (" in page.tables["Differences from the log, %"][2][2]
+    assert page.tables["Choices of static"][1][1:] == ["100%" if name == "tree" else "0%" for name in other["shares"]]
 
 
 @pytest.mark.slow
@@ -107,7 +115,19 @@ def test_a_policy_that_cannot_be_evaluated_is_refused_with_the_reason(tmp_path: 
     assert code == 1
     assert "Cannot be evaluated on this log: the log's policy would never make 100% of its choices" in printed
     assert "e2e_s mean" not in printed
-    assert run(path, "--policy", "{name: static, backend: tree}", "--policy", "random")[0] == 1
+    given = (
+        path,
+        "--policy",
+        "{name: static, backend: tree}",
+        "--policy",
+        "random",
+        "--report",
+        tmp_path / "page.html",
+    )
+    assert run(*given)[0] == 1
+    page = ReportPage((tmp_path / "page.html").read_text("utf-8"))
+    assert "static cannot be evaluated on this log: the log's policy would never make 100%" in page.text
+    assert "Against the log" not in page.headings
 
 
 def test_only_requests_of_the_model_are_used(log: Path) -> None:

@@ -17,6 +17,7 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.parallel import all_cores, ray_cluster, report_progress
 from lab.trace import TraceRecord, write_trace
+from tests.support.report import ReportPage
 
 POOL = """\
 models:
@@ -104,13 +105,20 @@ def test_a_plan_for_several_gpus_with_an_slo(trace: Path, tmp_path: Path) -> Non
     figures = tmp_path / "plan.json"
     code, printed, _ = run(
         trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", *FEW, "--gpu", "h200", "--gpu", "L40S",
-        "--slo", "ttft=0.5,tpot=0.006", "--json", figures,
+        "--slo", "ttft=0.5,tpot=0.006", "--json", figures, "--report", tmp_path / "plan.html",
     )  # fmt: skip
     assert code == 0
     assert "SLO kept" in printed
     h200, l40s = orjson.loads(figures.read_bytes())["plans"]
     assert (h200["calibration"], l40s["calibration"]) == ("llama-3.1-8b-h200", "llama-3.1-8b-l40s")
     assert max(one["value"] for one in l40s["mixes"]) < max(one["value"] for one in h200["mixes"])
+    page = ReportPage((tmp_path / "plan.html").read_text("utf-8"))
+    for machine, plan in (("1x H200 141GB", h200), ("1x L40S 48GB", l40s)):
+        shown = page.tables[f"Mixes on {machine}"]
+        assert [row[0] for row in shown[1:]] == [one["mix"] for one in plan["mixes"]]
+        assert [row[5] for row in shown[1:]] == [f"{one['value']:.1%}" for one in plan["mixes"]]
+        assert f"Where the plan loses on {machine}" in page.headings
+    assert "vllm serve" in page.text
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,10 @@ def _requests(
 
 def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndarray | None = None) -> Replayed:
     ttft_s, tpot_s = (0.1 * times if ttft_s is None else ttft_s), (0.01 * times if tpot_s is None else tpot_s)
-    return Replayed(times, ttft_s, tpot_s, np.full(len(times), 9), np.zeros(len(times), np.int64), 0, 1.0)
+    count = len(times)
+    return Replayed(
+        times, ttft_s, tpot_s, np.full(count, 9), np.zeros(count, np.int64), 0, 1.0, np.arange(count), np.zeros(count)
+    )
 
 
 def _runner(known: Sequence[Kind], parts: int = 4, **given: object) -> MixRunner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ from typer.testing import CliRunner
 from gateway.cli.app import app
 from lab.trace import TraceRecord, write_trace
 from tests.support.paths import DATA
+from tests.support.report import ReportPage
 
 AZURE, MOONCAKE = DATA / "AzureLLMInferenceTrace_code.csv", DATA / "mooncake_synthetic_trace.jsonl"
+TIMES = ("e2e_s", "ttft_s", "tpot_s")
 POOL = """\
 models:
   llama:
@@ -79,7 +80,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     for one in document["policies"].values():
         promised = {"requests", "e2e_s", "ttft_s", "tpot_s", "output_tokens_per_s", "shares", "goodput"}
         assert set(one) == promised | {"errors", "slo_kept", "regret"}
-        for name in ("e2e_s", "ttft_s", "tpot_s"):
+        for name in TIMES:
             assert list(one[name]) == ["mean", "p50", "p90", "p99"]
             assert 0 < one[name]["p50"] <= one[name]["p90"] <= one[name]["p99"]
         assert (one["requests"], one["errors"]) == (35, 0)
@@ -87,11 +88,28 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         assert sum(one["shares"].values()) == pytest.approx(1.0)
     assert document["policies"]["oracle"]["regret"] == 0.0
     assert document["policies"]["thresholds"]["regret"] > 0.0
-    tags, text = parsed(report)
-    assert tags["table"] == 4
-    assert tags["html"] == tags["body"] == tags["main"] == 1
-    for cell in ("thresholds", "oracle", f"{document['policies']['thresholds']['e2e_s']['mean']:.3f}"):
-        assert cell in text
+    page = ReportPage(report.read_text("utf-8"))
+    assert page.headings[:3] == ["Against thresholds", "Distributions", "Load over time"]
+    counts, times = (page.tables[title] for title in ("Requests", "Times"))
+    assert counts[0] == [
+        "policy",
+        "requests",
+        "errors",
+        "tokens/s",
+        "goodput, requests/s",
+        "regret",
+        "to plain",
+        "to tree",
+        "to head",
+    ]
+    for row, spent, (name, one) in zip(counts[1:], times[1:], document["policies"].items(), strict=True):
+        assert row[:3] == [name, "35", "0"]
+        assert row[-3:] == [f"{share:.1%}" for share in one["shares"].values()]
+        assert spent == [
+            name,
+            *(f"{one[key][which] * (1e3 if key == 'tpot_s' else 1):.3f}" for key in TIMES for which in one[key]),
+        ]
+    assert [row[0] for row in page.tables["Time to finish, seconds"][1:3]] == ["thresholds", "oracle"]
 
 
 def test_regret_is_shown_only_if_asked_for(pool: Path, tmp_path: Path) -> None:
@@ -101,7 +119,8 @@ def test_regret_is_shown_only_if_asked_for(pool: Path, tmp_path: Path) -> None:
         given = (MOONCAKE, "--config", pool, *options, "--json", out, "--report", report)
         code, printed, _ = run(*given)
         assert code == 0
-        assert ("regret" in printed) == ("regret" in parsed(report)[1]) == bool(options)
+        headings = ReportPage(report.read_text("utf-8")).tables["Requests"][0]
+        assert ("regret" in printed) == ("regret" in headings) == bool(options)
         documents.append(orjson.loads(out.read_bytes()))
     without, asked = documents
     assert list(asked["policies"]) == ["thresholds"]
@@ -113,29 +132,6 @@ def test_regret_is_shown_only_if_asked_for(pool: Path, tmp_path: Path) -> None:
     code, _, error = run(MOONCAKE, "--live", "http://127.0.0.1:1", "--regret")
     assert code == 2
     assert "is for simulated replicas" in error
-
-
-def parsed(page: Path) -> tuple[dict[str, int], list[str]]:
-    """Return the number of each tag and the texts; check that tags are closed in order."""
-    opened: dict[str, int] = {}
-    open_tags: list[str] = []
-    texts: list[str] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            opened[tag] = opened.get(tag, 0) + 1
-            if tag != "meta":
-                open_tags.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            assert open_tags.pop() == tag
-
-        def handle_data(self, data: str) -> None:
-            texts.append(data)
-
-    Reader().feed(page.read_text("utf-8"))
-    assert not open_tags
-    return opened, texts
 
 
 def test_the_same_seed_gives_the_same_figures(pool: Path, tmp_path: Path) -> None:

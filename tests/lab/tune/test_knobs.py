@@ -176,7 +176,19 @@ def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
             count = task.window.stop - task.window.start - task.window.lead
             e2e_s = np.full(count, 1.0 + abs(low - 0.3) + 0.01 * (task.window.start % 7))
             errors = int(low < 0.2 and task.window.start in bad)
-            played.append(Replayed(e2e_s, e2e_s, e2e_s, np.full(count, 9), np.zeros(count, np.int64), errors, 1.0))
+            played.append(
+                Replayed(
+                    e2e_s,
+                    e2e_s,
+                    e2e_s,
+                    np.full(count, 9),
+                    np.zeros(count, np.int64),
+                    errors,
+                    1.0,
+                    np.arange(count),
+                    e2e_s,
+                )
+            )
         return played
 
     return play, seen

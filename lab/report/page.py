@@ -1,0 +1,126 @@
+"""The skeleton of all reports: one HTML file without scripts, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+
+from lab.report.charts import swatch
+
+# What a browser may load for the page: nothing, not even if a name in it were to get past `escape`.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(
+    title: str, heading: str, facts: Sequence[str], body: Iterable[str], *, command: str = "", warning: str = ""
+) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    title, heading, facts, command, warning
+        Plain text.
+    body
+        HTML of the sections.
+    """
+    tokens = resources.files("gateway") / "dashboard" / "static" / "tokens.css"
+    style = tokens.read_text("utf-8") + (resources.files("lab.report") / "page.css").read_text("utf-8")
+    head = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
+    head += code(command) if command else ""
+    head += f'<p class="warning">{escape(warning)}</p>' if warning else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><header><h1>{escape(heading)}</h1>{head}</header><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def section(title: str, *parts: str, note: str = "") -> str:
+    """Return a section; empty without content."""
+    content = "".join(parts)
+    said = f"<p>{escape(note)}</p>" if note else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{content}</section>" if content else ""
+
+
+def folded(title: str, *parts: str, is_open: bool = False) -> str:
+    """Return a section that opens at a click; empty without content."""
+    content = "".join(parts)
+    state = " open" if is_open else ""
+    return (
+        f'<details class="section"{state}><summary><h2>{escape(title)}</h2></summary>{content}</details>'
+        if content
+        else ""
+    )
+
+
+def figure(title: str, chart: str, *, note: str = "", data: str = "") -> str:
+    """Return a chart with its title; `data` is its table, which opens at a click."""
+    said = f"<small>{escape(note)}</small>" if note else ""
+    shown = f"<details><summary>As a table</summary>{data}</details>" if data else ""
+    return f"<figure><figcaption>{escape(title)}{said}</figcaption>{chart}{shown}</figure>"
+
+
+def figures(*drawn: str) -> str:
+    """Return charts side by side where there is room; empty without any."""
+    some = [one for one in drawn if one]
+    css = "figures three" if len(some) % 3 == 0 else "figures"
+    return f'<div class="{css}">{"".join(some)}</div>' if some else ""
+
+
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], marks: Iterable[str] = ()) -> str:
+    """Return a table that scrolls sideways; the first column names the rows.
+
+    Parameters
+    ----------
+    title
+        What a screen reader calls the table.
+    marks
+        CSS class of each cell after the first column, row by row; `good` and `bad` also say so in words.
+    """
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    classes = iter(marks)
+    body = ""
+    for name, *cells in rows:
+        body += (
+            f'<tr><th scope="row">{escape(name)}</th>'
+            + "".join(_cell(cell, next(classes, "")) for cell in cells)
+            + "</tr>"
+        )
+    label = escape(title, quote=True)
+    return (
+        f'<div class="table" role="group" tabindex="0" aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(words: str, mark: str) -> str:
+    return f'<td class="{mark}">{escape(words)}</td>' if mark else f"<td>{escape(words)}</td>"
+
+
+def legend(entries: Iterable[tuple[str, str, int | None]], *, sticky: bool = False, title: str = "Legend") -> str:
+    """Return a legend.
+
+    Parameters
+    ----------
+    entries
+        Label, colour, and number of the dash pattern; None for areas and bars.
+    sticky
+        Whether it stays visible while the page scrolls.
+    """
+    items = "".join(f"<li>{swatch(color, dash=dash)}{escape(label)}</li>" for label, color, dash in entries)
+    return f'<ul class="{"legend" if sticky else "key"}" aria-label="{escape(title, quote=True)}">{items}</ul>'
+
+
+def listed(lines: Iterable[str], title: str = "") -> str:
+    """Return a list with a heading of its own; empty without lines."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    head = f"<h3>{escape(title)}</h3>" if title else ""
+    return f"{head}<ul>{items}</ul>" if items else ""
+
+
+def code(lines: str) -> str:
+    """Return lines to copy."""
+    return f"<pre>{escape(lines)}</pre>"
