@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> Path:
     """Return a folder with a documentation of three pages, and the configuration of the real one."""
     shutil.copytree(DOCS / "site", tmp_path / "docs/site")
     (tmp_path / "docs/index.md").write_text(INDEX)
-    (tmp_path / "docs/page.md").write_text("# A page\n\n## Part one\n\n[up](index.md#begin), [code](site/conf.py)\n")
+    (tmp_path / "docs/page.md").write_text("# A page\n\n## Part one\n\n[up](index.md#begin), [index.md](index.md)\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
     return tmp_path
 
@@ -47,6 +47,9 @@ def test_pages_and_navigation(source: Path) -> None:
     assert '<span class="caption-text">Begin</span>' in page
     assert page.index('href="page.html">First page</a>') < page.index('href="../CHANGELOG.html">Change</a>')
     assert "docs/index.html" in (source / "out/index.html").read_text()
+    linked = (source / "out/docs/page.html").read_text()
+    assert '<span class="doc std std-doc">Home</span>' in linked
+    assert ">index.md<" not in linked
 
 
 def test_what_is_broken_fails_the_build(source: Path) -> None:
