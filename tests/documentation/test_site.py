@@ -48,7 +48,7 @@ def test_pages_and_navigation(source: Path) -> None:
     assert page.index('href="page.html">First page</a>') < page.index('href="../CHANGELOG.html">Change</a>')
     assert "docs/index.html" in (source / "out/index.html").read_text()
     linked = (source / "out/docs/page.html").read_text()
-    assert '<span class="doc std std-doc">Home</span>' in linked
+    assert '<span class="std std-doc">Home</span>' in linked
     assert ">index.md<" not in linked
 
 
