@@ -168,7 +168,7 @@ def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             accept_module(module, monkeypatch)
         case [script, *arguments] if "/" in script and not script.startswith("/"):
             text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
-            assert (ROOT / script).is_dir() or os.access(ROOT / script, os.X_OK) or script.endswith(".py"), script
+            assert (ROOT / script).exists() and (os.access(ROOT / script, os.X_OK) or Path(script).suffix), script
             known = text + (ROOT / "benchmarks/overhead/__main__.py").read_text() if script.endswith("/run") else text
             assert all(option in known or "pytest" in text for option in options(arguments)), (script, arguments)
         case [program, *arguments] if shutil.which(Path(program).name) and options(arguments):
