@@ -70,7 +70,7 @@ FOLDERS = "backends|benchmarks|config|deploy|docs|gateway|lab|policies|scripts|t
 PATHS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
 PROGRAMS = {"cat", "curl", "export", "grep", "jq", "gateway"}
 SUBCOMMANDS = {"check", "schema", "policy", "trace", "replay"}
-INCOMPLETE = {"BadOptionUsage", "MissingParameter", "NoArgsIsHelpError"}
+INCOMPLETE = {"BadOptionUsage", "BadParameter", "MissingParameter", "NoArgsIsHelpError"}
 STEPS = steps()
 
 
@@ -119,7 +119,11 @@ def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Ca
             result = CliRunner().invoke(app, filled(step.commands[0][1:]))
             assert result.exit_code == REFUSED.get(" ".join(step.commands[0]), 0), f"{step}\n{result.output}"
             return result.output
-        text = step.text.replace("localhost:8080", served.url.removeprefix("http://"))
+        before = [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
+        text = re.sub(
+            r"(localhost|127\.0\.0\.1):8080", served.url.removeprefix("http://"), "\n".join([*before, step.text])
+        )
+        text = re.sub(r"\b(\w*KEY)=\S+", rf"\1={ADMIN_KEY}", text)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=30, check=False
         )
@@ -168,7 +172,8 @@ def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             accept_module(module, monkeypatch)
         case [script, *arguments] if "/" in script and not script.startswith("/"):
             text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
-            assert (ROOT / script).exists() and (os.access(ROOT / script, os.X_OK) or Path(script).suffix), script
+            assert (ROOT / script).exists(), script
+            assert os.access(ROOT / script, os.X_OK) or Path(script).suffix, script
             known = text + (ROOT / "benchmarks/overhead/__main__.py").read_text() if script.endswith("/run") else text
             assert all(option in known or "pytest" in text for option in options(arguments)), (script, arguments)
         case [program, *arguments] if shutil.which(Path(program).name) and options(arguments):

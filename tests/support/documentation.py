@@ -46,6 +46,11 @@ class Step:
         return f"{self.block} {self.text.partition(chr(10))[0]}"
 
     @property
+    def is_prelude(self) -> bool:
+        """Whether later command lines of the page need this one: it sets variables, or defines a function."""
+        return bool(re.match(r"export |\w+\(\) *\{", self.text))
+
+    @property
     def commands(self) -> list[list[str]]:
         """The words of each command, without assignments, redirections and what a heredoc holds."""
         text = self.text.partition("\n")[0] if _HEREDOC.search(self.text) else self.text
@@ -62,7 +67,9 @@ class Step:
 
 
 def _command(words: list[str]) -> list[str]:
-    while words and (words[0] in {"do", "done", "then", "fi", "exec", "sudo"} or re.match(r"\w+=", words[0])):
+    if words[1:3] == ["()", "{"]:
+        words = words[3:]
+    while words and (words[0] in {"do", "done", "then", "fi", "}", "exec", "sudo"} or re.match(r"\w+=", words[0])):
         words = words[1:]
     return [] if words[:1] in (["for"], ["if"], ["while"]) else words
 
