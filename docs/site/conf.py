@@ -29,6 +29,7 @@ pygments_dark_style = "github-dark"
 
 _CONTENTS = ("docs/index", "docs/decisions/README", "docs/examples/README")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_FILE_NAME = re.compile(r"\[[\w./-]+\.md\](?=\()")
 _LINK = re.compile(r"^(?:- |\| )?\[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
 
@@ -45,6 +46,12 @@ def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n"
 
 
+def _name_pages(app: Sphinx, name: str, source: list[str]) -> None:
+    """Have links whose text is the name of a file show the title of the page instead."""
+    source[0] = _FILE_NAME.sub("[]", source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Register what is not Sphinx's own."""
     app.connect("source-read", _add_contents)
+    app.connect("source-read", _name_pages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 _PLAIN = {"TERM": "dumb", "COLUMNS": "200"}  # neither colours nor the width of a terminal
 _HEAD = """\
@@ -12,8 +13,8 @@ _HEAD = """\
 
 Every command, argument and option, as `gateway COMMAND --help` prints them. `scripts/docs` makes this page.
 
-A command that is used wrongly says what would be right and exits with status 2. `bench`, `evaluate`, `plan`, `replay`,
-`trace` and `tune` need `pip install 'speculation-gateway[lab]'`.
+A command that is used wrongly says what would be right and exits with status 2. These need
+`pip install 'speculation-gateway[lab]'`: {lab}.
 
 ## `gateway`
 """
@@ -29,4 +30,5 @@ def command_line_page() -> str:
     text = re.sub(r"\*\*Options\*\*:\n\n(?!\*)", "", text)
     text = re.sub(r"\*\*Commands\*\*:\n\n(?:\*.*\n)+\n?", "", text)  # each has a section, with the whole of its text
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n", r"```text\n\1\n```\n", text)
-    return _HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+    lab = sorted(f"`{entry.name}`" for entry in entry_points(group="speculation_gateway.commands"))
+    return _HEAD.format(lab=", ".join(lab)) + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"

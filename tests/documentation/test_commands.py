@@ -1,0 +1,242 @@
+"""Every command of the documentation: run, or else accepted by the program that it names."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from tests.support.command import ADMIN_KEY, Command, gateway_command, until
+from tests.support.documentation import Step, inline_steps, steps
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+CHECKED_ONLY = {
+    "scripts/run": "serves until it is stopped; `gateway` with the same pool is run here",
+    "gateway serving": "the same",
+    "scripts/": "installs, measures, or runs the tests",
+    "benchmarks/overhead/run": "installs the peers, and measures for hours",
+    "python -m benchmarks.": "measures for minutes, many on recordings that are not part of the project",
+    ".venv/bin/python -m benchmarks.": "the same",
+    ".venv/bin/pytest": "the tests themselves; most of these need vLLM",
+    ".venv/bin/pre-commit": "changes the checkout",
+    "gateway bench": "puts load on endpoints; tests/lab/bench runs it",
+    "gateway tune": "searches for a minute; tests/lab/tune runs it",
+    "gateway plan": "simulates for a minute; tests/lab/plan runs it",
+    "gateway evaluate": "needs records of a gateway; tests/lab/evaluate runs it",
+    "gateway advise": "needs some minutes of traffic, or records of a gateway",
+    "gateway import": "needs the configuration of another program; its own tests run it",
+    "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
+    "vllm": "needs vLLM",
+    "git": "needs a network",
+    "cd": "goes with what is not run",
+    "/opt/gateway/bin/": "writes outside the checkout",
+    "pip": "needs a package index",
+    "python3 -m venv": "the same",
+    "docker": "needs a container engine",
+    "helm": "needs a cluster",
+    "kubectl": "needs a cluster",
+    "install": "writes outside the checkout",
+    "systemctl": "needs systemd",
+    "nginx": "serves until it is stopped; tests/deploy runs it",
+    "envoy": "the same",
+    "promtool": "tests/deploy runs it",
+    "guidellm": "a client with an environment of its own; scripts/test-clients runs it",
+    "aiperf": "the same",
+    "litellm": "the same",
+}
+"""Beginnings of commands that are not run here, with the reason. Their program, options and files are checked."""
+
+REFUSED = {"gateway policy unpin": 1}
+"""Exit status of commands that have nothing to do: nothing is pinned after a rollback."""
+WORDS = {"N": "1", "M": "1", "TRACE": "trace.csv", "OUT": "out.jsonl", "FORMAT": "gateway", "FILE": "out.json"}
+"""What is put for the words in capitals of a synopsis."""
+FOLDERS = "backends|benchmarks|config|deploy|docs|gateway|lab|policies|scripts|tests"
+PATHS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
+PROGRAMS = {"cat", "curl", "export", "grep", "jq", "gateway"}
+SUBCOMMANDS = {"check", "schema", "policy", "trace", "replay"}
+INCOMPLETE = {"BadOptionUsage", "BadParameter", "MissingParameter", "NoArgsIsHelpError"}
+STEPS = steps()
+
+
+def is_run(step: Step) -> bool:
+    return all(
+        command[0] in PROGRAMS and (command[0] != "gateway" or set(command[1:2]) & SUBCOMMANDS) and not reason(command)
+        for command in step.commands
+    )
+
+
+def reason(command: list[str]) -> str:
+    serves = command[0] == "gateway" and not any(re.match(r"[a-z]+$", word) for word in command[1:2])
+    name = "gateway serving" if serves else " ".join(command)
+    return next((why for start, why in CHECKED_ONLY.items() if name.startswith(start)), "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that the pages assume."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copytree(ROOT / "config", folder / "config")
+    shutil.copy(ROOT / "config/pool.yaml", folder / "my-pool.yaml")
+    for path in (folder / "trace.csv", folder / "requests/requests.csv"):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tests/data/AzureLLMInferenceTrace_code.csv", path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Command]:
+    with gateway_command(folder / "config/pool.yaml", folder, env={"XDG_STATE_HOME": str(folder)}) as command:
+        until(lambda: command.get("/metrics").text.count('state="up"} 1.0') == 5, what="five replicas that are up")
+        yield command
+
+
+@pytest.fixture
+def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], str]:
+    """Return what runs a step as a reader does, beside the gateway with the default pool, and returns its output."""
+    values = {"GATEWAY_URL": served.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY, "KEY": ADMIN_KEY, "COLUMNS": "200"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+
+    def run(step: Step) -> str:
+        if [command[0] for command in step.commands] == ["gateway"]:  # in this process, which has the libraries
+            result = CliRunner().invoke(app, filled(step.commands[0][1:]))
+            assert result.exit_code == REFUSED.get(" ".join(step.commands[0]), 0), f"{step}\n{result.output}"
+            return result.output
+        before = [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
+        text = re.sub(
+            r"(localhost|127\.0\.0\.1):8080", served.url.removeprefix("http://"), "\n".join([*before, step.text])
+        )
+        text = re.sub(r"\b(\w*KEY)=\S+", rf"\1={ADMIN_KEY}", text)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, f"{step}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def filled(words: list[str]) -> list[str]:
+    """Return the words of a command with values for placeholders, and with what is optional."""
+    return [WORDS.get(word.strip("[]"), word.strip("[]")) for word in words]
+
+
+def test_the_commands_do_what_the_pages_show(reader: Callable[[Step], str]) -> None:
+    ran = [step for step in sorted(STEPS, key=lambda step: step.block.page != "docs/start.md") if is_run(step)]
+    assert len(ran) >= 15
+    for step in ran:
+        printed = reader(step)
+        for line in step.shown:
+            if line != "..." and (word := re.search(r"[a-zA-Z][\w-]+", line)):
+                assert word[0] in printed, f"{step}\nshows {line!r}, prints\n{printed}"
+
+
+@pytest.mark.parametrize("step", [*STEPS, *inline_steps()], ids=str)
+def test_programs_options_and_files_exist(step: Step, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in step.commands:
+        name = " ".join(command)
+        assert is_run(step) or reason(command), f"run {name!r}, or say in CHECKED_ONLY why not"
+        for path in PATHS.findall(name):
+            assert (ROOT / path).exists() or "*" in name or is_run(step), path
+        try:
+            check(command, folder, monkeypatch)
+        except Exception as error:  # a sentence may name a command without what it needs
+            if step.block.language or type(error).__name__ not in INCOMPLETE:
+                raise
+
+
+def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    match [command[0].removeprefix(".venv/bin/"), *command[1:]]:
+        case ["gateway", *arguments]:
+            monkeypatch.chdir(folder)
+            accept_typer(app, filled(arguments))
+        case ["python", "-m", module, *arguments]:
+            monkeypatch.setattr(sys, "argv", [module, *filled(arguments)])
+            accept_module(module, monkeypatch)
+        case [script, *arguments] if "/" in script and not script.startswith("/"):
+            text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
+            assert (ROOT / script).exists(), script
+            assert os.access(ROOT / script, os.X_OK) or Path(script).suffix, script
+            known = text + (ROOT / "benchmarks/overhead/__main__.py").read_text() if script.endswith("/run") else text
+            assert all(option in known or "pytest" in text for option in options(arguments)), (script, arguments)
+        case [program, *arguments] if shutil.which(Path(program).name) and options(arguments):
+            usage = help_of(Path(program).name, arguments)
+            assert not usage or all(option in usage for option in options(arguments)), (program, arguments)
+
+
+def options(arguments: list[str]) -> set[str]:
+    return {word.strip("[]").partition("=")[0] for word in arguments if re.match(r"\[?--\w", word)}
+
+
+def help_of(program: str, arguments: list[str]) -> str:
+    """Return the help of a program and of the subcommands used; nothing if a plugin that has them is not installed."""
+    call, texts = [program], []
+    for word in [*takewhile(re.compile("[a-z]+$").match, arguments), "--help"]:
+        done = subprocess.run([*call, "--help"], capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode or done.stdout in texts:
+            return ""
+        texts.append(done.stdout)
+        call.append(word)
+    return "".join(texts)
+
+
+def accept_typer(program: typer.Typer, arguments: list[str]) -> None:
+    """Check that a program with subcommands accepts the arguments; nothing is run."""
+
+    def disarm(command: Any) -> Any:
+        if command.callback is not None:
+            command.callback = lambda **_: None
+        for child in getattr(command, "commands", {}).values():
+            disarm(child)
+        return command
+
+    disarm(typer.main.get_command(program)).main(arguments, "gateway", standalone_mode=False)
+
+
+class Accepted(Exception):  # noqa: N818 -- not an error
+    """Raised when the arguments of a module are parsed."""
+
+
+def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a module accepts the arguments of `sys.argv`; it ends once they are parsed."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    main = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
+    assert main is not None, f"{module} is no command"
+    assert main.origin is not None
+    source = Path(main.origin).read_text()
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(*arguments: Any, **keywords: Any) -> None:
+        parse(*arguments, **keywords)
+        raise Accepted
+
+    def accept_and_end(program: typer.Typer) -> None:
+        accept_typer(program, sys.argv[1:])
+        raise Accepted
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    monkeypatch.setattr(typer.Typer, "__call__", accept_and_end)
+    if "parse_args" in source or "typer" in source:
+        sys.modules.pop(main.name, None)  # else runpy warns
+        with pytest.raises(Accepted):
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        assert not options(sys.argv[1:])
