@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,14 @@ async def reporting(wire: Wire) -> None:
 
 async def failing(wire: Wire) -> None:
     await wire.json({"error": {"message": "busy", "code": 503}}, 503)
+
+
+@contextlib.asynccontextmanager
+async def gateway_and_receiver(**fields: Any) -> AsyncIterator[tuple[Running, Received]]:
+    """Run a gateway with one backend that exports to a receiver."""
+    with otlp_receiver() as received:
+        async with start_gateway({"a": "baseline"}, telemetry=to(received, **fields)) as running:
+            yield running, received
 
 
 async def spans_of(received: Received, trace: str, spans: int) -> tuple[Span, list[Span]]:
@@ -130,6 +140,18 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
     assert not nothing
     assert plain(refused.attributes)["error.type"] == "model_not_found"
     assert plain(refused.attributes)["http.response.status_code"] == 404
+
+
+@pytest.mark.slow
+async def test_other_paths_have_spans_of_http_alone() -> None:
+    async with gateway_and_receiver() as (running, received):
+        running.upstreams["a"].behaviour = lambda wire: wire.json({"version": "1"})
+        assert (await running.client.get("/version", headers=traced())).status_code == 200
+        server, (client,) = await spans_of(received, TRACE, 2)
+        assert running.upstreams["a"].seen[-1].header("traceparent") == f"00-{TRACE}-{client.span_id.hex()}-01"
+    assert (server.name, client.name) == ("GET", "GET")
+    assert plain(server.attributes)["url.path"] == "/version"
+    assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]
 
 
 @pytest.mark.slow
