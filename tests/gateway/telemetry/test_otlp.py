@@ -13,6 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.gateway.relay.rescue.test_streams import SCRIPT, engine
 from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
 from tests.support.upstream import Wire, answer, delta, upstreams_in_thread
@@ -140,6 +141,23 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
     assert not nothing
     assert plain(refused.attributes)["error.type"] == "model_not_found"
     assert plain(refused.attributes)["http.response.status_code"] == 404
+
+
+@pytest.mark.slow
+async def test_a_rescued_stream_has_a_span_for_each_backend_that_gave_part_of_it() -> None:
+    with otlp_receiver() as received:
+        async with start_gateway(rescue=True, telemetry=to(received)) as running:
+            running.upstreams["a"].behaviour = engine(events=5)
+            running.upstreams["b"].behaviour = engine()
+            fields = {"stream_options": {"include_usage": True}, "stream": True}
+            assert (await running.chat(headers=traced(), **fields)).text.endswith("data: [DONE]\n\n")
+            server, (first, second) = await spans_of(received, TRACE, 3)
+            (continued,) = [seen for seen in running.upstreams["b"].seen if seen.target != "/detokenize"]
+    assert plain(server.attributes)["gateway.rescued_from"] == "a"
+    assert (first.status.code, plain(first.attributes)["error.type"]) == (ERROR, "rescued")
+    assert plain(second.attributes)["gateway.reason"] == "rescue"
+    assert plain(second.attributes)["gen_ai.usage.output_tokens"] == len(SCRIPT)
+    assert continued.header("traceparent") == f"00-{TRACE}-{second.span_id.hex()}-01"
 
 
 @pytest.mark.slow
