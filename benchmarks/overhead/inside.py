@@ -4,16 +4,21 @@ A request goes through the frontend's protocol to the relay, and an answer back,
 figure is the CPU time of one thread without sockets and kernel, the minimum of 24 rounds of 512 requests. It resolves
 savings of half a microsecond, which `benchmarks.overhead` cannot. `--unlike` adds a number to the head of each request
 and answer, so that no head equals the one before. `--recorded` runs the recorder's thread, turns shadow drafting off,
-and also prints the CPU time of all threads; the queue is emptied after each round. Compiled if `gateway` is.
+and also prints the CPU time of all threads; the queue is emptied after each round. `--telemetry JSON` sets the section
+`telemetry` of the pool file, and runs its threads with `--recorded` too; `{"otlp": {}}` has a collector in another
+process. Compiled if `gateway` is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import os
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,13 +27,17 @@ import uvloop
 from backends.backend import State
 from backends.http.client import Connection, UpstreamClient
 from backends.http.server import HttpServer, ServerLimits
+from benchmarks.overhead.collector import collector
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
+from gateway.config.settings import TelemetrySettings
 from gateway.frontend.http import HttpFrontend
+from gateway.recorder import Recorder
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
+from gateway.telemetry.outlet import Outlet
 
 _REQUESTS = 512
 _ROUNDS = 24
@@ -83,9 +92,12 @@ def _numbered(number: int, *, unlike: bool) -> bytes:
     return b"x-number: %d\r\n" % number if unlike else b""
 
 
-async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool = False) -> tuple[float, float]:
+async def measure(
+    pool: Path, body_bytes: int, telemetry: dict[str, Any], *, unlike: bool, recorded: bool = False
+) -> tuple[float, float]:
     """Return the microseconds per request, on the event loop and in all threads."""
     settings = load_pool(pool)
+    settings = settings.model_copy(update={"telemetry": TelemetrySettings.model_validate(telemetry)})
     gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
     for backend in gateway.pool:
         backend.state = State.UP
@@ -99,7 +111,10 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
             connection = Connection(client_of_backend)
             connection.connection_made(BackendTransport(connection, carried))
             client_of_backend.keep(connection)
-    writes, recorder = gateway.relay.writes, gateway.recorder
+    writes, recorder, reporter = gateway.relay.writes, gateway.recorder, gateway.reporter
+    outlets = [] if reporter is None else reporter._outlets
+    if reporter is not None and recorded:
+        reporter.start()
     if recorder is not None and recorded:
         recorder.start()
     if recorded:
@@ -118,16 +133,27 @@ async def measure(pool: Path, body_bytes: int, *, unlike: bool, recorded: bool =
             carried.pop().data_received(answer)
             writes.flush()
         taken_s.append(time.thread_time() - begun_s)
-        while recorder is not None and recorder._queue:
-            if not recorded:
-                recorder._queue.clear()  # a full queue would make the next requests cheaper
-            time.sleep(0.001)  # noqa: ASYNC251 -- nothing else may run meanwhile
+        _empty(recorder, outlets, recorded=recorded)
         process_s.append(time.process_time() - process_begun_s)
         await asyncio.sleep(0)
     if recorder is not None and recorded:
         recorder.stop()
+    if reporter is not None and recorded:
+        reporter.stop()
     assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
     return 1e6 * min(taken_s) / _REQUESTS, 1e6 * min(process_s) / _REQUESTS
+
+
+def _empty(recorder: Recorder | None, outlets: list[Outlet], *, recorded: bool) -> None:
+    """Wait until threads have taken what waits for them; drop it if they do not run."""
+    queues: list[deque[Any]] = [outlet._queue for outlet in outlets]
+    if recorder is not None:
+        queues.append(recorder._queue)
+    while any(queues):
+        if not recorded:
+            for queue in queues:
+                queue.clear()  # a full queue would make the next requests cheaper
+        time.sleep(0.001)
 
 
 def main() -> None:
@@ -137,11 +163,25 @@ def main() -> None:
     parser.add_argument("--body-bytes", type=int, default=2000)
     parser.add_argument("--unlike", action="store_true")
     parser.add_argument("--recorded", action="store_true")
+    parser.add_argument("--telemetry", type=json.loads, default={}, help="as in the pool file, in JSON")
     arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        if "otlp" in arguments.telemetry:
+            arguments.telemetry["otlp"].setdefault("endpoint", stack.enter_context(collector()))
+        _print(arguments)
+
+
+def _print(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="inside-") as folder:
         os.environ.update(environment(1, Path(folder)))
         for pool in arguments.pools:
-            measured = measure(pool, arguments.body_bytes, unlike=arguments.unlike, recorded=arguments.recorded)
+            measured = measure(
+                pool,
+                arguments.body_bytes,
+                arguments.telemetry,
+                unlike=arguments.unlike,
+                recorded=arguments.recorded,
+            )
             taken_us, process_us = uvloop.run(measured)
             all_threads = f", {process_us:.1f} in all threads" if arguments.recorded else ""
             print(f"{pool.stem}: {taken_us:.1f} us per request in the process{all_threads}", flush=True)

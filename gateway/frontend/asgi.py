@@ -126,7 +126,7 @@ class AsgiFrontend:
             body = await self._read(headers, receive)
         except GatewayError as error:
             request_id = dict(headers).get(b"x-request-id") or relay.new_request_id()
-            relay.count_refusal(request_id, scope["method"], path, headers, error)
+            relay.count_refused_head(request_id, scope["method"], path, headers, error)
             lines = relay.access.lines_of_refusal(target_of(scope), headers)
             await refuse(error, request_id, path, send, lines)
             return

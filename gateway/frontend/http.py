@@ -99,7 +99,7 @@ class HttpFrontend:
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
         request = reply.request
         request_id = dict(request.headers).get(b"x-request-id") or self._relay.new_request_id()
-        self._relay.count_refusal(request_id, request.method, request.path, request.headers, error)
+        self._relay.count_refused_head(request_id, request.method, request.path, request.headers, error)
         lines = self._access.lines_of_refusal(request.target, request.headers)
         send_error(reply, error, request.path, request_id, lines)
 

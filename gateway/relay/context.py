@@ -203,7 +203,7 @@ class RelayContext:
         """Return 32 hex digits, unique across processes."""
         return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
 
-    def count_refusal(
+    def count_refused_head(
         self, request_id: bytes, method: str, path: str, headers: Iterable[Header], error: GatewayError
     ) -> None:
         """Count a request refused before it was read: invalid, or without a valid key."""
@@ -212,7 +212,7 @@ class RelayContext:
             refused = Refused(request_id, method, path, lines_of(headers), time.perf_counter())
             self.reporter.refuse(refused, error)
 
-    def count_refused(self, inbound: Inbound, request_id: bytes, error: GatewayError) -> None:
+    def count_refused_request(self, inbound: Inbound, request_id: bytes, error: GatewayError) -> None:
         """Count a request refused before routing: over a limit, or for a model that there is not."""
         self.metrics.count_refusal()
         if self.reporter is not None:

@@ -94,7 +94,7 @@ class Exchange:
             if self in relay.exchanges:
                 self.end_with_error(error)
             else:
-                relay.count_refused(self._inbound, self.delivery.request_id, error)
+                relay.count_refused_request(self._inbound, self.delivery.request_id, error)
                 self.delivery.answer_with(error, self.attempt)
 
     def _admit(self) -> None:

@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from os import environ
+from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -44,7 +45,7 @@ _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24
 _PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TOKENS = tuple(4**power for power in range(14))
-_ATTEMPT_TIMEOUT_S = 5.0
+_ATTEMPT_TIMEOUT_S = 3.0
 
 Attributes = dict[str, AttributeValue]
 
@@ -123,6 +124,20 @@ class Spans:
         )
 
 
+class _Exporter(OTLPMetricExporter):
+    """Exports metrics, and remembers whether the last export succeeded."""
+
+    has_failed = False
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        """Export metrics."""
+        result = super().export(metrics_data, timeout_millis, **kwargs)
+        self.has_failed = result is not MetricExportResult.SUCCESS
+        return result
+
+
 class GenAiMetrics:
     """Exports the metrics that the conventions define for servers of models, and the tokens."""
 
@@ -130,8 +145,9 @@ class GenAiMetrics:
 
     def __init__(self, settings: OtlpSettings, resource: Resource) -> None:
         endpoint = None if settings.endpoint is None else f"{settings.endpoint}/v1/metrics"
-        exporter = OTLPMetricExporter(endpoint, headers=_headers(settings), timeout=_timeout_s("METRICS"))
-        self._provider = MeterProvider([PeriodicExportingMetricReader(exporter)], resource, shutdown_on_exit=False)
+        self._exporter = _Exporter(endpoint, headers=_headers(settings), timeout=_timeout_s("METRICS"))
+        reader = PeriodicExportingMetricReader(self._exporter)
+        self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         meter = self._provider.get_meter(_SCOPE.name, _SCOPE.version)
 
         def histogram(name: str, unit: str, text: str, bounds: Sequence[float]) -> Histogram:
@@ -147,10 +163,10 @@ class GenAiMetrics:
         self._tokens = histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request", _TOKENS)
 
     def write(self, trails: Sequence[Trail]) -> bool:
-        """Count requests; the SDK exports the sums periodically."""
+        """Count requests; the SDK exports the sums periodically. Return whether the last export succeeded."""
         for trail in trails:
             self._count(trail)
-        return True
+        return not self._exporter.has_failed
 
     def close(self) -> None:
         """Export for the last time."""

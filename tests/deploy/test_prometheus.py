@@ -59,12 +59,12 @@ class Prometheus:
 
 
 @contextlib.asynccontextmanager
-async def prometheus_for(running: Running, folder: Path) -> AsyncIterator[Prometheus]:
-    """Run a server that scrapes `running` at short intervals, with an otherwise unchanged configuration."""
+async def prometheus_for(folder: Path, *gateways: Running) -> AsyncIterator[Prometheus]:
+    """Run a server that scrapes gateways at short intervals, with an otherwise unchanged configuration."""
     port = free_port("127.0.0.1")
     configuration = (DEPLOY / "prometheus/prometheus.yml").read_text()
     for original, replacement in (
-        ("gateway:8080", running.url.removeprefix("http://")),
+        ('["gateway:8080"]', json.dumps([running.url.removeprefix("http://") for running in gateways])),
         ("localhost:9090", f"127.0.0.1:{port}"),
         ("scrape_interval: 15s", "scrape_interval: 200ms"),
         ("evaluation_interval: 15s", "evaluation_interval: 200ms"),
@@ -126,7 +126,7 @@ async def not_speculating(wire: Wire) -> None:
 @pytest.mark.slow
 async def test_prometheus_scrapes_the_gateway(tmp_path: Path) -> None:
     """One test for all checks, because Prometheus takes 5 s to start scraping."""
-    async with start_gateway() as running, prometheus_for(running, tmp_path) as prometheus:
+    async with start_gateway() as running, prometheus_for(tmp_path, running) as prometheus:
         await prometheus.until('up{job="gateway"} == 1')
         await _check_recording_rules(running, prometheus)
         await _check_stored_series(prometheus)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.gateway.relay.rescue.test_streams import SCRIPT, engine
 from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
 from tests.support.upstream import Wire, answer, delta, upstreams_in_thread
@@ -44,6 +47,14 @@ async def reporting(wire: Wire) -> None:
 
 async def failing(wire: Wire) -> None:
     await wire.json({"error": {"message": "busy", "code": 503}}, 503)
+
+
+@contextlib.asynccontextmanager
+async def gateway_and_receiver(**fields: Any) -> AsyncIterator[tuple[Running, Received]]:
+    """Run a gateway with one backend that exports to a receiver."""
+    with otlp_receiver() as received:
+        async with start_gateway({"a": "baseline"}, telemetry=to(received, **fields)) as running:
+            yield running, received
 
 
 async def spans_of(received: Received, trace: str, spans: int) -> tuple[Span, list[Span]]:
@@ -130,6 +141,35 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
     assert not nothing
     assert plain(refused.attributes)["error.type"] == "model_not_found"
     assert plain(refused.attributes)["http.response.status_code"] == 404
+
+
+@pytest.mark.slow
+async def test_a_rescued_stream_has_a_span_for_each_backend_that_gave_part_of_it() -> None:
+    with otlp_receiver() as received:
+        async with start_gateway(rescue=True, telemetry=to(received)) as running:
+            running.upstreams["a"].behaviour = engine(events=5)
+            running.upstreams["b"].behaviour = engine()
+            fields = {"stream_options": {"include_usage": True}, "stream": True}
+            assert (await running.chat(headers=traced(), **fields)).text.endswith("data: [DONE]\n\n")
+            server, (first, second) = await spans_of(received, TRACE, 3)
+            (continued,) = [seen for seen in running.upstreams["b"].seen if seen.target != "/detokenize"]
+    assert plain(server.attributes)["gateway.rescued_from"] == "a"
+    assert (first.status.code, plain(first.attributes)["error.type"]) == (ERROR, "rescued")
+    assert plain(second.attributes)["gateway.reason"] == "rescue"
+    assert plain(second.attributes)["gen_ai.usage.output_tokens"] == len(SCRIPT)
+    assert continued.header("traceparent") == f"00-{TRACE}-{second.span_id.hex()}-01"
+
+
+@pytest.mark.slow
+async def test_other_paths_have_spans_of_http_alone() -> None:
+    async with gateway_and_receiver() as (running, received):
+        running.upstreams["a"].behaviour = lambda wire: wire.json({"version": "1"})
+        assert (await running.client.get("/version", headers=traced())).status_code == 200
+        server, (client,) = await spans_of(received, TRACE, 2)
+        assert running.upstreams["a"].seen[-1].header("traceparent") == f"00-{TRACE}-{client.span_id.hex()}-01"
+    assert (server.name, client.name) == ("GET", "GET")
+    assert plain(server.attributes)["url.path"] == "/version"
+    assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]
 
 
 @pytest.mark.slow

@@ -1,0 +1,190 @@
+"""Grafana's dashboards: what the script makes of them, and what their expressions give on a live Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.test_prometheus import Prometheus, prometheus_for
+from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.support.deploy_tools import DEPLOY
+from tests.support.registered_metrics import sample_names
+from tests.support.upstream import Wire, answer, delta
+from tests.support.waiting import eventually_async
+
+GRAFANA = DEPLOY / "grafana"
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
+KEY = {"authorization": "Bearer sk-1"}
+METHODS = {"a": "baseline", "b": "ngram", "c": "suffix"}
+TOKENS_PER_CHUNK = {"a": 1, "b": 2, "c": 3}
+FAILING = 13
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_dashboards", GRAFANA / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Yield every expression with the place where it stands."""
+    for name, dashboard in DASHBOARDS.items():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield f"{name}: {panel['title']}", target["expr"]
+
+
+def test_the_files_are_what_the_script_makes(build: ModuleType) -> None:
+    assert set(DASHBOARDS) == set(build.DASHBOARDS)
+    for name in DASHBOARDS:
+        assert (GRAFANA / f"dashboards/{name}.json").read_text() == build.document(name), "run deploy/grafana/build.py"
+
+
+def test_no_dashboard_names_a_data_source_and_ids_and_titles_differ() -> None:
+    for dashboard in DASHBOARDS.values():
+        assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(dashboard))) == {"${datasource}", dashboard["uid"]}
+        names = [variable["name"] for variable in dashboard["templating"]["list"]]
+        assert names == ["datasource", "job", "instance", "model", "backend"]
+        titles = [panel["title"] for panel in dashboard["panels"]]
+        assert len(titles) == len(set(titles))
+        assert all(panel["description"] for panel in dashboard["panels"])
+    assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
+
+
+def test_expressions_use_only_existing_series() -> None:
+    for place, expression in expressions():
+        assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), place
+
+
+def test_the_provisioning_points_to_the_dashboards_and_to_the_prometheus_of_compose() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in services
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/gateway.yaml").read_text())["providers"]
+    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
+
+
+async def speculating(wire: Wire) -> None:
+    """Answer as an engine whose steps emit as many tokens as its name says; a request with a certain seed fails."""
+    body, name = wire.seen.json, wire.upstream.name
+    document = answer(name, tokens=12)
+    if body.get("seed") == FAILING and name == "b":
+        await wire.json({"error": {"message": "broken", "code": 500}}, 500)
+    elif not body.get("stream"):
+        drafted = {"num_draft_tokens": 10, "num_accepted_draft_tokens": 4 * TOKENS_PER_CHUNK[name] - 4}
+        await wire.json(document | ({} if name == "a" else {"metrics": {"speculative_decoding": drafted}}))
+    else:
+        usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": document["usage"]}
+        await wire.begin_stream()
+        for _ in range(12 // TOKENS_PER_CHUNK[name]):
+            await asyncio.sleep(0.002)
+            await wire.chunk(delta("one " * TOKENS_PER_CHUNK[name]))
+        await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
+        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.end_stream()
+
+
+async def ask(running: Running) -> None:
+    """Send requests of all kinds: to each replica, to any of them, more than there is room for, and one that fails."""
+    for name in METHODS:
+        for stream in (True, False):
+            assert (await running.chat(stream=stream, headers=KEY | {"x-gateway-backend": name})).status_code == 200
+    together = [running.chat(stream=True, temperature=0.7, headers=KEY) for _ in range(8)]
+    assert {response.status_code for response in await asyncio.gather(*together)} == {200}
+    for _ in range(3):
+        await running.chat(seed=FAILING, headers=KEY)
+
+
+def concrete(expression: str, instance: str) -> str:
+    """Return an expression as Grafana sends it, with a gateway or all of them chosen."""
+    values = {"job": "gateway", "instance": instance, "model": ".*", "backend": ".*", "__rate_interval": "6s"}
+    for name, value in values.items():
+        expression = re.sub(rf"\${name}\b", value.replace("\\", r"\\"), expression)
+    assert "$" not in expression
+    return expression
+
+
+async def labels_of(prometheus: Prometheus, expression: str, instance: str) -> set[frozenset[tuple[str, str]]]:
+    """Return the labels of what an expression gives, without values that are no number."""
+    result = await prometheus.query(concrete(expression, instance))
+    return {frozenset(each["metric"].items()) for each in result if each["value"][1] != "NaN"}
+
+
+@pytest.mark.slow
+async def test_every_expression_gives_data_with_one_gateway_and_with_three(tmp_path: Path) -> None:
+    """One test for all, because Prometheus takes 5 s to start scraping."""
+    async with contextlib.AsyncExitStack() as stack:
+        gateways = []
+        for number in range(3):
+            start = start_gateway(
+                METHODS,
+                {"name": "learned", "guardrail": {"share": 0.5}},
+                behaviour=speculating,
+                queue={"max_in_flight_per_backend": 1, "max_waiting": 20, "max_wait_s": 10},
+                keys=[{"name": "team", "key": "sk-1", "may_override": True}],
+                recorder={"path": str(tmp_path / f"traces-{number}")},
+                telemetry={"access_log": 1.0, "exemplars": True},
+                state={"file": str(tmp_path / f"state-{number}.sqlite")},
+            )
+            gateways.append(await stack.enter_async_context(start))
+        prometheus = await stack.enter_async_context(prometheus_for(tmp_path, *gateways))
+        first = gateways[0].url.removeprefix("http://")
+        missing: dict[str, str] = {}
+
+        async def all_give_data() -> bool:
+            await asyncio.gather(*map(ask, gateways))
+            missing.clear()
+            for place, expression in expressions():
+                one = await labels_of(prometheus, expression, first)
+                three = await labels_of(prometheus, expression, ".*")
+                if not one or not three:
+                    missing[place] = expression
+            return not missing
+
+        with contextlib.suppress(AssertionError):
+            await eventually_async(all_give_data, 40.0)
+        assert not missing, "\n".join(f"{place}: {expression}" for place, expression in missing.items())
+        await _check_that_gateways_are_summed(prometheus, first)
+        await _check_variables(prometheus)
+
+
+async def _check_that_gateways_are_summed(prometheus: Prometheus, first: str) -> None:
+    """Three gateways give the series of one, with their sums, except where the title says that it is by gateway."""
+    for place, expression in expressions():
+        by_gateway = "by gateway" in place or "gateway_policy_ratio" in expression
+        one = await labels_of(prometheus, expression, first)
+        three = await labels_of(prometheus, expression, ".*")
+        shown = {dict(labels).get("instance") for labels in three}
+        assert (len(shown) == 3) if by_gateway else (shown == {None} and len(three) <= 2 * len(one) + 4), place
+    total = 'sum(gateway_requests_total{job="gateway",instance=~"$instance"})'
+    every = [await prometheus.value(concrete(total, instance)) for instance in (first, ".*")]
+    assert 2.0 < every[1] / every[0] < 4.0
+
+
+async def _check_variables(prometheus: Prometheus) -> None:
+    """Each variable offers the values that there are."""
+    expected: dict[str, Any] = {"job": {"gateway"}, "model": {MODEL}, "backend": set(METHODS)}
+    for variable in DASHBOARDS["traffic"]["templating"]["list"][1:]:
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+        assert match
+        parameters = {"match[]": concrete(match[1], ".*")}
+        values = (await prometheus.client.get(f"/api/v1/label/{match[2]}/values", params=parameters)).json()["data"]
+        assert set(values) == expected.get(variable["name"], set(values))
+        assert len(values) == {"job": 1, "instance": 3, "model": 1, "backend": 3}[variable["name"]]
