@@ -43,10 +43,13 @@ class Positions:
         Steps that drafted.
     accepted
         How many of them accepted at least 1, 2, ..., k tokens.
+    is_estimated
+        Whether only the totals are known, and each position is taken to accept as many of those that reach it.
     """
 
     drafts: int
     accepted: tuple[float, ...]
+    is_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

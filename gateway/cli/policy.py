@@ -12,7 +12,7 @@ import typer
 
 from gateway.cli.completion import models
 
-_DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
 _ALL_LINES = 1000
 
@@ -34,16 +34,20 @@ Model = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class _Admin:
+class Admin:
+    """The `/admin` endpoints of a running gateway."""
+
     url: str
     key: str
     model: str | None
 
     def get(self, path: str, **query: object) -> Any:
+        """Return the answer to a `GET`; exits 1 with a message where there is none."""
         parameters = {name: value for name, value in {"model": self.model, **query}.items() if value is not None}
         return self._request("GET", f"{path}?{urlencode(parameters)}" if parameters else path, None)
 
     def post(self, path: str, **fields: object) -> Any:
+        """Return the answer to a `POST`."""
         return self._request("POST", path, {"model": self.model, **fields})
 
     def _request(self, method: str, path: str, json: object) -> Any:
@@ -68,16 +72,16 @@ class _Admin:
 def show(
     version: Annotated[int | None, typer.Argument(help="Print this version of the rules.")] = None,
     *,
-    url: Url = _DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
     """Show what decides, the versions of the rules and the pin; or print one version."""
-    admin = _Admin(url, admin_key, model)
+    admin = Admin(url, admin_key, model)
     if version is not None:
         typer.echo(admin.get("/admin/policy/rules", version=version)["text"], nl=False)
         return
-    models = _Admin(url, admin_key, None).get("/admin/policy")["models"]
+    models = Admin(url, admin_key, None).get("/admin/policy")["models"]
     if model is not None and model not in models:
         raise _failure(f"There is no model {model}; there are: {', '.join(models)}.")
     for name, description in models.items():
@@ -90,12 +94,12 @@ def diff(
     old: Annotated[int | None, typer.Argument(help="[default: the pinned version, or else the second latest]")] = None,
     new: Annotated[int | None, typer.Argument(help="[default: the latest version]")] = None,
     *,
-    url: Url = _DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
     """Print the differences between two versions of the rules."""
-    admin = _Admin(url, admin_key, model)
+    admin = Admin(url, admin_key, model)
     latest = admin.get("/admin/policy/rules", version=new)
     if old is None:
         described = admin.get("/admin/policy")["models"][latest["model"]]
@@ -120,9 +124,9 @@ def diff(
 
 
 @app.command()
-def distill(*, url: Url = _DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+def distill(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Distil rules from the learned policy, store them as the next version, and print them. They decide once pinned."""
-    rules = _Admin(url, admin_key, model).post("/admin/policy/distill")
+    rules = Admin(url, admin_key, model).post("/admin/policy/distill")
     typer.echo(rules["text"], nl=False)
     typer.echo(
         f"Stored as version {rules['version']}; activate it with `gateway policy pin {rules['version']}`.", err=True
@@ -133,30 +137,30 @@ def distill(*, url: Url = _DEFAULT_URL, admin_key: AdminKey = "", model: Model =
 def pin(
     version: Annotated[int, typer.Argument(help="Version of the rules.")],
     *,
-    url: Url = _DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
     """Route by a version of the rules, in all gateways of the pool, until the pin is changed."""
-    _print_pin(_Admin(url, admin_key, model).post("/admin/policy/pin", version=version))
+    _print_pin(Admin(url, admin_key, model).post("/admin/policy/pin", version=version))
 
 
 @app.command()
-def unpin(*, url: Url = _DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+def unpin(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Route by the learned policy again."""
-    _print_pin(_Admin(url, admin_key, model).post("/admin/policy/unpin"))
+    _print_pin(Admin(url, admin_key, model).post("/admin/policy/unpin"))
 
 
 @app.command()
-def rollback(*, url: Url = _DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+def rollback(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Restore the previous pin."""
-    _print_pin(_Admin(url, admin_key, model).post("/admin/policy/rollback"))
+    _print_pin(Admin(url, admin_key, model).post("/admin/policy/rollback"))
 
 
 @app.command()
-def thaw(*, url: Url = _DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Resume a policy that its guardrail has frozen, and reset the comparison."""
-    answer = _Admin(url, admin_key, model).post("/admin/policy/thaw")
+    answer = Admin(url, admin_key, model).post("/admin/policy/thaw")
     typer.echo(f"{answer['model']}: thawed at {answer['thawed']}")
 
 

@@ -18,6 +18,7 @@ from gateway.http.errors import GatewayError
 from gateway.reload.reloader import ReloadError
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutingHeaders
+from gateway.service.admin_advice import add_advice_routes
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
@@ -132,6 +133,7 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         return _explain(gateway, await request.body(), path, RoutingHeaders.read(dict(request.scope["headers"])))
 
     add_policy_routes(router, gateway)
+    add_advice_routes(router, gateway)
     return router
 
 

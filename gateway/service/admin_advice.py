@@ -1,0 +1,102 @@
+"""`GET /admin/advice`: what to change in the pool, from live figures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from fastapi import APIRouter
+
+from backends.backend import State
+from gateway.advice.advise import advise, document
+from gateway.advice.evidence import ModelEvidence
+from gateway.advice.gather import add_learned, expectations_of, positions_of
+from gateway.advice.settings import calibration_of, evidence_of
+from gateway.service.assembly import Gateway
+
+KEPT_S: Final = 15.0
+"""Seconds for which an answer is given again: it takes a fit, and hardly changes."""
+
+
+def add_advice_routes(router: APIRouter, gateway: Gateway) -> None:
+    """Add the routes of `/admin/advice` to a router."""
+    kept: dict[str, Any] = {}
+    kept_at_s = -KEPT_S
+    lock = asyncio.Lock()
+
+    @router.get("/advice")
+    async def advice() -> dict[str, Any]:
+        """Return what to change in each model's backends: the gain with its interval, the evidence, and the lines."""
+        nonlocal kept, kept_at_s
+        async with lock:
+            if time.monotonic() - kept_at_s >= KEPT_S:
+                models = {name: _live(gateway, name) for name in gateway.models}
+                kept = {"models": await asyncio.to_thread(_advise_all, gateway, models)}
+                kept_at_s = time.monotonic()
+            return kept
+
+
+def _live(gateway: Gateway, name: str) -> ModelEvidence:
+    """Return what the settings and the probes of a model tell."""
+    model = evidence_of(name, gateway.settings.models[name])
+    members = {backend.name: backend for backend in gateway.pool.of(name)}
+    backends = []
+    for backend in model.backends:
+        member = members.get(backend.name)
+        engine = None if member is None else gateway.pool.engine(member)
+        if member is None or engine is None:
+            backends.append(replace(backend, has_metrics=member is None or member.state is not State.UP))
+            continue
+        backends.append(
+            replace(
+                backend,
+                positions=positions_of(engine.drafts, engine.accepted_per_position),
+                prefix_caching=None if engine.prefix_caching is None else bool(engine.prefix_caching),
+                prefix_queries=engine.prefix_queries,
+                prefix_hits=engine.prefix_hits,
+                minutes=gateway.pool.minutes(member),
+            )
+        )
+    return replace(model, backends=tuple(backends))
+
+
+def _advise_all(gateway: Gateway, models: dict[str, ModelEvidence]) -> dict[str, Any]:
+    reported = _reported(gateway)
+    advised = {}
+    for name, model in models.items():
+        policy = expectations_of(gateway.models[name].policy)
+        backends = tuple(
+            replace(backend, reported_share=share[0] / share[1], output_tokens=int(share[1]))
+            if (share := reported.get((name, backend.name))) is not None
+            else backend
+            for backend in model.backends
+        )
+        evidence = replace(model, backends=backends)
+        if policy is not None:
+            calibration = partial(calibration_of, gateway.settings.models[name])
+            evidence = add_learned(evidence, policy, list(gateway.pool.of(name)), calibration)
+        advised[name] = {
+            "learns": policy is not None,
+            "answers": {
+                backend.name: round(backend.steps.answers) if backend.steps else 0 for backend in evidence.backends
+            },
+            "findings": document(advise(evidence)),
+        }
+    return advised
+
+
+def _reported(gateway: Gateway) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the output tokens whose steps the engine reported, and all, by model and backend."""
+    told: dict[tuple[str, str], float] = {}
+    all_tokens: dict[tuple[str, str], float] = {}
+    for family in gateway.metrics.registry.collect():
+        for sample in family.samples:
+            key = (sample.labels.get("model", ""), sample.labels.get("backend", ""))
+            if sample.name == "gateway_step_tokens_total" and sample.labels["source"] == "engine":
+                told[key] = told.get(key, 0.0) + sample.value
+            elif sample.name == "gateway_output_tokens_total":
+                all_tokens[key] = all_tokens.get(key, 0.0) + sample.value
+    return {key: (told.get(key, 0.0), tokens) for key, tokens in all_tokens.items() if tokens > 0}

@@ -1,0 +1,1 @@
+"""Advice from a recorded trace."""

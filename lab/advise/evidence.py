@@ -1,0 +1,124 @@
+"""Evidence for advice from a trace: `learned` watches the recorded decisions and their outcomes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from scipy.optimize import brentq
+
+from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
+from gateway.advice.gather import add_learned
+from gateway.advice.settings import calibration_of, evidence_of
+from gateway.config.settings import ModelSettings
+from lab.evaluate.log import LoggedCandidate, features_of
+from lab.trace import TraceRecord
+from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.shadow_drafting import ShadowSettings
+from policies.policy import Decision, GuardrailSettings, Outcome
+
+_FIT_EVERY = 100
+_OK = 200
+
+
+def evidence_from(
+    records: Iterable[TraceRecord], name: str, settings: ModelSettings, calibration: str | None
+) -> tuple[ModelEvidence, int]:
+    """Return the evidence of a trace, and how many of its records were of use.
+
+    Parameters
+    ----------
+    records
+        Records in order of arrival.
+    calibration
+        Calibration of all replicas; None for those of the pool file.
+    """
+    model = evidence_of(name, settings)
+    chosen = calibration or next(filter(None, (calibration_of(settings, each) for each in settings.backends)), None)
+    known = {} if chosen is None else {"calibration": chosen}
+    policy = Learned(
+        LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0), **known)
+    )
+    candidates = {one.name: LoggedCandidate(one.name, one.method, one.k) for one in model.backends}
+    watched = _Watched(policy, candidates)
+    for record in records:
+        watched.arrive(record)
+    used = watched.finish()
+    backends = tuple(replace(one, positions=watched.positions(one)) for one in model.backends)
+    calibrations = (lambda _: calibration) if calibration else partial(calibration_of, settings)
+    return add_learned(replace(model, backends=backends), policy, list(candidates.values()), calibrations), used
+
+
+class _Watched:
+    """A `learned` that observes recorded requests in order of time."""
+
+    def __init__(self, policy: Learned, candidates: Mapping[str, LoggedCandidate]) -> None:
+        self._policy = policy
+        self._candidates = candidates
+        self._now_s = 0.0
+        policy.set_clock(lambda: self._now_s)
+        self._ending: list[tuple[float, int, Outcome]] = []
+        self._in_flight = dict.fromkeys(candidates, 0)
+        self._drafts: dict[str, tuple[int, int]] = {}
+        self._used = 0
+
+    def arrive(self, record: TraceRecord) -> None:
+        """Add a record, after the end of all that ended before its arrival."""
+        candidate = self._candidates.get(record.backend)
+        arrived_s, ended_s = record.arrived_at, record.ended_at
+        if candidate is None or arrived_s is None or ended_s is None or record.status not in (None, _OK):
+            return
+        if record.error or record.rescued_from or not record.output_tokens:
+            return
+        self._end(arrived_s)
+        self._now_s = arrived_s
+        features = features_of(record)
+        candidate = replace(candidate, in_flight=self._in_flight[candidate.name])
+        decision = self._policy.follow(Decision(candidate.name, "trace", "recorded"), features, [candidate])
+        self._in_flight[candidate.name] += 1
+        spec = record.spec
+        outcome = Outcome(
+            features,
+            decision,
+            candidate.method,
+            _OK,
+            record.ttft_s,
+            record.tpot_s,
+            ended_s - arrived_s,
+            record.prompt_tokens,
+            record.output_tokens,
+            None if spec is None else spec.tokens_per_step,
+            None if spec is None else spec.drafted_tokens,
+            None if spec is None else spec.accepted_tokens,
+            record.cached_tokens,
+        )
+        heapq.heappush(self._ending, (ended_s, self._used, outcome))
+        if spec is not None and spec.drafting_steps and spec.accepted_tokens is not None:
+            drafts, accepted = self._drafts.get(candidate.name, (0, 0))
+            self._drafts[candidate.name] = drafts + spec.drafting_steps, accepted + spec.accepted_tokens
+        self._used += 1
+        if self._used % _FIT_EVERY == 0 and (work := self._policy.maintenance()) is not None:
+            work()
+
+    def finish(self) -> int:
+        """Observe the end of all requests, and return their number."""
+        self._end(float("inf"))
+        return self._used
+
+    def positions(self, backend: BackendEvidence) -> Positions | None:
+        """Return the acceptance by position that has the recorded totals, the same at each position that is reached."""
+        drafts, accepted = self._drafts.get(backend.name, (0, 0))
+        if not drafts or not backend.k or not 0 < accepted < drafts * backend.k:
+            return None
+        mean = accepted / drafts
+        rate = brentq(lambda p: sum(p ** (i + 1) for i in range(backend.k)) - mean, 0.0, 1.0)
+        return Positions(drafts, tuple(drafts * rate ** (i + 1) for i in range(backend.k)), is_estimated=True)
+
+    def _end(self, until_s: float) -> None:
+        while self._ending and self._ending[0][0] <= until_s:
+            ended_s, _, outcome = heapq.heappop(self._ending)
+            self._now_s = ended_s
+            self._in_flight[outcome.decision.backend] -= 1
+            self._policy.observe(outcome)
