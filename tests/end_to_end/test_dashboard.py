@@ -118,7 +118,7 @@ async def test_it_shows_the_pool_the_policy_and_its_decisions_under_load(
         assert of["plain"]["speedup"] == pytest.approx(1.0)
         assert of["plain"]["tokens_per_step"] == pytest.approx(1.0)
         assert all(each["speedup"] > 0.2 and each["tokens_per_step"] >= 1.0 for each in of.values())
-        assert 20 <= group["requests"]
+        assert group["requests"] >= 20
 
     # The decisions
     for decision in model["decisions"]:
