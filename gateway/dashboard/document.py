@@ -409,7 +409,7 @@ class BackendHistory:
 
     model: str
     backend: str
-    values: object
+    values: list[list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,54 @@
+"""A gateway with two workers: any of them shows what both have counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.dashboard.conftest import SNAPSHOT
+from tests.support.command import ADMIN_KEY, gateway_command, until
+from tests.support.upstream import upstreams_in_thread
+
+POOL = """
+server: {{drain_s: 20, workers: 2}}
+health: {{interval_s: 0.2}}
+models:
+  m:
+    policy: {{name: round_robin}}
+    backends:
+      a: {{method: baseline, url: "{a}"}}
+      b: {{method: baseline, url: "{b}"}}
+admin: {{key: "{admin}"}}
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+REQUESTS = 24
+
+
+@pytest.mark.slow
+def test_each_worker_shows_the_counts_of_all_and_ends_its_streams_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    with upstreams_in_thread("ab", "m") as (a, b):
+        path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
+        with gateway_command(path, tmp_path) as command:
+            until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(8)), what="both are ready")
+
+            def shown() -> dict[int, Any]:
+                answers = [command.get(SNAPSHOT, headers=command.admin).json() for _ in range(8)]
+                return {answer["process"]["pid"]: answer for answer in answers}
+
+            until(lambda: len(shown()) == 2 and all(each["points_at_s"] for each in shown().values()))
+            for _ in range(REQUESTS):
+                assert command.post("/v1/chat/completions", CHAT).status_code == 200
+
+            def counts() -> list[int]:
+                backends = [each["models"][0]["backends"] for each in shown().values()]
+                return [sum((backend["ttft"] or {"count": 0})["count"] for backend in each) for each in backends]
+
+            until(lambda: counts() == [REQUESTS, REQUESTS], what="both show all requests")
+            for each in shown().values():
+                assert each["process"]["workers"] == 2
+                assert [backend["share"] for backend in each["models"][0]["backends"]] == [
+                    pytest.approx(0.5, abs=0.1)
+                ] * 2
