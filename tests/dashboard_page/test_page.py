@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.dashboard_page.conftest import WAIT_MS, Served, Watched
 from tests.support.command import ADMIN_KEY
+from tests.support.waiting import eventually_blocking
 
 pytestmark = pytest.mark.slow
 expect.set_options(timeout=WAIT_MS)
@@ -120,8 +121,7 @@ def test_text_of_others_is_never_parsed(page: Page, served: Served) -> None:
         httpx.post(url, json=body, headers={"x-gateway-workload": evil}, trust_env=False).raise_for_status()
         return evil in page.locator("#decisions-table").inner_text()
 
-    while not is_shown():
-        page.wait_for_timeout(200)
+    eventually_blocking(is_shown, 30.0, "the workload")
     assert page.locator("main img").count() == 0
     assert page.title() == "Speculation gateway"
 
