@@ -85,11 +85,20 @@ function slowest(backends) {
 
 /** Shows the findings of `gateway advise`; the panel is hidden where there are none. */
 export function showAdvice(advice, modelName) {
-  const findings = (advice ?? []).filter((finding) => (finding.model ?? modelName) === modelName);
+  const findings = (advice ?? []).filter((finding) => finding.model === modelName);
   setHidden(byId("advice"), findings.length === 0);
   follow(byId("advice-list"), findings, (finding) => JSON.stringify(finding), adviceItem, () => {});
 }
 
 function adviceItem(finding) {
-  return h("li", {}, String(finding.message ?? ""));
+  const { backend, title, gain, evidence, change } = finding;
+  const worth = gain && `saves ${percent(gain.share)} (95% interval ${percent(gain.low)} to ${percent(gain.high)}) of the ${gain.of}`;
+  return h(
+    "li",
+    {},
+    h("strong", {}, backend ? `${backend}: ${title}` : title),
+    worth ? h("p", {}, worth) : null,
+    h("p", { class: "soft" }, evidence),
+    h("pre", { tabindex: "0", role: "region", "aria-label": `Change for ${backend || "the pool"}` }, change),
+  );
 }
