@@ -46,6 +46,7 @@ class Dashboard:
         self._past = Past()
         self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
         self._points_at_s = 0.0
+        self._history = -1.0, b""  # as of that point
         self._started_s = time.time()
         self._shared = shared_by_workers()
         self._access = gateway.relay.access
@@ -93,7 +94,10 @@ class Dashboard:
 
     def first(self) -> bytes:
         """Return the events that a stream begins with."""
-        return _event("history", orjson.dumps(self._past.document())) + _event("snapshot", self.snapshot())
+        if self._history[0] != self._points_at_s:
+            document = orjson.dumps(self._past.document(), option=orjson.OPT_SERIALIZE_NUMPY)
+            self._history = self._points_at_s, _event("history", document)
+        return self._history[1] + _event("snapshot", self.snapshot())
 
     def snapshot(self) -> bytes:
         """Return a snapshot, as JSON."""

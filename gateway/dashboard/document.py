@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 FORMAT = 1
@@ -404,12 +406,12 @@ class BackendHistory:
     Parameters
     ----------
     values
-        A list for each of `SERIES`, as long as `History.at_s`; null where nothing is known.
+        A list for each of `SERIES`, as long as `History.at_s`; not a number, in JSON null, where nothing is known.
     """
 
     model: str
     backend: str
-    values: list[list[float | None]]
+    values: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

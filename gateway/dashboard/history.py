@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +22,7 @@ class Past:
     >>> past = Past()
     >>> past.add(1.0, {("llama", "a"): [2.0] * len(SERIES)})
     >>> past.document().backends[0].values[0]
-    [2.0]
+    array([2.], dtype=float32)
     """
 
     def __init__(self) -> None:
@@ -44,15 +42,10 @@ class Past:
         """Return the event `history`."""
         count = len(self._at_s)
         backends = [
-            BackendHistory(model, backend, [_plain(row[POINTS - count :]) for row in ring])
+            BackendHistory(model, backend, np.ascontiguousarray(ring[:, POINTS - count :]))
             for (model, backend), ring in self._rings.items()
         ]
         return History(FORMAT, SERIES, POINT_S, self._at_s, backends)
 
 
 _EMPTY = np.full((len(SERIES), POINTS), np.nan, np.float32)
-
-
-def _plain(row: npt.NDArray[np.float32]) -> list[float | None]:
-    """Return a row with five significant digits, which is what 32 bits hold."""
-    return [None if math.isnan(number) else float(f"{number:.5g}") for number in row.tolist()]

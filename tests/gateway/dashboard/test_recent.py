@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -103,10 +105,11 @@ def test_the_past_has_a_bound_and_follows_the_backends() -> None:
     document = past.document()
     assert len(document.at_s) == POINTS
     assert document.at_s[-1] == POINTS + 39
-    a, b = (each.values for each in document.backends)
+    a, b = (each.values.tolist() for each in document.backends)
     assert a[0] == [float(number) for number in range(40, POINTS + 40)]
-    assert b[-1] == [None] * POINTS
+    assert all(math.isnan(number) for number in b[-1])
     past.add(500.0, {("m", "b"): [1.0] * len(SERIES)})
     (left,) = past.document().backends
     assert left.backend == "b"
-    assert left.values[0][-2:] == [None, 1.0]
+    assert math.isnan(left.values[0][-2])
+    assert left.values[0][-1] == 1.0

@@ -1,0 +1,1 @@
+"""What open dashboards cost the gateway."""
