@@ -38,6 +38,7 @@ def main(folder: Path) -> None:
             for name, page in (("light", light), ("dark", dark), ("phone", phone)):
                 page.screenshot(path=folder / f"dashboard-{name}.png")
             light.locator("#decisions-table .more").nth(2).click()
+            light.locator(".bar").evaluate("bar => { bar.style.position = 'static'; }")  # else it covers a panel
             for panel in PANELS:
                 light.locator(f"#{panel}").screenshot(path=folder / f"dashboard-{panel}.png")
             browser.close()
