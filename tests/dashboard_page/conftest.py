@@ -38,7 +38,7 @@ state: {file: "STATE"}
 admin: {key: "${GATEWAY_ADMIN_KEY}"}
 """
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync")
-WAIT_MS = 60_000.0
+WAIT_MS = 30_000.0
 
 
 class Served:

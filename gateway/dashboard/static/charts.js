@@ -112,6 +112,8 @@ class TimeChart {
     setAttribute(this.canvas, "aria-label", `${this.spec.title}, the last ${view.minutes} minutes; now: ${newest.join(", ")}`);
     setHidden(this.canvas, asTable);
     setHidden(this.table, !asTable);
+    this.isEmpty = values.every((row) => row.every((value) => value === null));
+    setAttribute(this.canvas, "data-empty", this.isEmpty ? "true" : null);
     if (asTable) this.#tabulate(names, values, marks);
     else this.#plot(view, names, values, marks);
   }
@@ -139,19 +141,19 @@ class TimeChart {
     const series = names.map((name) => {
       const { color, dash } = marks.get(name);
       const paint = colorOf(color);
-      if (stacked) return { stroke: card, width: 1, fill: paint, points: { show: false } };
+      if (stacked) return { stroke: card, width: 1, fill: dash.length ? `${paint}a0` : paint, points: { show: false } };
       return { stroke: paint, width: 2, dash, spanGaps: false, points: { show: false } };
     });
     return {
       width,
       height: HEIGHT_PX,
       legend: { show: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 22, 0, 0],
       cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { show: !stacked, size: 6 }, y: false },
       scales: { x: { time: true, auto: false }, y: { range: stacked ? [0, 1] : (_, low, high) => [0, high > 0 ? 1.1 * high : 1] } },
       axes: [
         { ...axis, size: 26, space: 70, values: (_, splits) => timeLabels(splits) },
-        { ...axis, size: 54, space: 30, values: (_, splits) => splits.map((value) => (value === 0 ? "0" : format(value))) },
+        { ...axis, size: 54, space: 30, values: (_, splits) => splits.map((value) => (value === 0 ? "0" : this.isEmpty ? "" : format(value))) },
       ],
       bands: stacked ? names.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: series[index + 1].fill })) : [],
       series: [{}, ...series],

@@ -38,8 +38,9 @@ export class DecisionsPanel {
       if (this.kept.size <= MOST_KEPT) break;
       this.kept.delete(number);
     }
+    const none = this.kept.size === 0 ? " None yet: they are sampled while this page is open." : "";
     const several = process.workers > 1 ? " of one of the workers" : "";
-    setText(byId("decisions-about"), `A sample of the requests${several}, the newest first. Scores are what the policy minimises: seconds of delay.`);
+    setText(byId("decisions-about"), `A sample of the requests${several}, the newest first. Scores are what the policy minimises: seconds of delay.${none}`);
     this.#render();
   }
 
@@ -131,7 +132,7 @@ export class DecisionsPanel {
       `overlap ${fixed(request.overlap)}`,
       `code ${percent(request.code_share)}`,
       request.template ? `template ${request.template}` : "no template",
-      `${request.turns} turns`,
+      `turns ${request.turns}`,
       request.n > 1 ? `n ${request.n}` : "",
       request.structured ? "structured" : "",
       request.tools ? "tools" : "",

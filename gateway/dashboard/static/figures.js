@@ -48,24 +48,25 @@ export function showFigures(model) {
   const [gain, verdict] = gainInWords(model.gain);
   const frozen = model.gain?.frozen ?? false;
   const figures = [
-    ["decides", "Decides", model.decides, whyItDecides(model, frozen)],
     ["gain", "Time per unit of work, over least_loaded", gain, verdict],
+    ["decides", "Decides", model.decides, whyItDecides(model, frozen)],
     ["backends", "Backends up", `${up} of ${backends.length}`, up < backends.length ? "see the pool" : "all healthy"],
-    ["requests", "Requests", `${number(ended)} /s`, `${number(sum((each) => each.output_tokens_per_s))} output tokens/s`],
+    ["requests", "Requests", `${number(ended)} /s`, "over the last minute"],
+    ["output", "Output tokens", `${number(sum((each) => each.output_tokens_per_s))} /s`, "over the last minute"],
     ["flight", "In flight", number(sum((each) => each.in_flight)), `${number(queued)} waiting`],
     ["slowest", "Slowest first token", ...slowest(backends)],
   ];
   follow(byId("figures"), figures, ([key]) => key, ([key]) => tile(key), (element, [key, term, value, detail]) => {
     const [name, figure, remark] = element.children;
     setText(name, term);
-    setText(figure, value);
+    setText(figure, value.replaceAll("_", "_\u200b")); // so that a long name is broken there
     setText(remark, detail);
     element.classList.toggle("warned", (key === "decides" && frozen) || (key === "backends" && up < backends.length));
     if (key === "gain") {
       element.querySelector(".interval")?.remove();
       if (model.gain?.ratio) element.append(h("dd", {}, interval(model.gain)));
-      const certain = model.gain?.high !== null && model.gain?.high !== undefined && model.gain.high < 1;
-      figure.classList.toggle("good", certain);
+      figure.classList.toggle("good", (model.gain?.high ?? 1) < 1);
+      figure.classList.toggle("bad", (model.gain?.low ?? 1) > 1);
     }
   });
 }
@@ -85,11 +86,20 @@ function slowest(backends) {
 
 /** Shows the findings of `gateway advise`; the panel is hidden where there are none. */
 export function showAdvice(advice, modelName) {
-  const findings = (advice ?? []).filter((finding) => (finding.model ?? modelName) === modelName);
+  const findings = (advice ?? []).filter((finding) => finding.model === modelName);
   setHidden(byId("advice"), findings.length === 0);
   follow(byId("advice-list"), findings, (finding) => JSON.stringify(finding), adviceItem, () => {});
 }
 
 function adviceItem(finding) {
-  return h("li", {}, String(finding.message ?? ""));
+  const { backend, title, gain, evidence, change } = finding;
+  const worth = gain && `saves ${percent(gain.share)} (95% interval ${percent(gain.low)} to ${percent(gain.high)}) of the ${gain.of}`;
+  return h(
+    "li",
+    {},
+    h("strong", {}, backend ? `${backend}: ${title}` : title),
+    worth ? h("p", {}, worth) : null,
+    h("p", { class: "soft" }, evidence),
+    h("pre", { tabindex: "0", role: "region", "aria-label": `Change for ${backend || "the pool"}` }, change),
+  );
 }

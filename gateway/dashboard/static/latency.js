@@ -5,8 +5,8 @@ import { age, duration, fixed, number } from "./format.js";
 import { bodyOf, named, setCell, textCell } from "./methods.js";
 
 const QUANTILES = ["p50_s", "p95_s", "p99_s"];
-const LATENCY = ["Backend", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "TPOT p99", "Requests"];
-const PREDICTIONS = ["Backend", "Step predicted", "Step measured", "Finish, measured/predicted", "10% to 90%", "Requests"];
+const LATENCY = ["Backend", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "TPOT p99"];
+const PREDICTIONS = ["Backend", "Step predicted", "Step measured", "Finish, measured/predicted", "10% to 90%"];
 const LOW = Math.log2(0.4);
 const HIGH = Math.log2(2.5);
 
@@ -29,26 +29,26 @@ export function showLatency(model, marks, process) {
         setStyle(element, "--share", worst[name] > 0 && value !== null ? (value / worst[name]).toFixed(3) : 0);
       }
     }
-    setCell(row.lastChild, number(backend.ttft?.count ?? 0));
+    setText(row.querySelector("small"), `${number(backend.ttft?.count ?? 0)} requests`);
   });
 }
 
 function latencyRow(backend, marks) {
   const mark = marks.get(backend.name);
-  const cells = LATENCY.slice(1, -1).map((label) => textCell(label, "filled"));
+  const cells = LATENCY.slice(1).map((label) => textCell(label, "filled"));
   for (const each of cells) setStyle(each, "--c", `var(${mark.color})`);
-  return h("tr", {}, h("th", { scope: "row" }, named(backend.name, mark)), ...cells, textCell("Requests"));
+  return h("tr", {}, h("th", { scope: "row" }, named(backend.name, mark, "0 requests")), ...cells);
 }
 
 export function showPredictions(model, marks) {
   const body = bodyOf(byId("predictions-table"), "What the policy predicted, and what was measured", PREDICTIONS);
   follow(body, model.backends, keyOf, (backend) => predictionRow(backend, marks), (row, backend) => {
-    const [, predicted, measured, ratio, spread, requests] = row.children;
+    const [, predicted, measured, ratio, spread] = row.children;
     setCell(predicted, duration(backend.fitted_step_s));
     setCell(measured, duration(backend.step_s));
     const found = backend.calibration;
     setCell(ratio, fixed(found?.p50));
-    setCell(requests, number(found?.count ?? 0));
+    setText(row.querySelector("small"), `${number(found?.count ?? 0)} sampled`);
     const [picture, text] = spread.children;
     setAttribute(picture, "class", found === null ? "scale empty" : "scale");
     if (found !== null) {
@@ -71,11 +71,10 @@ function predictionRow(backend, marks) {
   return h(
     "tr",
     {},
-    h("th", { scope: "row" }, named(backend.name, mark)),
+    h("th", { scope: "row" }, named(backend.name, mark, "0 sampled")),
     textCell("Step predicted"),
     textCell("Step measured"),
     textCell("Finish, measured/predicted"),
     h("td", { class: "spread" }, scale, h("span")),
-    textCell("Requests"),
   );
 }
