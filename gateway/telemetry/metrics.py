@@ -178,7 +178,8 @@ class Metrics:
         self.policy_errors = counter(
             "gateway_policy_errors",
             "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
-            "(reason `policy_failed`), `observe`, `observe_shadow` or `maintenance`",
+            "(reason `policy_failed`), `observe`, `observe_shadow`, "
+            "`maintenance`, or `assess` (for the dashboard)",
             ("model", "call"),
         )
         self.retries = counter(
