@@ -17,6 +17,7 @@ from backends.launch.process import REAPER_END_S
 from backends.launch.supervisor import LaunchSpec
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
+from gateway import __version__
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
 from tests.support.deploy_tools import DEPLOY, ROOT, vllm_options
@@ -83,7 +84,8 @@ def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
         for version in (OLDEST, NEWEST):
             if kind not in OPERATOR:
                 kubernetes_validate.validate(each, version, strict=True)
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == f">={OLDEST}.0-0"
+    assert chart.metadata["kubeVersion"] == f">={OLDEST}.0-0"
+    assert chart.metadata["appVersion"] == __version__
     assert len(objects) >= (3 if name == "existing" else 7)
 
 
