@@ -95,7 +95,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", symlinks=True)
     paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
-    site_packages = Path(sysconfig.get_path("purelib", vars=paths))
+    site_packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
     site_packages.joinpath("dependencies.pth").write_text(sysconfig.get_path("purelib"))
     python("-m", "pip", "--python", folder / "venv", "install", "--quiet", "--no-deps", "--no-index", wheel_of(built))
     (folder / "empty").mkdir()
