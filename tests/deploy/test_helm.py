@@ -1,10 +1,9 @@
-"""The Helm chart, linted and rendered by Helm itself, and its objects checked against the schemas of Kubernetes."""
+"""The Helm chart, linted by Helm, and its objects checked against the schemas of Kubernetes."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +14,15 @@ import yaml
 
 from backends.launch.process import REAPER_END_S
 from backends.launch.supervisor import LaunchSpec
-from backends.launch.vllm_command import vllm_serve_argv
-from backends.speculation import Method
-from gateway.config.load import load_pool
+from gateway import __version__
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
-from tests.support.deploy_tools import DEPLOY, ROOT, vllm_options
+from tests.support.deploy_tools import DEPLOY
+from tests.support.helm_chart import CHART, SETS, container, of_kind, pod, render, values_of
 from tests.support.registered_metrics import sample_names
 
-CHART = DEPLOY / "helm/speculation-gateway"
-VALUES = Path(__file__).parent / "helm_values"
-SETS = ("default", "replicas", "everything", "existing")
 OLDEST, NEWEST = "1.30", "1.37"
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}
 """Kinds of the Prometheus operator, whose schemas no package has."""
-
-Objects = dict[tuple[str, str], dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def chart() -> Iterator[helm.Chart]:
-    with helm.Chart.load(CHART) as loaded:
-        yield loaded
-
-
-def values_of(name: str) -> dict[str, Any]:
-    return {} if name == "default" else yaml.safe_load((VALUES / f"{name}.yaml").read_text())
-
-
-def render(chart: helm.Chart, values: dict[str, Any]) -> Objects:
-    """Return the objects by kind and name."""
-    rendered = chart.render(values, name="pool", namespace="inference")
-    manifests = [text for path, text in rendered.items() if path.endswith(".yaml")]
-    documents = [found for text in manifests for found in yaml.safe_load_all(text) if found]
-    objects = {
-        (each["kind"], f"{each['metadata'].get('namespace', '')}/{each['metadata']['name']}"): each
-        for each in documents
-    }
-    assert len(objects) == len(documents)
-    return {(kind, name.removeprefix("/").removeprefix("inference/")): each for (kind, name), each in objects.items()}
-
-
-def pod(deployment: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
-    return spec
-
-
-def container(deployment: dict[str, Any]) -> dict[str, Any]:
-    (only,) = pod(deployment)["containers"]
-    return dict(only)
-
-
-def of_kind(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:
-    return {name: each for (found, name), each in objects.items() if found == kind}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -83,7 +39,8 @@ def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
         for version in (OLDEST, NEWEST):
             if kind not in OPERATOR:
                 kubernetes_validate.validate(each, version, strict=True)
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == f">={OLDEST}.0-0"
+    assert chart.metadata["kubeVersion"] == f">={OLDEST}.0-0"
+    assert chart.metadata["appVersion"] == __version__
     assert len(objects) >= (3 if name == "existing" else 7)
 
 
@@ -98,75 +55,6 @@ def test_a_value_set_turns_everything_on(chart: helm.Chart) -> None:
     assert kinds == written
     unset = set(chart.values) - set(values_of("everything"))
     assert unset == {"existingConfigMap", "replicaCount", "resources", "podDisruptionBudget"}
-
-
-@pytest.mark.parametrize("name", SETS[:3])
-def test_the_gateway_accepts_the_pool_file(
-    chart: helm.Chart, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GATEWAY_KEY", "k")
-    monkeypatch.setenv("REDIS_URL", "redis://:secret@redis:6379/0")
-    values = values_of(name)
-    objects = render(chart, values)
-    (config,) = [each for found, each in of_kind(objects, "ConfigMap").items() if found.endswith("-pool")]
-    file = tmp_path / "pool.yaml"
-    file.write_text(config["data"]["pool.yaml"])
-    settings = load_pool(file)
-    assert settings.server.watch
-    assert settings.server.drain_s == values.get("drainSeconds", 60)
-    discovered = {
-        (model, source): found for model, each in settings.models.items() for source, found in each.discover.items()
-    }
-    wanted = chart.merge_values(values)
-    assert {source for _, source in discovered} == set(values.get("replicas", {}))
-    for (model, source), found in discovered.items():
-        entry = wanted["replicaDefaults"] | values["replicas"][source]
-        service = objects["Service", found.kubernetes.service]
-        assert (model, found.method, found.weight) == (entry["model"], entry["method"], entry["weight"])
-        assert found.kubernetes.port in {port["name"] for port in service["spec"]["ports"]}
-    if name == "everything":
-        assert settings.state.redis.get_secret_value() == "redis://:secret@redis:6379/0"
-        assert settings.keys[0].tokens_per_minute == 2_000_000
-        assert "outside" in settings.models["llama-3.1-8b"].backends
-
-
-def test_without_values_the_pool_is_the_simulated_one(chart: helm.Chart) -> None:
-    pool = yaml.safe_load(render(chart, {})["ConfigMap", "pool-speculation-gateway-pool"]["data"]["pool.yaml"])
-    assert pool["models"] == yaml.safe_load((ROOT / "config/pool.yaml").read_text())["models"]
-
-
-def test_an_existing_config_map_is_mounted_and_none_is_made(chart: helm.Chart) -> None:
-    objects = render(chart, values_of("existing"))
-    assert not of_kind(objects, "ConfigMap")
-    assert not of_kind(objects, "Role")
-    assert not of_kind(objects, "ServiceAccount")
-    spec = pod(objects["Deployment", "pool-speculation-gateway"])
-    assert spec["volumes"][0]["configMap"]["name"] == "our-pool"
-    assert spec["serviceAccountName"] == "our-account"
-    assert spec["automountServiceAccountToken"] is False
-
-
-def test_replicas_are_started_as_the_gateway_starts_them(chart: helm.Chart) -> None:
-    values = values_of("replicas")
-    objects = render(chart, values)
-    for name, own in values["replicas"].items():
-        entry = values["replicaDefaults"] | own
-        model = values["pool"]["models"][entry["model"]]
-        expected = vllm_serve_argv(
-            command=("vllm", "serve"),
-            model=entry["target"],
-            served_names=(entry["model"], *model.get("aliases", ())),
-            host="0.0.0.0",
-            port=8000,
-            method=Method(entry.get("method", "baseline")),
-            speculative_config=entry.get("speculativeConfig", {}),
-            flags=entry.get("args", ()),
-        )
-        deployment = objects["Deployment", f"pool-speculation-gateway-{name}"]
-        assert deployment["spec"]["replicas"] == entry.get("count", 1)
-        found = container(deployment)
-        assert vllm_options([*found["command"], *found["args"]]) == vllm_options(expected)
-        assert found["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
 @pytest.mark.parametrize("name", SETS)
