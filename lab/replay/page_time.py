@@ -36,12 +36,13 @@ def load_over_time(played: Mapping[str, Replayed], colors: Mapping[str, str], da
     arrivals = {"arrivals": np.histogram(most.arrived_s, edges)[0] / width_s}
     courses = {
         "Requests in flight": waiting,
-        "Output tokens per second, by the end of the answer": tokens,
+        "Output tokens per second": tokens,
         "Requests per second": arrivals,
     }
     return section(
         "Load over time",
         figures(*(_course(title, values, edges, colors, dashes) for title, values in courses.items())),
+        note="The tokens of an answer count when it ends.",
     )
 
 

@@ -20,6 +20,11 @@ _TIMES = (
     ("itl", "Time between chunks, one per step (ITL)"),
     ("e2e", "End to end"),
 )
+_COURSES = (
+    ("in_flight", "Requests in flight"),
+    ("sent_per_s", "Requests sent per second"),
+    ("output_tokens_per_s", "Output tokens per second, of answers that ended"),
+)
 Value = Callable[[Run], float | None]
 
 
@@ -95,7 +100,8 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
         bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
         drawn.append(_bars("Output tokens/s", bars, reference=None))
     lines = legend((run.target, colors[run.target], _dash(run.target, colors)) for run in runs)
-    return figures(*drawn) + lines + figures(*_distributions(runs, colors), *_positions(runs, colors)) + _tables(runs)
+    times = figures(*_distributions(runs, colors), *_positions(runs, colors))
+    return figures(*drawn) + lines + times + figures(*_courses(runs, colors)) + _tables(runs)
 
 
 def _bars(title: str, bars: Sequence[Bar], reference: float | None = 1.0) -> str:
@@ -118,6 +124,19 @@ def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]
         if lines:
             axis = Axis("milliseconds, logarithmic", logarithmic=True)
             yield figure(title, line_chart(title, lines, axis, PERCENT, markers=False))
+
+
+def _courses(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
+    for field, title in _COURSES:
+        lines = []
+        for run in runs:
+            if (course := run.timeline) is not None:
+                values: Sequence[float] = getattr(course, field)
+                points = [((index + 0.5) * course.interval_s, float(value)) for index, value in enumerate(values)]
+                lines.append(Line(run.target, colors[run.target], points, _dash(run.target, colors)))
+        if lines:
+            axis = Axis("seconds after the start", from_zero=True)
+            yield figure(title, line_chart(title, lines, axis, Axis("", from_zero=True), markers=False))
 
 
 def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
