@@ -99,13 +99,10 @@ def read_servegen(path: Path, report: Report) -> Iterator[TraceRecord]:
     for window, following in zip(windows, [*windows[1:], None], strict=False):
         until_s = window.begin_s + WINDOW_S if following is None else following.begin_s
         count = window.rate * (until_s - window.begin_s)
+        if count > _MOST_REQUESTS:
+            why = f"{count:.3g} requests between two times; at most {_MOST_REQUESTS:,}"
+            report(BrokenLine(path, window.number, why))
         if not 0 < count <= _MOST_REQUESTS:
-            if count:
-                report(
-                    BrokenLine(
-                        path, window.number, f"{count:.3g} requests between two times; at most {_MOST_REQUESTS:,}"
-                    )
-                )
             continue
         at, left = _arrivals(rng, window, count, left)
         prompts, outputs = lengths[starts[max(0, bisect_right(starts, window.begin_s) - 1)]]
@@ -155,9 +152,13 @@ def _windows(path: Path, report: Report) -> Iterator[_Window]:
         except (ValueError, IndexError):
             report(BrokenLine(path, number, "expected start, rate, variation, Gamma or Weibull, shape and scale"))
             continue
-        if not (begin_s > last_s and isfinite(begin_s) and 0.01 <= shape <= 1000.0):
+        if rate < 0 or not (begin_s > last_s and isfinite(begin_s) and 0.01 <= shape <= 1000.0):
             report(
-                BrokenLine(path, number, "expected a later start than in the line before, and a shape of 0.01 to 1000")
+                BrokenLine(
+                    path,
+                    number,
+                    "expected a start after that of the line before, a rate of 0 or more, a shape of 0.01 to 1000",
+                )
             )
             continue
         last_s = begin_s
