@@ -57,8 +57,23 @@ def test_bailian_conversations_and_prefixes() -> None:
     assert [one.arrived_at for one in records] == [0.0, 0.75, 9.5, 21.25, 30.0]
     assert {one.block_tokens for one in records} == {16}
     third = replay_request(records[3], 0.0, 1.0)
-    assert third.prefix_blocks == (0, 1, 5, 6, 7, 9, 10)  # 120 tokens fill seven blocks of 16
+    assert len(third.prefix_blocks) == 7  # 120 tokens fill seven blocks of 16
+    first, other, second = (list(records[number].prefix_blocks) for number in (0, 1, 2))
+    assert list(third.prefix_blocks[:5]) == second[:5]
+    assert first[:2] == second[:2]
+    assert first[0] == other[0]
+    assert len({*first, *other, *second}) == 9  # of twelve
     assert third.features.prefix_tokens[:2] == (16, 32)
+
+
+def test_the_same_block_after_another_one_is_no_common_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    good = json.loads((MADE_UP / "bailian.jsonl").read_text().splitlines()[0])
+    path.write_text("".join(json.dumps({**good, "hash_ids": ids}) + "\n" for ids in ([5, 6], [4, 6], [5, 6, 7])))
+    one, other, longer = (list(record.prefix_blocks) for record in read(path)[0])
+    assert not {*one} & {*other}
+    assert longer[:2] == one
+    assert all(0 <= number < 2**63 for number in longer)
 
 
 def test_bailian_lines_that_are_wrong(tmp_path: Path) -> None:
