@@ -136,6 +136,7 @@ class Measurement:
             tokens_counted_by="usage" if statistics.has_usage(done) else "chunks",
             generator=_generator_figures(health),
             notes=tuple(_notes(generator, done, health, workload)),
+            timeline=statistics.timeline(done, generator.start_s, end_s),
         )
         closed = load.kind == "concurrency"
         return MeasuredRun(run, Sample.of(done, run.output_tokens_per_s, closed=closed) if output_tokens else None)

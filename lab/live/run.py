@@ -88,7 +88,8 @@ def replayed(records: Sequence[Record], warmup: int) -> tuple[Replayed, list[str
     indices = {name: index for index, name in enumerate(names)}
     return Replayed(
         number=np.array([record.index for record in done], np.int64),
-        arrived_s=np.array([record.sent_s for record in done]),
+        arrived_s=np.array([record.sent_s for record in done])
+        - min((record.sent_s for record in records), default=0.0),
         e2e_s=np.array([record.e2e_s for record in done]),
         ttft_s=np.array([record.ttft_s for record in done]),
         tpot_s=np.array([np.nan if record.tpot_s is None else record.tpot_s for record in done]),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lab.plan.mixes import title
 from lab.plan.search import Objective, Plan
-from lab.report.charts import Bar, Line, bar_chart, line_chart
+from lab.report.charts import Bar, Line, bar_chart
 from lab.report.colors import series_colors
-from lab.report.distributions import METRICS, distribution
+from lab.report.distributions import METRICS, distribution, line_figure
 from lab.report.page import code, figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis
 
@@ -72,24 +73,15 @@ def _gains(plan: Plan, objective: Objective, colors: dict[str, str]) -> str:
 
 
 def _by_part(plan: Plan, objective: Objective, colors: dict[str, str], dashes: dict[str, int]) -> str:
-    heading = (
-        "Share of requests that keep the SLO, by part of the trace"
-        if objective.slo
-        else ("Mean seconds to finish, by part of the trace")
-    )
-    names = [title(one.mix, plan.kinds) for one in plan.judged]
+    what = "Share of requests that keep the SLO" if objective.slo else "Mean seconds to finish"
     lines = [
-        Line(name, colors[name], list(enumerate(one.by_part, 1)), dashes[name])
-        for name, one in zip(names, plan.judged, strict=True)
-        if all(value < float("inf") for value in one.by_part)
+        Line(name := title(one.mix, plan.kinds), colors[name], list(enumerate(one.by_part, 1)), dashes[name])
+        for one in plan.judged
+        if max(one.by_part) < math.inf
     ]
-    if not lines:
-        return ""
-    count = len(plan.judged[0].by_part)
-    ticks = tuple(range(1, count + 1))
-    rows = [[str(part + 1), *(f"{one.by_part[part]:.4g}" for one in plan.judged)] for part in range(count)]
-    chart = line_chart(heading, lines, Axis("part, in order of time", at=ticks), Axis("", from_zero=True))
-    return figure(heading, chart, data=table(heading, ["part", *names], rows))
+    ticks = tuple(range(1, len(plan.judged[0].by_part) + 1))
+    axes = Axis("part, in order of time", at=ticks), Axis("", from_zero=True)
+    return line_figure(f"{what}, by part of the trace", lines, *axes)
 
 
 def _mixes(plan: Plan, objective: Objective, on: str) -> str:

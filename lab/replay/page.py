@@ -15,7 +15,7 @@ from lab.report.distributions import METRICS, STATISTICS, Floats, distribution, 
 from lab.report.page import figures, folded, legend, listed, page, section, table
 
 _SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
-_MOST_LOSSES = 8
+_MOST_LOSSES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +121,22 @@ class _Page:
             return ""
         reference = self._played[self._reference]
         others = [name for name in self._played if name != self._reference]
-        rows, marks, lost = [], [], []
+        rows, marks = [], []
+        lost: dict[str, list[tuple[float, str]]] = {name: [] for name in others}
         for part in parts(reference, self._rows.traits):
             found = [ratio(self._played[name], reference, "e2e_s", self._seed, part.inside) for name in others]
             rows.append([f"{part.by}: {part.name}", f"{int(part.inside.sum()):,}", *map(shown, found)])
             marks += ["", *map(mark, found)]
-            lost += [
-                (one.value, f"{name}, {part.by} {part.name}: {shown(one)} %")
-                for name, one in zip(others, found, strict=True)
-                if one is not None and one.low > 1
-            ]
+            for name, one in zip(others, found, strict=True):
+                if one is not None and one.low > 1:
+                    lost[name].append((one.value, f"{name}, {part.by} {part.name}: {shown(one)} %"))
         if not rows:
             return ""
-        worst = [words for _, words in sorted(lost, reverse=True)[:_MOST_LOSSES]]
+        worst = [words for own in lost.values() for _, words in sorted(own, reverse=True)[:_MOST_LOSSES]]
         return section(
             f"Where it gains and loses against {self._reference}",
             table("Time to finish by part, difference in %", ["difference in %", "requests", *others], rows, marks),
-            listed(worst or ["none beyond its interval"], "Slowest parts"),
+            listed(worst or ["none beyond its interval"], "Where each is slowest"),
             note="Mean time to finish against the same requests under the reference, by what the requests were like, "
             "with 95% intervals; one in twenty is expected to miss. Parts of fewer than about a hundred requests have "
             "none.",

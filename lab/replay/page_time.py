@@ -8,9 +8,9 @@ import numpy as np
 
 from lab.replay.comparison import in_flight
 from lab.replay.simulate import Replayed
-from lab.report.charts import Area, Line, area_chart, line_chart
+from lab.report.charts import Area, Line, area_chart
 from lab.report.colors import backend_colors
-from lab.report.distributions import Floats, every, time_axis, time_edges
+from lab.report.distributions import Floats, every, line_figure, time_axis, time_edges
 from lab.report.page import figure, figures, legend, section, table
 from lab.report.scale import Axis, number
 
@@ -36,12 +36,13 @@ def load_over_time(played: Mapping[str, Replayed], colors: Mapping[str, str], da
     arrivals = {"arrivals": np.histogram(most.arrived_s, edges)[0] / width_s}
     courses = {
         "Requests in flight": waiting,
-        "Output tokens per second, by the end of the answer": tokens,
+        "Output tokens per second": tokens,
         "Requests per second": arrivals,
     }
     return section(
         "Load over time",
         figures(*(_course(title, values, edges, colors, dashes) for title, values in courses.items())),
+        note="The tokens of an answer count when it ends.",
     )
 
 
@@ -54,9 +55,7 @@ def _course(
         Line(name, colors.get(name, "var(--accent)"), list(zip(middle, one.tolist(), strict=True)), dashes.get(name, 0))
         for name, one in values.items()
     ]
-    rows = [[number(t), *(number(float(one[index])) for one in values.values())] for index, t in enumerate(middle)]
-    chart = line_chart(title, lines, axis, Axis("", from_zero=True), markers=False)
-    return figure(title, chart, data=table(title, [axis.label, *values], every(rows)))
+    return line_figure(title, lines, axis, Axis("", from_zero=True), markers=False)
 
 
 def choices_over_time(played: Mapping[str, Replayed], backends: Mapping[str, Mapping[str, str | None]]) -> str:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lab.report.charts import Line, line_chart
 from lab.report.page import figure, table
-from lab.report.scale import Axis
+from lab.report.scale import Axis, number
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,3 +123,16 @@ def distribution(
     title = f"{title}, {unit}"
     chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT, markers=False)
     return figure(title, chart, data=table(title, *data))
+
+
+def line_figure(
+    title: str, lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True, reference: float | None = None
+) -> str:
+    """Return lines as a figure with their values in a table; empty without lines."""
+    if not lines:
+        return ""
+    values = [dict(line.points) for line in lines]
+    at = sorted({place for line in lines for place, _ in line.points})
+    rows = [[number(place), *(number(own[place]) if place in own else "" for own in values)] for place in at]
+    data = table(title, [x.label, *(line.label for line in lines)], every(rows))
+    return figure(title, line_chart(title, lines, x, y, markers=markers, reference=reference), data=data)

@@ -56,11 +56,10 @@ def folded(title: str, *parts: str, is_open: bool = False) -> str:
     )
 
 
-def figure(title: str, chart: str, *, note: str = "", data: str = "") -> str:
+def figure(title: str, chart: str, *, data: str = "") -> str:
     """Return a chart with its title; `data` is its table, which opens at a click."""
-    said = f"<small>{escape(note)}</small>" if note else ""
     shown = f"<details><summary>As a table</summary>{data}</details>" if data else ""
-    return f"<figure><figcaption>{escape(title)}{said}</figcaption>{chart}{shown}</figure>"
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{shown}</figure>"
 
 
 def figures(*drawn: str) -> str:
@@ -78,7 +77,7 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ma
     title
         What a screen reader calls the table.
     marks
-        CSS class of each cell after the first column, row by row; `good` and `bad` also say so in words.
+        CSS class of each cell after the first column, row by row; `good` and `bad` are colours, so cells say it too.
     """
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     classes = iter(marks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lab.bench.report.results import Distribution, Interval, Report, Run
+from lab.bench.report.sweeps import sweep_sections
 from lab.bench.report.table import cell_title, cells, interval, milliseconds, remarks
 from lab.report.charts import Bar, Line, bar_chart, line_chart
 from lab.report.colors import backend_colors
-from lab.report.distributions import PERCENT
+from lab.report.distributions import PERCENT, line_figure
 from lab.report.page import figure, figures, folded, legend, listed, page, section, table
 from lab.report.scale import Axis
 
@@ -20,7 +21,11 @@ _TIMES = (
     ("itl", "Time between chunks, one per step (ITL)"),
     ("e2e", "End to end"),
 )
-Value = Callable[[Run], float | None]
+_COURSES = (
+    ("in_flight", "Requests in flight"),
+    ("sent_per_s", "Requests sent per second"),
+    ("output_tokens_per_s", "Output tokens per second, of answers that ended"),
+)
 
 
 def bench_page(report: Report) -> str:
@@ -35,7 +40,7 @@ def bench_page(report: Report) -> str:
             sticky=True,
         ),
         _losses(answered),
-        *_sweeps(answered, colors),
+        *sweep_sections(answered, colors),
     ]
     for index, cell in enumerate(all_cells):
         runs = [run for run in report.runs if run.cell == cell]
@@ -95,7 +100,8 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
         bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
         drawn.append(_bars("Output tokens/s", bars, reference=None))
     lines = legend((run.target, colors[run.target], _dash(run.target, colors)) for run in runs)
-    return figures(*drawn) + lines + figures(*_distributions(runs, colors), *_positions(runs, colors)) + _tables(runs)
+    times = figures(*_distributions(runs, colors), *_positions(runs, colors))
+    return figures(*drawn) + lines + times + figures(*_courses(runs, colors)) + _tables(runs)
 
 
 def _bars(title: str, bars: Sequence[Bar], reference: float | None = 1.0) -> str:
@@ -120,6 +126,18 @@ def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]
             yield figure(title, line_chart(title, lines, axis, PERCENT, markers=False))
 
 
+def _courses(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
+    for field, title in _COURSES:
+        lines = []
+        for run in runs:
+            if (course := run.timeline) is not None:
+                values: Sequence[float] = getattr(course, field)
+                points = [((index + 0.5) * course.interval_s, float(value)) for index, value in enumerate(values)]
+                lines.append(Line(run.target, colors[run.target], points, _dash(run.target, colors)))
+        axis = Axis("seconds after the start", from_zero=True)
+        yield line_figure(title, lines, axis, Axis("", from_zero=True), markers=False)
+
+
 def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
     lines = [
         Line(run.target, colors[run.target], list(enumerate(run.acceptance.by_position, 1)), _dash(run.target, colors))
@@ -130,88 +148,7 @@ def _positions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
         deepest = max(len(line.points) for line in lines)
         ticks = tuple(range(1, deepest + 1, max(1, deepest // 8)))
         axes = Axis("position of the draft", at=ticks), Axis("accepted, share of drafting steps", from_zero=True)
-        title = "Acceptance by position"
-        yield figure(title, line_chart(title, lines, *axes))
-
-
-def _sweeps(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:
-    """Yield a section for each parameter that was varied, with a line for each target."""
-    speed: tuple[str, Value] = ("Output tokens/s", lambda run: run.output_tokens_per_s)
-    tpot: tuple[str, Value] = ("Median TPOT, ms", lambda run: run.tpot.p50 if run.tpot else None)
-    ttft: tuple[str, Value] = ("TTFT, 95th percentile, ms", lambda run: run.ttft.p95 if run.ttft else None)
-    gain: tuple[str, Value] = (
-        "Median TPOT, speedup over the baseline",
-        lambda run: run.speedup.tpot_p50.ratio if run.speedup and run.speedup.tpot_p50 else None,
-    )
-    rate: tuple[str, Value] = ("Acceptance rate", lambda run: run.acceptance.rate if run.acceptance else None)
-    length: tuple[str, Value] = (
-        "Output tokens per step",
-        lambda run: run.acceptance.tokens_per_step if run.acceptance else None,
-    )
-    label = "Concurrent requests" if runs and runs[0].load.kind == "concurrency" else "Offered requests/s"
-    yield from _sweep(runs, colors, ("Load", label), lambda run: run.load.value, [speed, tpot, gain, ttft])
-    yield from _sweep(
-        runs, colors, ("Temperature", "Temperature"), lambda run: run.temperature, [rate, length, gain, tpot]
-    )
-    if any(f"k={run.k}" in run.target for run in runs):
-        drafting = [run for run in runs if run.k]
-        yield from _sweep(drafting, colors, ("Drafted tokens", "k"), lambda run: run.k, [gain, speed, length, rate])
-
-
-def _sweep(
-    runs: Sequence[Run],
-    colors: dict[str, str],
-    names: tuple[str, str],
-    varied: Value,
-    measures: Sequence[tuple[str, Value]],
-) -> Iterator[str]:
-    title, label = names
-    values = sorted({value for run in runs if (value := varied(run)) is not None})
-    if len(values) < 2:
-        return
-    logarithmic = title == "Load" and values[-1] / values[0] >= 8
-    by_line: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        by_line.setdefault(_line(run, runs, title), []).append(run)
-    conditions = list(dict.fromkeys(condition for _, condition in by_line))
-    drawn = []
-    for measure, of in measures:
-        lines = []
-        for (name, condition), own in by_line.items():
-            points = [(x, y) for run in own if (x := varied(run)) is not None and (y := of(run)) is not None]
-            if points:
-                legend = ", ".join(word for word in (name, condition) if word)
-                lines.append(Line(legend, colors[own[0].target], sorted(points), conditions.index(condition)))
-        if lines:
-            reference = 1.0 if "speedup" in measure else None
-            ticks = values if len(values) <= 8 else None
-            axes = Axis(label, logarithmic=logarithmic, at=ticks), Axis("", from_zero=True)
-            drawn.append(figure(measure, line_chart(measure, lines, *axes, reference=reference)))
-    if drawn:
-        yield section(title, _key(by_line, colors, conditions), figures(*drawn))
-
-
-def _line(run: Run, runs: Sequence[Run], varied: str) -> tuple[str, str]:
-    """Return target and condition of the line that a run belongs to; the condition names what else varies."""
-    name = run.target.removesuffix(f" k={run.k}") if varied == "Drafted tokens" else run.target
-    words = []
-    if varied != "Load" and len({other.load for other in runs}) > 1:
-        words.append(str(run.load))
-    if varied != "Temperature" and len({other.temperature for other in runs}) > 1 and run.temperature is not None:
-        words.append(f"T={run.temperature:g}")
-    return name, ", ".join(words)
-
-
-def _key(by_line: Mapping[tuple[str, str], Sequence[Run]], colors: dict[str, str], conditions: Sequence[str]) -> str:
-    """Return a key for colors and dashes of a section that are not in the legend of the page."""
-    entries: list[tuple[str, str, int | None]] = []
-    for name in dict.fromkeys(name for name, _ in by_line):
-        if name not in colors:
-            color = next(colors[own[0].target] for (other, _), own in by_line.items() if other == name)
-            entries.append((name, color, None))
-    if len(conditions) > 1:
-        entries += [(condition, "var(--ink)", dash) for dash, condition in enumerate(conditions)]
-    return legend(entries) if entries else ""
+        yield line_figure("Acceptance by position", lines, *axes)
 
 
 def _tables(runs: Sequence[Run]) -> str:

@@ -78,6 +78,24 @@ class GeneratorFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeline:
+    """The course of a run in equal intervals from its start, shape (intervals,) each.
+
+    Parameters
+    ----------
+    in_flight
+        Requests in flight in the middle of the interval.
+    sent_per_s, output_tokens_per_s
+        Requests sent, and tokens of the answers that ended, per second.
+    """
+
+    interval_s: float
+    in_flight: tuple[int, ...]
+    sent_per_s: tuple[float, ...]
+    output_tokens_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """A ratio with its 95 % bootstrap interval over requests."""
 
@@ -120,6 +138,8 @@ class Run:
         None if no request has one.
     tokens_counted_by
         `usage`, or `chunks` if an answer had no usage.
+    timeline
+        None if no request was completed.
     """
 
     target: str
@@ -149,6 +169,7 @@ class Run:
     tokens_counted_by: str
     generator: GeneratorFigures
     notes: tuple[str, ...]
+    timeline: Timeline | None = None
     speedup: Speedup | None = None
 
     @property

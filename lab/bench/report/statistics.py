@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from backends.engine_metrics import EngineMetrics
 from lab.bench.record import Drafting, Record
-from lab.bench.report.results import Acceptance, Distribution, Failures, Interval
+from lab.bench.report.results import Acceptance, Distribution, Failures, Interval, Timeline
 
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
+_INTERVALS = 30  # of a timeline
 _LEVELS = (2.5, 97.5)
 
 
@@ -84,6 +85,24 @@ def tokens_per_chunk(completed: Sequence[Record]) -> float | None:
 def has_usage(records: Sequence[Record]) -> bool:
     """Return whether every answer had its usage."""
     return all(record.usage is not None and record.usage.output_tokens is not None for record in records)
+
+
+def timeline(completed: Sequence[Record], start_s: float, end_s: float) -> Timeline | None:
+    """Return the course of the completed requests between two times of `Record`; None without any."""
+    if not completed:
+        return None
+    edges = np.linspace(start_s, max(end_s, start_s + 1e-3), _INTERVALS + 1)
+    interval_s = float(edges[1] - edges[0])
+    sent, ended = (np.array([getattr(record, name) for record in completed]) for name in ("sent_s", "ended_s"))
+    middle = (edges[1:] + edges[:-1]) / 2
+    in_flight = np.searchsorted(np.sort(sent), middle) - np.searchsorted(np.sort(ended), middle)
+    tokens = np.histogram(ended, edges, weights=[record.output_tokens for record in completed])[0]
+    return Timeline(
+        interval_s,
+        tuple(in_flight.tolist()),
+        tuple((np.histogram(sent, edges)[0] / interval_s).round(4).tolist()),
+        tuple((tokens / interval_s).round(4).tolist()),
+    )
 
 
 def _accepted(source: str, drafting: Drafting, output_tokens: int) -> Acceptance | None:

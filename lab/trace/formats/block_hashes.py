@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, islice
 from typing import Any
 
 from lab.trace.record import BLOCK_TOKENS
@@ -9,6 +10,7 @@ from lab.trace.values import read_count, read_time
 
 BAILIAN_BLOCK_TOKENS = 16
 _MOST_CHATS = 1_000_000  # whose conversation is remembered: about 100 MB
+_FACTOR, _MODULUS = 6364136223846793005, 2**61 - 1  # a polynomial of the blocks, below 2^63
 _WORKLOADS = {"coder": "code", "thinking": "reasoning", "text": "chat"}
 
 
@@ -69,6 +71,17 @@ class BailianRequests:
             "turns": None
             if turn is None
             else max(1, 2 * read_count(turn) - 1),  # messages: a question and an answer each
-            "prefix_blocks": document.get("hash_ids"),
+            "prefix_blocks": _with_all_before(document.get("hash_ids")),
             "block_tokens": BAILIAN_BLOCK_TOKENS,
         }
+
+
+def _with_all_before(blocks: Any) -> Any:
+    """Return numbers that identify each block and all before it; the trace's identify the block alone."""
+    if not isinstance(blocks, list) or set(map(type, blocks)) - {int}:
+        return blocks  # not valid, which `decode` reports
+    return list(islice(accumulate(blocks, _next, initial=0), 1, None))
+
+
+def _next(before: int, block: int) -> int:
+    return (before * _FACTOR + block + 1) % _MODULUS

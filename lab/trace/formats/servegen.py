@@ -19,6 +19,7 @@ import orjson
 
 from lab.trace.lines import MAX_LINE_BYTES, BrokenLine, Report, TraceError, numbered_lines, open_unpacked, read_errors
 from lab.trace.record import TraceRecord
+from lab.trace.values import read_time
 
 WINDOW_S = 600.0
 """Seconds of a window that no other follows."""
@@ -95,16 +96,13 @@ def read_servegen(path: Path, report: Report) -> Iterator[TraceRecord]:
     windows = list(_windows(path, report))
     number = 0
     left = rng.random()  # expected requests until the next one
-    for window, following in zip(windows, [*windows[1:], None], strict=True):
+    for window, following in zip(windows, [*windows[1:], None], strict=False):
         until_s = window.begin_s + WINDOW_S if following is None else following.begin_s
         count = window.rate * (until_s - window.begin_s)
+        if count > _MOST_REQUESTS:
+            why = f"{count:.3g} requests between two times; at most {_MOST_REQUESTS:,}"
+            report(BrokenLine(path, window.number, why))
         if not 0 < count <= _MOST_REQUESTS:
-            if count:
-                report(
-                    BrokenLine(
-                        path, window.number, f"{count:.3g} requests between two times; at most {_MOST_REQUESTS:,}"
-                    )
-                )
             continue
         at, left = _arrivals(rng, window, count, left)
         prompts, outputs = lengths[starts[max(0, bisect_right(starts, window.begin_s) - 1)]]
@@ -154,9 +152,13 @@ def _windows(path: Path, report: Report) -> Iterator[_Window]:
         except (ValueError, IndexError):
             report(BrokenLine(path, number, "expected start, rate, variation, Gamma or Weibull, shape and scale"))
             continue
-        if not (begin_s > last_s and isfinite(begin_s) and 0.01 <= shape <= 1000.0):
+        if rate < 0 or not (begin_s > last_s and isfinite(begin_s) and 0.01 <= shape <= 1000.0):
             report(
-                BrokenLine(path, number, "expected a later start than in the line before, and a shape of 0.01 to 1000")
+                BrokenLine(
+                    path,
+                    number,
+                    "expected a start after that of the line before, a rate of 0 or more, a shape of 0.01 to 1000",
+                )
             )
             continue
         last_s = begin_s
@@ -189,7 +191,7 @@ def _by_window(content: bytes) -> dict[float, tuple[_Lengths, _Lengths]]:
         prompts = _read(next((window[name] for name in _PROMPT if window.get(name)), None))
         outputs = _read(window.get(_OUTPUT))
         if prompts is not None and outputs is not None:
-            lengths[float(begin)] = prompts, outputs
+            lengths[read_time(begin)] = prompts, outputs
     if not lengths:
         raise ValueError(f"no window has the frequencies of {_PROMPT[0]} (or {_PROMPT[1]}) and {_OUTPUT}")
     return lengths
@@ -202,12 +204,15 @@ def _read(frequencies: Any) -> _Lengths | None:
     pairs = frequencies if isinstance(frequencies, dict) else dict(_PAIR.findall(str(frequencies).strip("{} ")))
     if isinstance(frequencies, str) and len(pairs) != frequencies.count(":"):
         raise ValueError(f"expected frequencies as {{length: share, ...}}, not {frequencies[:40]!r}")
-    numbers = sorted((int(float(length)), float(share)) for length, share in pairs.items())
+    try:
+        numbers = sorted((float(length), float(share)) for length, share in pairs.items())
+    except TypeError:
+        raise ValueError("lengths and their shares must be numbers") from None
     if not numbers:
         return None
-    values, shares = (np.array(column) for column in zip(*numbers, strict=True))
-    if not (
-        values[0] >= 0 and values[-1] <= _LONGEST and np.isfinite(shares).all() and shares.min() >= 0 < shares.sum()
-    ):
-        raise ValueError(f"lengths must be 0 to {_LONGEST} tokens, and shares 0 or more, with a sum above 0")
-    return _Lengths(values.astype(np.int64), np.cumsum(shares))
+    lengths, shares = (np.array(column) for column in zip(*numbers, strict=True))
+    if not ((lengths >= 0) & (lengths <= _LONGEST)).all():  # also if one is NaN
+        raise ValueError(f"lengths must be 0 to {_LONGEST} tokens")
+    if not ((shares >= 0) & (shares <= 1e9)).all() or shares.sum() <= 0:
+        raise ValueError("shares must be 0 or more, with a sum above 0")
+    return _Lengths(lengths.astype(np.int64), np.cumsum(shares))

@@ -62,7 +62,7 @@ def _sessions(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]
         return
     number, line = first
     try:
-        document = orjson.loads(line)
+        orjson.loads(line)
     except orjson.JSONDecodeError:  # one session on several lines
         parts, size = [line], len(line)
         for _, part in lines:
@@ -74,7 +74,6 @@ def _sessions(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]
         lines = iter(((number, b"".join(parts)),))
     else:
         lines = chain(((number, line),), lines)
-        del document
     for number, line in lines:
         try:
             document = orjson.loads(line)

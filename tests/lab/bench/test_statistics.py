@@ -8,7 +8,7 @@ import pytest
 from backends.engine_metrics import EngineMetrics
 from gateway.http.usage import Usage
 from lab.bench.record import Drafting, Record
-from lab.bench.report.statistics import Sample, acceptance, compare, distribution, failures, inter_token_s
+from lab.bench.report.statistics import Sample, acceptance, compare, distribution, failures, inter_token_s, timeline
 
 
 def record(
@@ -141,3 +141,17 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     run, base = sample(random.lognormal(-4, 0.3, 50)), sample(random.lognormal(-4, 0.3, 60))
     assert compare(run, base, 3) == compare(run, base, 3)
     assert compare(run, base, 3) != compare(run, base, 4)
+
+
+def test_the_course_of_a_run() -> None:
+    records = [
+        Record(0, due_s=10.0, sent_s=10.0, ended_s=40.0, chunks_s=array("d", [11.0, 12.0])),
+        Record(1, due_s=20.0, sent_s=20.0, ended_s=25.0, chunks_s=array("d", [21.0])),
+    ]
+    course = timeline(records, 10.0, 40.0)
+    assert course is not None
+    assert course.interval_s == 1.0
+    assert course.in_flight == (1,) * 10 + (2,) * 5 + (1,) * 15
+    assert [index for index, rate in enumerate(course.sent_per_s) if rate] == [0, 10]
+    assert {index: rate for index, rate in enumerate(course.output_tokens_per_s) if rate} == {15: 1.0, 29: 2.0}
+    assert timeline([], 0.0, 1.0) is None

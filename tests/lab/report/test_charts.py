@@ -68,9 +68,7 @@ def test_backends_of_one_method_differ_in_color() -> None:
 def test_a_page_escapes_what_others_named() -> None:
     bad = '<img src=x onerror=alert(1)>"'
     rows = table(bad, [bad, "n"], [[bad, bad]], ["bad"])
-    html = page(
-        bad, bad, [bad], [section(bad, figure(bad, bar_chart(bad, [Bar(bad, "red", 1.0)]), note=bad, data=rows))]
-    )
+    html = page(bad, bad, [bad], [section(bad, figure(bad, bar_chart(bad, [Bar(bad, "red", 1.0)]), data=rows))])
     assert "<img" not in html
     read = ReportPage(html.replace("src=x", ""))
     assert read.tables[bad.replace("src=x", "")][1][1].startswith("<img")

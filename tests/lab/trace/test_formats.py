@@ -57,8 +57,23 @@ def test_bailian_conversations_and_prefixes() -> None:
     assert [one.arrived_at for one in records] == [0.0, 0.75, 9.5, 21.25, 30.0]
     assert {one.block_tokens for one in records} == {16}
     third = replay_request(records[3], 0.0, 1.0)
-    assert third.prefix_blocks == (0, 1, 5, 6, 7, 9, 10)  # 120 tokens fill seven blocks of 16
+    assert len(third.prefix_blocks) == 7  # 120 tokens fill seven blocks of 16
+    first, other, second = (list(records[number].prefix_blocks) for number in (0, 1, 2))
+    assert list(third.prefix_blocks[:5]) == second[:5]
+    assert first[:2] == second[:2]
+    assert first[0] == other[0]
+    assert len({*first, *other, *second}) == 9  # of twelve
     assert third.features.prefix_tokens[:2] == (16, 32)
+
+
+def test_the_same_block_after_another_one_is_no_common_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    good = json.loads((MADE_UP / "bailian.jsonl").read_text().splitlines()[0])
+    path.write_text("".join(json.dumps({**good, "hash_ids": ids}) + "\n" for ids in ([5, 6], [4, 6], [5, 6, 7])))
+    one, other, longer = (list(record.prefix_blocks) for record in read(path)[0])
+    assert not {*one} & {*other}
+    assert longer[:2] == one
+    assert all(0 <= number < 2**63 for number in longer)
 
 
 def test_bailian_lines_that_are_wrong(tmp_path: Path) -> None:
@@ -177,6 +192,12 @@ def test_clients_of_a_folder_are_one_trace() -> None:
     assert {one.prompt_tokens for one in records if one.key == "chunk-2"} == {50}  # without its images
 
 
+def read_servegen_lines(path: Path) -> list[BrokenLine]:
+    broken: list[BrokenLine] = []
+    assert list(read_trace(path, format="servegen", report=broken.append)) == []
+    return broken
+
+
 def test_client_models_that_are_wrong(tmp_path: Path) -> None:
     for file in (MADE_UP / "servegen").iterdir():
         shutil.copy(file, tmp_path)
@@ -188,21 +209,29 @@ def test_client_models_that_are_wrong(tmp_path: Path) -> None:
     assert 500 < len(records) < 700
     assert [one.number for one in broken] == [3, 4, 5, 1]
     assert "6e+11 requests between two times; at most 1,000,000" in broken[-1].why
+    trace.write_text("no model\n")
+    assert [one.number for one in read_servegen_lines(trace)] == [1]
     for content, why in (
         ('{"0": {"input_tokens": "{}"}}', "no window has the frequencies"),
         ('{"0": {"input_tokens": "{5 0.5}", "output_tokens": "{5: 1}"}}', "no window has the frequencies"),
         ('{"0": {"input_tokens": "{5: 0.5, 6:}", "output_tokens": "{5: 1}"}}', "expected frequencies as"),
-        ('{"0": {"input_tokens": "{5: -1}", "output_tokens": "{5: 1}"}}', "shares 0 or more"),
-        ('{"0": {"input_tokens": "{5: nan}", "output_tokens": "{5: 1}"}}', "shares 0 or more"),
+        ('{"0": {"input_tokens": "{5: -1}", "output_tokens": "{5: 1}"}}', "shares must be 0 or more"),
+        ('{"0": {"input_tokens": "{5: nan}", "output_tokens": "{5: 1}"}}', "shares must be 0 or more"),
+        ('{"0": {"input_tokens": "{inf: 1}", "output_tokens": "{5: 1}"}}', "lengths must be 0 to"),
+        ('{"0": {"input_tokens": {"5": [1]}, "output_tokens": "{5: 1}"}}', "must be numbers"),
+        (
+            '{"nan": {"input_tokens": "{5: 1}", "output_tokens": "{5: 1}"}}',
+            "expected a finite number|seconds or an ISO",
+        ),
         ("[1]", "expected an object with an object for each window"),
         ("{", "unexpected end"),
     ):
         dataset.write_text(content)
         with pytest.raises(TraceError, match=why):
-            read(trace)
+            list(read_trace(trace, format="servegen"))
     dataset.unlink()
     with pytest.raises(TraceError, match=r"with chunk-N-dataset\.json beside it"):
-        read(trace)
+        list(read_trace(trace, format="servegen"))
     trace.rename(tmp_path / "other.csv")
     with pytest.raises(TraceError, match=r"other\.csv: a client model is a file chunk-N-trace\.csv"):
-        read(tmp_path / "other.csv")
+        list(read_trace(tmp_path / "other.csv", format="servegen"))
