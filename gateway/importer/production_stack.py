@@ -18,16 +18,16 @@ COMMANDS = ("vllm-router", "vllm_router")
 
 _POLICIES = {
     "roundrobin": ("round_robin", ""),
-    "session": ("learned", "was session: learned prefers the replica that holds a conversation"),
-    "prefixaware": ("learned", "was prefixaware: learned knows which replica holds the beginning of a prompt"),
-    "kvaware": ("learned", "was kvaware: learned knows which replica holds the beginning of a prompt"),
+    "session": ("learned", "was session: learned remembers which replica had the conversation"),
+    "prefixaware": ("learned", "was prefixaware: learned remembers which replica got prompts that begin alike"),
+    "kvaware": ("learned", "was kvaware: learned remembers which replica got prompts that begin alike"),
     "priority": ("least_loaded", "was priority: priorities belong to keys and to models.NAME.queue"),
 }
 _PREFILL_DECODE = "disaggregated_prefill"
 _REASONS = {
     "--session-key": "conversations are told by the beginnings of their prompts",
-    "--lmcache": "what an engine holds is learned from its answers",
-    "--kv-aware": "what an engine holds is learned from its answers",
+    "--lmcache": "learned remembers which replica got which prompts",
+    "--kv-aware": "learned remembers which replica got which prompts",
     "--prefill-model": "there is no disaggregated prefill",
     "--decode-model": "there is no disaggregated prefill",
     "--static-model-labels": "they are for disaggregated prefill",
@@ -37,7 +37,7 @@ _REASONS = {
     "--k8s-watcher": "the API server tells of changes at once",
     "--engine-stats": "the load of an engine is read every health.interval_s",
     "--request-stats": "metrics are at /metrics",
-    "--log-": "the gateway logs JSON to stderr",
+    "--log-": "",
     "--enable-batch": "there is no batch API",
     "--file-storage": "there is no batch API",
     "--batch-": "there is no batch API",
@@ -45,11 +45,8 @@ _REASONS = {
     "--request-rewriter": "requests are sent on unchanged",
     "--semantic-cache": "answers are not cached",
     "--feature-gates": "none of them exists here",
-    "--sentry": "",
+    "--sentry": "errors are logged",
     "--otel": "",
-    "--backend-health": "",
-    "--dynamic-config": "",
-    "--version": "",
 }
 
 

