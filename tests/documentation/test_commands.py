@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.app import app
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
-from tests.support.documentation import Step, inline_steps, steps
+from tests.support.documentation import PAGES, Step, inline_steps, steps
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,8 @@ def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Ca
             result = CliRunner().invoke(app, filled(step.commands[0][1:]))
             assert result.exit_code == REFUSED.get(" ".join(step.commands[0]), 0), f"{step}\n{result.output}"
             return result.output
-        before = [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
+        before = ['curl() { command curl --fail-with-body "$@"; }']
+        before += [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
         text = re.sub(
             r"(localhost|127\.0\.0\.1):8080", served.url.removeprefix("http://"), "\n".join([*before, step.text])
         )
@@ -240,3 +241,12 @@ def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         assert not options(sys.argv[1:])
+
+
+def test_bodies_for_admin_are_declared_as_json() -> None:
+    """Curl says that a body is a form, and `/admin` refuses that; `explain` takes the body of any request."""
+    shown = [call for page in PAGES for call in re.findall(r"curl [^`]*?/admin/[^`]*", page.read_text("utf-8"))]
+    assert len(shown) >= 4
+    for call in shown:
+        first = call.partition("\n$ ")[0]
+        assert " -d " not in first or "/admin/explain" in first or "application/json" in first, first
