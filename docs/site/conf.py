@@ -12,7 +12,7 @@ project = "Speculation gateway"
 copyright = "the authors; Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = ["docs/**.md", "deploy/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 nitpicky = True
 suppress_warnings = ["toc.excluded"]
 myst_heading_anchors = 4
@@ -49,6 +49,8 @@ def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 def _name_pages(app: Sphinx, name: str, source: list[str]) -> None:
     """Have links whose text is the name of a file show the title of the page instead."""
     source[0] = _FILE_NAME.sub("[]", source[0])
+    if name == "README":  # the forge's front page, which the navigation does not need; its links are checked
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
 
 
 def setup(app: Sphinx) -> None:
