@@ -64,7 +64,15 @@ CHECKED_ONLY = {
 
 REFUSED = {"gateway policy unpin": 1}
 """Exit status of commands that have nothing to do: nothing is pinned after a rollback."""
-WORDS = {"N": "1", "M": "1", "TRACE": "trace.csv", "OUT": "out.jsonl", "FORMAT": "gateway", "FILE": "out.json"}
+WORDS = {
+    "N": "1",
+    "M": "1",
+    "TRACE": "trace.csv",
+    "OUT": "out.jsonl",
+    "FORMAT": "gateway",
+    "FILE": "out.json",
+    "JSON": "{}",
+}
 """What is put for the words in capitals of a synopsis."""
 FOLDERS = "backends|benchmarks|config|deploy|docs|gateway|lab|policies|scripts|tests"
 PATHS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
