@@ -212,6 +212,9 @@ def accept_typer(program: typer.Typer, arguments: list[str]) -> None:
     def disarm(command: Any) -> Any:
         if command.callback is not None:
             command.callback = lambda **_: None
+        for parameter in command.params:
+            if parameter.is_eager:  # installs completion, or prints something and exits
+                parameter.callback = None
         for child in getattr(command, "commands", {}).values():
             disarm(child)
         return command
