@@ -117,7 +117,13 @@ def served(folder: Path) -> Iterator[Command]:
 @pytest.fixture
 def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], str]:
     """Return what runs a step as a reader does, beside the gateway with the default pool, and returns its output."""
-    values = {"GATEWAY_URL": served.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY, "KEY": ADMIN_KEY, "COLUMNS": "200"}
+    values = {
+        "GATEWAY_URL": served.url,
+        "GATEWAY_ADMIN_KEY": ADMIN_KEY,
+        "KEY": ADMIN_KEY,
+        "COLUMNS": "200",
+        "HOME": str(folder),
+    }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
@@ -159,6 +165,7 @@ def test_the_commands_do_what_the_pages_show(reader: Callable[[Step], str]) -> N
 
 @pytest.mark.parametrize("step", [*STEPS, *inline_steps()], ids=str)
 def test_programs_options_and_files_exist(step: Step, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))  # whatever goes wrong
     for command in step.commands:
         name = " ".join(command)
         assert is_run(step) or reason(command), f"run {name!r}, or say in CHECKED_ONLY why not"
@@ -213,8 +220,7 @@ def accept_typer(program: typer.Typer, arguments: list[str]) -> None:
         if command.callback is not None:
             command.callback = lambda **_: None
         for parameter in command.params:
-            if parameter.is_eager:  # installs completion, or prints something and exits
-                parameter.callback = None
+            parameter.callback = None  # prints and exits, or installs completion
         for child in getattr(command, "commands", {}).values():
             disarm(child)
         return command
