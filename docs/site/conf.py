@@ -12,7 +12,7 @@ project = "Speculation gateway"
 copyright = "the authors; Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "deploy/**.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = ["docs/**.md", "deploy/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 nitpicky = True
 suppress_warnings = ["toc.excluded"]
 myst_heading_anchors = 4
@@ -46,12 +46,14 @@ def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n"
 
 
-def _name_pages(app: Sphinx, name: str, source: list[str]) -> None:
-    """Have links whose text is the name of a file show the title of the page instead."""
+def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
+    """Have links show the title of a page in place of its file name, and leave README out of the navigation."""
     source[0] = _FILE_NAME.sub("[]", source[0])
+    if name == "README":  # the front page on a forge: here for its links, which are checked
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
 
 
 def setup(app: Sphinx) -> None:
     """Register what is not Sphinx's own."""
     app.connect("source-read", _add_contents)
-    app.connect("source-read", _name_pages)
+    app.connect("source-read", _adapt)

@@ -34,7 +34,8 @@ class _Page:
         self._definitions: dict[str, Node] = schema["$defs"]
         self._root: Node = schema
         self._examples = read_examples()
-        self._headings = dict(self._name_sections(schema, ""))
+        self._headings: dict[str, str] = {}
+        self._name_sections(schema, "")
 
     def text(self) -> str:
         """Return the page."""
@@ -42,19 +43,17 @@ class _Page:
         sections += [self._section(name, self._definitions[name], title) for name, title in self._headings.items()]
         return _HEAD + "".join(sections)
 
-    def _name_sections(self, node: Node, path: str, found: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the heading of each definition with keys: the path of its first place in the file."""
-        found = {} if found is None else found
+    def _name_sections(self, node: Node, path: str) -> None:
+        """Name each definition with keys by the path of its first place in the file, in the order of the file."""
         for key, child in node["properties"].items():
             for name, place in self._uses(child, f"{path}.{key}" if path else key):
                 definition = self._definitions[name]
                 for kind in _alternatives(definition):
-                    found[kind] = f"`{place}`: `{self._policy(kind)}`"
-                    self._name_sections(self._definitions[kind], place, found)
-                if "properties" in definition and name not in found:
-                    found[name] = f"`{place}`"
-                    self._name_sections(definition, place, found)
-        return found
+                    self._headings[kind] = f"`{place}`: `{self._policy(kind)}`"
+                    self._name_sections(self._definitions[kind], place)
+                if "properties" in definition and name not in self._headings:
+                    self._headings[name] = f"`{place}`"
+                    self._name_sections(definition, place)
 
     def _uses(self, node: Node, path: str) -> Iterator[tuple[str, str]]:
         if "$ref" in node:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
+from tests.support.accepted_arguments import accept_module, accept_typer, help_of, options
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
-from tests.support.documentation import Step, inline_steps, steps
+from tests.support.documentation import PAGES, Step, inline_steps, steps
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 CHECKED_ONLY = {
-    "scripts/run": "serves until it is stopped; `gateway` with the same pool is run here",
+    "scripts/run": "serves until it is stopped; `gateway` with the same pool runs here, and its output is compared",
     "gateway serving": "the same",
     "scripts/": "installs, measures, or runs the tests",
     "benchmarks/overhead/run": "installs the peers, and measures for hours",
@@ -64,7 +59,15 @@ CHECKED_ONLY = {
 
 REFUSED = {"gateway policy unpin": 1}
 """Exit status of commands that have nothing to do: nothing is pinned after a rollback."""
-WORDS = {"N": "1", "M": "1", "TRACE": "trace.csv", "OUT": "out.jsonl", "FORMAT": "gateway", "FILE": "out.json"}
+WORDS = {
+    "N": "1",
+    "M": "1",
+    "TRACE": "trace.csv",
+    "OUT": "out.jsonl",
+    "FORMAT": "gateway",
+    "FILE": "out.json",
+    "JSON": "{}",
+}
 """What is put for the words in capitals of a synopsis."""
 FOLDERS = "backends|benchmarks|config|deploy|docs|gateway|lab|policies|scripts|tests"
 PATHS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
@@ -109,7 +112,13 @@ def served(folder: Path) -> Iterator[Command]:
 @pytest.fixture
 def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], str]:
     """Return what runs a step as a reader does, beside the gateway with the default pool, and returns its output."""
-    values = {"GATEWAY_URL": served.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY, "KEY": ADMIN_KEY, "COLUMNS": "200"}
+    values = {
+        "GATEWAY_URL": served.url,
+        "GATEWAY_ADMIN_KEY": ADMIN_KEY,
+        "KEY": ADMIN_KEY,
+        "COLUMNS": "200",
+        "HOME": str(folder),
+    }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
@@ -119,7 +128,8 @@ def reader(folder: Path, served: Command, monkeypatch: pytest.MonkeyPatch) -> Ca
             result = CliRunner().invoke(app, filled(step.commands[0][1:]))
             assert result.exit_code == REFUSED.get(" ".join(step.commands[0]), 0), f"{step}\n{result.output}"
             return result.output
-        before = [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
+        before = ['curl() { command curl --fail-with-body "$@"; }']
+        before += [one.text for one in STEPS if one.is_prelude and one.block.page == step.block.page]
         text = re.sub(
             r"(localhost|127\.0\.0\.1):8080", served.url.removeprefix("http://"), "\n".join([*before, step.text])
         )
@@ -138,11 +148,12 @@ def filled(words: list[str]) -> list[str]:
     return [WORDS.get(word.strip("[]"), word.strip("[]")) for word in words]
 
 
-def test_the_commands_do_what_the_pages_show(reader: Callable[[Step], str]) -> None:
-    ran = [step for step in sorted(STEPS, key=lambda step: step.block.page != "docs/start.md") if is_run(step)]
-    assert len(ran) >= 15
+def test_the_commands_do_what_the_pages_show(reader: Callable[[Step], str], served: Command) -> None:
+    steps_of_start_first = sorted(STEPS, key=lambda step: step.block.page != "docs/start.md")
+    ran = [step for step in steps_of_start_first if is_run(step) or step.text == "scripts/run"]
+    assert len(ran) >= 20
     for step in ran:
-        printed = reader(step)
+        printed = served.printed() if step.text == "scripts/run" else reader(step)
         for line in step.shown:
             if line != "..." and (word := re.search(r"[a-zA-Z][\w-]+", line)):
                 assert word[0] in printed, f"{step}\nshows {line!r}, prints\n{printed}"
@@ -150,6 +161,7 @@ def test_the_commands_do_what_the_pages_show(reader: Callable[[Step], str]) -> N
 
 @pytest.mark.parametrize("step", [*STEPS, *inline_steps()], ids=str)
 def test_programs_options_and_files_exist(step: Step, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))  # whatever goes wrong
     for command in step.commands:
         name = " ".join(command)
         assert is_run(step) or reason(command), f"run {name!r}, or say in CHECKED_ONLY why not"
@@ -181,62 +193,10 @@ def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert not usage or all(option in usage for option in options(arguments)), (program, arguments)
 
 
-def options(arguments: list[str]) -> set[str]:
-    return {word.strip("[]").partition("=")[0] for word in arguments if re.match(r"\[?--\w", word)}
-
-
-def help_of(program: str, arguments: list[str]) -> str:
-    """Return the help of a program and of the subcommands used; nothing if a plugin that has them is not installed."""
-    call, texts = [program], []
-    for word in [*takewhile(re.compile("[a-z]+$").match, arguments), "--help"]:
-        done = subprocess.run([*call, "--help"], capture_output=True, text=True, timeout=30, check=False)
-        if done.returncode or done.stdout in texts:
-            return ""
-        texts.append(done.stdout)
-        call.append(word)
-    return "".join(texts)
-
-
-def accept_typer(program: typer.Typer, arguments: list[str]) -> None:
-    """Check that a program with subcommands accepts the arguments; nothing is run."""
-
-    def disarm(command: Any) -> Any:
-        if command.callback is not None:
-            command.callback = lambda **_: None
-        for child in getattr(command, "commands", {}).values():
-            disarm(child)
-        return command
-
-    disarm(typer.main.get_command(program)).main(arguments, "gateway", standalone_mode=False)
-
-
-class Accepted(Exception):  # noqa: N818 -- not an error
-    """Raised when the arguments of a module are parsed."""
-
-
-def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a module accepts the arguments of `sys.argv`; it ends once they are parsed."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None, module
-    main = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
-    assert main is not None, f"{module} is no command"
-    assert main.origin is not None
-    source = Path(main.origin).read_text()
-    parse = argparse.ArgumentParser.parse_args
-
-    def parse_and_end(*arguments: Any, **keywords: Any) -> None:
-        parse(*arguments, **keywords)
-        raise Accepted
-
-    def accept_and_end(program: typer.Typer) -> None:
-        accept_typer(program, sys.argv[1:])
-        raise Accepted
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
-    monkeypatch.setattr(typer.Typer, "__call__", accept_and_end)
-    if "parse_args" in source or "typer" in source:
-        sys.modules.pop(main.name, None)  # else runpy warns
-        with pytest.raises(Accepted):
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        assert not options(sys.argv[1:])
+def test_bodies_for_admin_are_declared_as_json() -> None:
+    """Curl says that a body is a form, and `/admin` refuses that; `explain` takes the body of any request."""
+    calls = [call for page in PAGES for call in page.read_text("utf-8").split("curl ")[1:]]
+    shown = [one for call in calls if "/admin/" in (one := re.split(r"`|\n[${]", call)[0])]
+    assert len(shown) >= 4
+    for call in shown:
+        assert " -d " not in call or "/admin/explain" in call or "application/json" in call, call
