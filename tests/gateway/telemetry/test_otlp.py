@@ -167,6 +167,11 @@ async def test_other_paths_have_spans_of_http_alone() -> None:
         assert (await running.client.get("/version", headers=traced())).status_code == 200
         server, (client,) = await spans_of(received, TRACE, 2)
         assert running.upstreams["a"].seen[-1].header("traceparent") == f"00-{TRACE}-{client.span_id.hex()}-01"
+        other = "2" * 32
+        strange = await running.client.get("/caf%C3%A9\u20ac?secret=1", headers=traced(other))
+        refused, _ = await spans_of(received, other, 1)
+    assert (strange.status_code, refused.name) == (400, "GET")  # one of few names, whatever clients ask for
+    assert "secret" not in str(refused)
     assert (server.name, client.name) == ("GET", "GET")
     assert plain(server.attributes)["url.path"] == "/version"
     assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]
