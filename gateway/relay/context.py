@@ -11,7 +11,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -124,8 +124,8 @@ class Ongoing(Protocol):
 class Reporting(Protocol):
     """What reports requests outside: `gateway.telemetry.reporter`."""
 
-    def follow(self, inbound: Inbound, request_id: bytes) -> Observer | None:
-        """Return an observer of a request that was routed; None if it is not of interest."""
+    def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Observer]:
+        """Return who observes a request that was routed; nobody if it is not of interest."""
 
     def refuse(self, refused: Refused, error: GatewayError) -> None:
         """Report a request that was refused before it was routed."""

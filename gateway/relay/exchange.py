@@ -110,11 +110,8 @@ class Exchange:
             relay.limits.leave(headers.client, 0)
             raise
         self._routed, endpoint, observers = routed, self.delivery.endpoint, self.delivery.observers
-        if (
-            relay.reporter is not None
-            and (trail := relay.reporter.follow(inbound, self.delivery.request_id)) is not None
-        ):
-            observers.append(trail)
+        if relay.reporter is not None:
+            observers.extend(relay.reporter.follow(inbound, self.delivery.request_id))
         if routed.model.rescue and not headers.routing_headers.backend:
             self._handover = handover_for(relay, inbound, self.delivery.request_id, endpoint, routed, observers)
         routed.model.traffic.arrive(now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from random import getrandbits, random
 
 from gateway.config.settings import TelemetrySettings
@@ -54,9 +55,10 @@ class Reporter:
 
     # On the request path
 
-    def follow(self, inbound: Inbound, request_id: bytes) -> Trail | None:
-        """Return the trail of a request; None if nothing will be reported of it."""
-        return self._trail(request_id, inbound.request_headers.method, inbound.path, inbound.lines, inbound)
+    def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Trail]:
+        """Return the trail of a request, if anything will be reported of it."""
+        trail = self._trail(request_id, inbound.request_headers.method, inbound.path, inbound.lines, inbound)
+        return () if trail is None else (trail,)
 
     def refuse(self, refused: Refused, error: GatewayError) -> None:
         """Report a request that was refused before it was routed."""

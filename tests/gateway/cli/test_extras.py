@@ -58,3 +58,22 @@ def test_the_gateway_of_simulated_replicas_loads_no_compiler() -> None:
     serving = "import sys, pathlib, gateway.service.run, gateway.service.app, gateway.cli.check as check"
     loaded = f"{serving}; check.read_pool(pathlib.Path('config/pool.yaml')); sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
+
+
+def test_an_export_names_its_extra_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = extras.find_spec
+
+    def find_spec(name: str) -> object:
+        if name == "opentelemetry.sdk":
+            raise ModuleNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(extras, "find_spec", find_spec)
+    pool = tmp_path / "pool.yaml"
+    backend = "{method: baseline, url: 'http://127.0.0.1:9'}"
+    pool.write_text(
+        f"models: {{m: {{policy: {{name: random}}, backends: {{a: {backend}}}}}}}\ntelemetry: {{otlp: {{}}}}\n"
+    )
+    result = CliRunner().invoke(app, ["--config", str(pool)])
+    assert result.exit_code == 2
+    assert result.stderr == "gateway: needs opentelemetry.sdk: pip install 'speculation-gateway[otel]'\n"

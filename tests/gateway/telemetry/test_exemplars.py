@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
-from pathlib import Path
 
-import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.gateway.conftest import MODEL, Running, Start, start_gateway
-from tests.support.command import gateway_command, until
+from tests.gateway.conftest import Running, Start, start_gateway
 from tests.support.deploy_tools import tool
-from tests.support.upstream import upstreams_in_thread
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
@@ -72,27 +67,3 @@ async def test_the_page_keeps_the_conventions_for_names() -> None:
         subprocess.run, command, input=page, capture_output=True, text=True, timeout=30, check=False
     )
     assert (result.returncode, result.stdout + result.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_each_of_several_workers_shows_the_exemplars_of_its_own_requests(tmp_path: Path) -> None:
-    with upstreams_in_thread("a", MODEL) as (upstream,):
-        pool = tmp_path / "pool.yaml"
-        backends = f'{{a: {{method: baseline, url: "{upstream.url}"}}}}'
-        model = f"{{policy: {{name: round_robin}}, default_temperature: 1, backends: {backends}}}"
-        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\ntelemetry: {{exemplars: true}}\n")
-        with gateway_command(pool, tmp_path, "--workers", "2") as command:
-            until(lambda: command.get("/readyz").status_code == 200)
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-            shown: set[str] = set()
-
-            def both_show_theirs() -> bool:
-                sent = command.post("/v1/chat/completions", body)
-                assert sent.status_code == 200
-                page = command.get("/metrics", headers=OPENMETRICS).text
-                of_page = exemplars_of(page).get("gateway_e2e_seconds", [])
-                shown.update(labels["request_id"][:16] for labels in of_page)  # the part that tells the process
-                return len(shown) == 2
-
-            until(both_show_theirs)
-            assert re.search(r"^gateway_requests_total\{", command.get("/metrics").text, re.MULTILINE)

@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from backends.launch.ports import free_port
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.gateway.relay.rescue.test_streams import SCRIPT, engine
+from tests.gateway.reload.test_change import change
 from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
 from tests.support.upstream import Wire, answer, delta, upstreams_in_thread
@@ -161,12 +162,18 @@ async def test_a_rescued_stream_has_a_span_for_each_backend_that_gave_part_of_it
 
 
 @pytest.mark.slow
-async def test_other_paths_have_spans_of_http_alone() -> None:
+async def test_other_paths_have_spans_of_http_alone_also_after_a_reload() -> None:
     async with gateway_and_receiver() as (running, received):
         running.upstreams["a"].behaviour = lambda wire: wire.json({"version": "1"})
         assert (await running.client.get("/version", headers=traced())).status_code == 200
         server, (client,) = await spans_of(received, TRACE, 2)
         assert running.upstreams["a"].seen[-1].header("traceparent") == f"00-{TRACE}-{client.span_id.hex()}-01"
+        await change(running, timeouts={"idle_s": 7.0})  # a reload keeps what reports
+        other = "2" * 32
+        strange = await running.client.get("/caf%C3%A9\u20ac?secret=1", headers=traced(other))
+        refused, _ = await spans_of(received, other, 1)
+    assert (strange.status_code, refused.name) == (400, "GET")  # one of few names, whatever clients ask for
+    assert "secret" not in str(refused)
     assert (server.name, client.name) == ("GET", "GET")
     assert plain(server.attributes)["url.path"] == "/version"
     assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]

@@ -1,0 +1,67 @@
+"""The commands of docs/runbook.md, run against a gateway."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.conftest import MODEL
+from tests.support.command import ADMIN_KEY, gateway_command, until
+from tests.support.deploy_tools import ROOT
+from tests.support.registered_metrics import sample_names
+from tests.support.upstream import upstreams_in_thread
+
+PAGE = (ROOT / "docs/runbook.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.+?)```", PAGE, re.DOTALL)
+COMMANDS = sorted({each.replace("\n", " ") for each in re.findall(r"`((?:get|post|series) [^`]+)`", PAGE)})
+RECORDED = re.findall(r"record: (\S+)", (ROOT / "deploy/prometheus/rules.yml").read_text())
+
+
+def test_every_series_it_names_exists() -> None:
+    names = set(re.findall(r"[\w:]*\bgateway_\w+(?::\w+)*", PAGE))
+    exact = sample_names() | set(RECORDED)
+    assert all(name in exact or any(each.startswith(name) for each in exact) for name in names)
+
+
+@pytest.mark.slow
+def test_its_commands_are_answered(tmp_path: Path) -> None:
+    (definitions,) = BLOCKS
+    assert len(COMMANDS) >= 10
+    with upstreams_in_thread("B", MODEL) as (upstream,):
+        pool = tmp_path / "pool.yaml"
+        backends = f'{{B: {{method: baseline, url: "{upstream.url}"}}}}'
+        model = f"{{policy: {{name: learned}}, default_temperature: 1, backends: {backends}}}"
+        recorder = f'recorder: {{path: "{tmp_path / "traces"}"}}'
+        telemetry = "telemetry: {access_log: 0.5}"
+        admin = f"admin: {{key: {ADMIN_KEY}}}"
+        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\n{recorder}\n{telemetry}\n{admin}\n")
+        (tmp_path / "request.json").write_text(
+            f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "a"}}]}}'
+        )
+        with gateway_command(pool, tmp_path) as command:
+            until(lambda: command.get("/readyz").status_code == 200)
+            for number in range(2):
+                command.post("/v1/chat/completions", {"model": MODEL, "messages": [], "seed": number})
+            script = re.sub(
+                r"^export .*$",
+                f"GATEWAY={command.url} ADMIN={command.url} KEY={ADMIN_KEY}",
+                definitions,
+                flags=re.MULTILINE,
+            )
+            for asked in COMMANDS:
+                line = asked.replace('"M"', f'"{MODEL}"')
+                result = subprocess.run(
+                    ["bash", "-c", f"set -o pipefail\n{script}\n{line}"],
+                    cwd=tmp_path,
+                    capture_output=True,
+                    text=True,
+                    timeout=30,
+                    check=False,
+                )
+                absent = (
+                    asked.startswith("series") and result.returncode == 1 and not result.stderr
+                )  # nothing counted yet
+                assert result.returncode == 0 or absent, f"{asked}\n{result.stderr}"
