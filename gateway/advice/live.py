@@ -1,4 +1,4 @@
-"""`GET /admin/advice`: what to change in the pool, from live figures."""
+"""Advice from the live figures of a gateway process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
-
-from fastapi import APIRouter
 
 from backends.backend import State
 from gateway.advice.advise import advise, document
@@ -37,16 +35,6 @@ class Advice:
                 self._kept = await asyncio.to_thread(_advise_all, self._gateway, models)
                 self._kept_at_s = time.monotonic()
             return self._kept
-
-
-def add_advice_routes(router: APIRouter, gateway: Gateway) -> None:
-    """Add the routes of `/admin/advice` to a router."""
-    advice = Advice(gateway)
-
-    @router.get("/advice")
-    async def advise_on_pool() -> dict[str, Any]:
-        """Return what to change in each model's backends: the gain with its interval, the evidence, and the lines."""
-        return {"models": await advice.by_model()}
 
 
 def _live(gateway: Gateway, name: str) -> ModelEvidence:
