@@ -63,7 +63,8 @@ def test_a_page_that_is_not_from_vllm_gives_none(page: bytes) -> None:
     assert read_metrics(page) is None
 
 
-LIFE = b"""process_start_time_seconds 1.7e+09
+LIFE = b"""# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.7e+09
 vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 1.0
 vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} 0.0
 vllm:cache_config_info{block_size="16",enable_prefix_caching="False",engine="0"} 1.0

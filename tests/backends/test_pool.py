@@ -169,8 +169,9 @@ async def test_a_change_of_the_engine_is_reported_once() -> None:
         changes: list[tuple[str, EngineChange]] = []
         pool.on_engine_change = lambda changed, change: changes.append((changed.name, change))
         await eventually(lambda: pool.engine(backend) is not None)
+        page = upstream.metrics
         for started in (b"1.0", b"7.0"):
-            upstream.metrics += b"process_start_time_seconds " + started + b"\n"
+            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
             await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
         await stays(lambda: changes == [("a", EngineChange.RESTART)], 0.2)
 

@@ -42,8 +42,9 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
         assert "its drafter is silent: 1.00 tokens per step" in notes["b"]
         assert "silent" not in notes["a"]
 
+        metrics = running.upstreams["b"].metrics
         for started in (b"1.0", b"2.0"):
-            running.upstreams["b"].metrics += b"process_start_time_seconds " + started + b"\n"
+            running.upstreams["b"].metrics = metrics + b"process_start_time_seconds " + started + b"\n"
             await running.until(lambda at_s=float(started): _started_s(running) == at_s)
         assert await shown(running) is None
         for _ in range(6):
