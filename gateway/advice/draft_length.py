@@ -6,15 +6,13 @@ import math
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
 from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
+from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
 from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import Load, seconds
-
-Floats = npt.NDArray[np.float64]
+from policies.learned.models.step_time import seconds
 
 MAX_K: Final = 10
 """Largest k that is advised."""
@@ -29,8 +27,6 @@ _VARIABLE: Final = (Method.BASELINE, Method.NGRAM, Method.SUFFIX)
 """Methods that draft nothing in many steps, so that their k is hardly a cost."""
 _MIN_DRAFTS: Final = 2000
 _MOST_REQUESTS: Final = 400
-_ROUNDS: Final = 20
-_OF: Final = "time per output token"
 
 
 def draft_length(model: ModelEvidence) -> list[Finding]:
@@ -77,10 +73,13 @@ def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain
     error = rng.normal(1.0, COST_SPREAD, DRAWS)
     gains = {}
     for other, cost in backend.cost_by_k.items():
-        per_token = tokens[:, k - 1] / tokens[:, other - 1]
-        gains[other] = gain_of(
-            1.0 - _relative_time(steps.load, steps.cost, backend.cost_by_k[k], cost, per_token, error), _OF
-        )
+        fewer = tokens[:, k - 1] / tokens[:, other - 1]
+
+        def step_s(load: Floats, changed: StepCost = cost) -> Floats:
+            calibrated, known = (cost_row(one) @ load for one in (backend.cost_by_k[k], steps.cost))
+            return known * (1.0 + error * (cost_row(changed) @ load / calibrated - 1.0))
+
+        gains[other] = gain_of(1.0 - relative_time(steps.load, seconds(steps.cost, steps.load), step_s, fewer), OF)
     return gains
 
 
@@ -104,30 +103,3 @@ def _reach(positions: Positions, longest: int, answers: float, rng: np.random.Ge
     for position in range(len(counted), reach.shape[1]):
         reach[:, position] = reach[:, position - 1] * fading
     return reach
-
-
-def _relative_time(
-    load: Load, fitted: StepCost, present: StepCost, other: StepCost, tokens: Floats, error: Floats
-) -> Floats:
-    """Return the time per token with another cost over the present one.
-
-    Parameters
-    ----------
-    tokens
-        Tokens per step at present over those with the other cost.
-    error
-        Factor of the difference between both costs.
-    """
-    now_s = seconds(fitted, load)
-    ratio = np.ones_like(tokens)
-    for _ in range(_ROUNDS):
-        step = ratio / tokens  # relative step time, of which the prompts of a step depend
-        scaled = np.stack([np.ones_like(ratio), load[1] * ratio, load[2] * ratio, load[3] * step])
-        known, calibrated, changed = (_weights(cost) @ scaled for cost in (fitted, present, other))
-        step_s = known * (1.0 + error * (changed / calibrated - 1.0))
-        ratio = np.clip(0.5 * ratio + 0.5 * step_s / now_s * tokens, 0.01, 100.0)
-    return ratio
-
-
-def _weights(cost: StepCost) -> Floats:
-    return np.array([cost.base_s, cost.per_request_s, 1e3 * cost.per_context_token_s, 1e2 * cost.per_prompt_token_s])

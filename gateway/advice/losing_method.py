@@ -8,15 +8,19 @@ import numpy as np
 
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
+from gateway.advice.finding import Finding, Gain, gain_of, lines
+from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
 from policies.learned.models.step_time import NOISE, seconds
 
 NEARLY_ALL: Final = 0.9
 """Share of the output tokens on which a method must lose."""
 DRAWS: Final = 400
+_MIN_ANSWERS: Final = 30.0
+"""A policy that learns soon sends few requests to a method that loses."""
+_MODEL: Final = 0.05
+"""Relative standard deviation of what a step would take at the load of another backend."""
 _UNKNOWN: Final = 0.1
 """Relative standard deviation of a step time that was not measured at this load, or comes from a calibration."""
-_OF: Final = "time per output token"
 
 
 def losing_method(model: ModelEvidence) -> list[Finding]:
@@ -26,7 +30,7 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
         steps = backend.steps
         if backend.method is Method.BASELINE or backend.is_silent or steps is None:
             continue
-        if min(backend.answers, steps.answers) < MIN_ANSWERS or not model.kinds:
+        if min(backend.answers, steps.answers) < _MIN_ANSWERS or not model.kinds:
             continue
         best: tuple[Gain, float, str, BackendEvidence | None] | None = None
         for other in _alternatives(model, backend):
@@ -43,7 +47,7 @@ def _alternatives(model: ModelEvidence, backend: BackendEvidence) -> list[Backen
     measured: list[BackendEvidence | None] = [
         other
         for other in model.backends
-        if other.method is not backend.method and other.steps is not None and other.steps.answers >= MIN_ANSWERS
+        if other.method is not backend.method and other.steps is not None and other.steps.answers >= _MIN_ANSWERS
     ]
     if all(other is None or other.method is not Method.BASELINE for other in measured) and backend.baseline_cost:
         measured.append(None)
@@ -53,29 +57,39 @@ def _alternatives(model: ModelEvidence, backend: BackendEvidence) -> list[Backen
 def _gain(
     model: ModelEvidence, backend: BackendEvidence, steps: Steps, other: BackendEvidence | None
 ) -> tuple[Gain, float]:
-    """Return the gain of another method at the load of a backend, and the share of the tokens on which it is faster."""
-    own_s = seconds(steps.cost, steps.load)
+    """Return the gain of another method on the requests of a backend, and the share of the tokens on which it gains.
+
+    The tokens per step of a baseline are known, those of other methods have the error of their arm; step times have
+    that of their fit, and more at a load that the other backend has not seen.
+    """
+    rng = np.random.default_rng(0)
+    variance = _MODEL**2 + NOISE**2 / steps.answers + backend.noise**2 / backend.answers
     if other is None or other.steps is None:
         assert backend.baseline_cost is not None
-        present = backend.cost_by_k.get(backend.k, backend.baseline_cost)
-        other_s = own_s * seconds(backend.baseline_cost, steps.load) / seconds(present, steps.load)
-        spread, noise, answers = _UNKNOWN, 0.0, 1.0
+        row, present = cost_row(backend.baseline_cost), cost_row(backend.cost_by_k[backend.k])
+        variance += _UNKNOWN**2
     else:
-        other_s = seconds(other.steps.cost, steps.load)
+        row, present = cost_row(other.steps.cost), None
         there, here = other.steps.load[1], steps.load[1]
-        spread = _UNKNOWN if max(there, here) > 2.0 * min(there, here) else 0.0
-        spread = float(np.hypot(spread, NOISE / np.sqrt(other.steps.answers)))
-        noise, answers = (0.0, 1.0) if other.method is Method.BASELINE else (other.noise, other.answers)
-    own = own_other = lost = total = 0.0
-    for kind in model.kinds:
-        mine_s = kind.tokens * own_s / kind.tokens_per_step[backend.name]
-        other_per_step = 1.0 if other is None else kind.tokens_per_step[other.name]
-        others_s = kind.tokens * other_s / other_per_step
-        own, own_other, total = own + mine_s, own_other + others_s, total + kind.tokens
-        lost += kind.tokens * (others_s < mine_s)
-    variance = spread**2 + NOISE**2 / steps.answers + backend.noise**2 / backend.answers + noise**2 / answers
-    logs = np.log(own_other / own) + np.sqrt(variance) * np.random.default_rng(0).standard_normal(DRAWS)
-    return gain_of(1.0 - np.exp(logs), _OF), lost / total
+        variance += NOISE**2 / other.steps.answers + (_UNKNOWN**2 if here > 2.0 * there else 0.0)
+        variance += 0.0 if other.method is Method.BASELINE else other.noise**2 / other.answers
+    fitted = cost_row(steps.cost)
+    error = np.exp(np.sqrt(variance) * rng.standard_normal(DRAWS))
+
+    def step_s(load: Floats) -> Floats:
+        changed = row @ load if present is None else (fitted @ load) * (row @ load) / (present @ load)
+        return np.asarray(changed * error)
+
+    names = backend.name, None if other is None else other.name
+    tokens = np.array([kind.tokens for kind in model.kinds])
+    own, others = (
+        np.array([1.0 if name is None else kind.tokens_per_step[name] for kind in model.kinds]) for name in names
+    )
+    # Steps that answers take are added up, so the means are harmonic.
+    fewer = float((tokens / others).sum() / (tokens / own).sum())
+    time = relative_time(steps.load, seconds(steps.cost, steps.load), step_s, np.full(DRAWS, fewer))
+    faster = float(np.median(time)) / fewer * own / others < 1.0
+    return gain_of(1.0 - time, OF), float(tokens[faster].sum() / tokens.sum())
 
 
 def _name(other: BackendEvidence | None) -> str:

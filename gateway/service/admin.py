@@ -14,11 +14,11 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
+from gateway.advice.live import Advice
 from gateway.http.errors import GatewayError
 from gateway.reload.reloader import ReloadError
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutingHeaders
-from gateway.service.admin_advice import add_advice_routes
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
@@ -58,6 +58,7 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         The application, which `/admin/docs` describes.
     """
     router = APIRouter(prefix="/admin", tags=["admin"])
+    advice = Advice(gateway)
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:
@@ -132,8 +133,12 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         """Return where a request would be sent and why, without sending it; the body is that of the request."""
         return _explain(gateway, await request.body(), path, RoutingHeaders.read(dict(request.scope["headers"])))
 
+    @router.get("/advice")
+    async def advise() -> dict[str, Any]:
+        """Return what to change in each model's backends: the gain with its interval, the evidence, and the lines."""
+        return {"models": await advice.by_model()}
+
     add_policy_routes(router, gateway)
-    add_advice_routes(router, gateway)
     return router
 
 

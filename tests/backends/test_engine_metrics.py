@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.engine_metrics import read_metrics
+from backends.backend import EngineChange
+from backends.engine_metrics import EngineMetrics, change_between, read_metrics
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -60,3 +61,42 @@ def test_a_baseline_has_no_acceptance() -> None:
 @pytest.mark.parametrize("page", [b"", b"<html>", b"python_info 1.0\n", b"\xff\xfe"])
 def test_a_page_that_is_not_from_vllm_gives_none(page: bytes) -> None:
     assert read_metrics(page) is None
+
+
+LIFE = b"""# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.7e+09
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} 0.0
+vllm:cache_config_info{block_size="16",enable_prefix_caching="False",engine="0"} 1.0
+vllm:sleep_mode_operation_duration_seconds_bucket{le="1.0",operation="wake"} 2.0
+vllm:sleep_mode_operation_duration_seconds_count{operation="wake"} 2.0
+vllm:sleep_mode_operation_duration_seconds_count{operation="sleep"} 3.0
+vllm:rl_weight_update_operation_duration_seconds_count{operation="start"} 1.0
+vllm:rl_weight_update_operation_duration_seconds_count{operation="finish"} 1.0
+"""
+
+
+def test_what_an_engine_went_through_is_read() -> None:
+    metrics, silent = read_metrics(PAGE + LIFE), read_metrics(PAGE)
+    assert metrics is not None
+    assert silent is not None
+    assert (metrics.started_s, metrics.awake, metrics.wake_ups, metrics.reloads) == (1.7e9, 1, 2, 2)
+    assert metrics.prefix_caching == 0
+    assert (silent.started_s, silent.awake, silent.prefix_caching) == (0.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [
+        (EngineMetrics(started_s=5.0), EngineMetrics(started_s=9.0), EngineChange.RESTART),
+        (EngineMetrics(started_s=0.0), EngineMetrics(started_s=9.0), None),
+        (EngineMetrics(generation_tokens=9), EngineMetrics(generation_tokens=1), EngineChange.RESTART),
+        (EngineMetrics(wake_ups=1), EngineMetrics(wake_ups=2, generation_tokens=5), EngineChange.WAKE_UP),
+        (EngineMetrics(awake=0), EngineMetrics(awake=1), EngineChange.WAKE_UP),
+        (EngineMetrics(awake=None), EngineMetrics(awake=1), None),
+        (EngineMetrics(awake=1), EngineMetrics(awake=0), None),
+        (EngineMetrics(), EngineMetrics(reloads=1), EngineChange.RELOAD),
+    ],
+)
+def test_a_change_of_the_engine_is_seen(before: EngineMetrics, now: EngineMetrics, change: EngineChange | None) -> None:
+    assert change_between(before, now) is change

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.backend import Backend, State
+from backends.backend import Backend, EngineChange, State
 from backends.engine_metrics import EngineMetrics
 from backends.pool import HealthRules, Pool
 from backends.probe import Probe, ProbeResult
@@ -164,6 +164,24 @@ async def test_a_replica_without_a_metrics_page_is_up() -> None:
 
 
 @pytest.mark.slow
+async def test_a_change_of_the_engine_is_reported_once() -> None:
+    async with running_pool() as (pool, backend, upstream):
+        changes: list[tuple[str, EngineChange]] = []
+        pool.on_engine_change = lambda changed, change: changes.append((changed.name, change))
+        await eventually(lambda: pool.engine(backend) is not None)
+        page = upstream.metrics
+        for started in (b"1.0", b"7.0"):
+            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
+            await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
+        await stays(lambda: changes == [("a", EngineChange.RESTART)], 0.2)
+
+
+def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
+    engine = pool.engine(backend)
+    assert engine is not None
+    return engine
+
+
 async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
     async with running_pool() as (_, backend, upstream):
         await eventually(lambda: backend.state is State.UP)

@@ -113,6 +113,17 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
         assert running.gateway.pool.engine(running.backend("a")) is not None, "its record is that of the new one"
 
 
+async def test_a_drafter_that_is_silent_from_a_reload_on_is_so_since_the_reload(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running, third() as c:
+        await change(running, backends={"a": {"method": "baseline", "url": c.url}})
+        drafters = running.gateway.models[MODEL].policy.drafters  # type: ignore[attr-defined]
+        for _ in range(6):
+            drafters.observe("a", "eagle3:3", 2.4, 1.0, 0.0)
+        assert drafters.silent["a"].cause == "since_reload"
+        await change(running, backends={"a": {"method": "baseline", "url": running.upstreams["a"].url}})
+        assert drafters.silent == {}
+
+
 async def test_a_request_whose_replica_is_removed_is_retried_on_one_that_is_there(gateway_of: Start) -> None:
     fail = asyncio.Event()
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.backend import Backend, Candidate
+from backends.backend import Backend, Candidate, EngineChange
 from policies.features.request import Endpoint, RequestFeatures
 from policies.guarded.policy import Guarded, build
+from policies.guarded.silent_drafters import REST_S
 from policies.policy import Decision, Outcome, Policy, PolicySettings, policies
 from policies.roles import Freezable, Learner, Maintained, Stateful
 from policies.rules.policy import Thresholds
@@ -140,3 +141,18 @@ def test_a_policy_that_learns_is_passed_its_own_memos_and_maintained() -> None:
     fit(policy)
     assert inner.fits == 1
     assert policy.statistics.observations > 100
+
+
+def test_a_silent_drafter_gets_nothing_while_it_rests() -> None:
+    policy = _guarded("least_loaded", outlier_ejection=True, seed=1)
+    now_s = 100.0
+    policy.set_clock(lambda: now_s)
+    for _ in range(6):
+        policy.drafters.observe("e", "eagle3:3", 2.4, 1.0, now_s)
+    pool = [replace(_pool()[3], name=name) for name in ("e", "f")]
+    assert {policy.choose(REQUEST, pool).backend for _ in range(20)} == {"f"}
+    assert policy.preview(REQUEST, pool).backend == "f"
+    now_s += REST_S
+    assert {policy.choose(REQUEST, pool).backend for _ in range(20)} == {"e", "f"}
+    policy.engine_changed("e", EngineChange.WAKE_UP)
+    assert policy.drafters.silent == {}

@@ -1,4 +1,4 @@
-"""`GET /admin/advice`: what to change in the pool, from live figures."""
+"""Advice from the live figures of a gateway process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter
-
 from backends.backend import State
 from gateway.advice.advise import advise, document
 from gateway.advice.evidence import ModelEvidence
@@ -18,25 +16,25 @@ from gateway.advice.settings import calibration_of, evidence_of
 from gateway.service.assembly import Gateway
 
 KEPT_S: Final = 15.0
-"""Seconds for which an answer is given again: it takes a fit, and hardly changes."""
 
 
-def add_advice_routes(router: APIRouter, gateway: Gateway) -> None:
-    """Add the routes of `/admin/advice` to a router."""
-    kept: dict[str, Any] = {}
-    kept_at_s = -KEPT_S
-    lock = asyncio.Lock()
+class Advice:
+    """The advice of a gateway process. It takes a fit, so an answer is given again for `KEPT_S` seconds."""
 
-    @router.get("/advice")
-    async def advice() -> dict[str, Any]:
-        """Return what to change in each model's backends: the gain with its interval, the evidence, and the lines."""
-        nonlocal kept, kept_at_s
-        async with lock:
-            if time.monotonic() - kept_at_s >= KEPT_S:
-                models = {name: _live(gateway, name) for name in gateway.models}
-                kept = {"models": await asyncio.to_thread(_advise_all, gateway, models)}
-                kept_at_s = time.monotonic()
-            return kept
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._lock = asyncio.Lock()
+        self._kept: dict[str, dict[str, Any]] = {}
+        self._kept_at_s = -KEPT_S
+
+    async def by_model(self) -> dict[str, dict[str, Any]]:
+        """Return whether each model's policy learns, the answers that were measured by backend, and the findings."""
+        async with self._lock:
+            if time.monotonic() - self._kept_at_s >= KEPT_S:
+                models = {name: _live(self._gateway, name) for name in self._gateway.models}
+                self._kept = await asyncio.to_thread(_advise_all, self._gateway, models)
+                self._kept_at_s = time.monotonic()
+            return self._kept
 
 
 def _live(gateway: Gateway, name: str) -> ModelEvidence:
@@ -63,7 +61,7 @@ def _live(gateway: Gateway, name: str) -> ModelEvidence:
     return replace(model, backends=tuple(backends))
 
 
-def _advise_all(gateway: Gateway, models: dict[str, ModelEvidence]) -> dict[str, Any]:
+def _advise_all(gateway: Gateway, models: dict[str, ModelEvidence]) -> dict[str, dict[str, Any]]:
     reported = _reported(gateway)
     advised = {}
     for name, model in models.items():

@@ -1,0 +1,47 @@
+"""How much longer a token takes when the steps of a backend change, at the same arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.learned.models.prior import StepCost
+from policies.learned.models.step_time import Load
+
+Floats = npt.NDArray[np.float64]
+
+OF: Final = "time per output token"
+_ROUNDS: Final = 40
+_LARGEST: Final = 100.0
+
+
+def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Floats], fewer: Floats) -> Floats:
+    """Return draws of the time per token after a change over the present one.
+
+    Slower answers mean more requests in the batch, by Little's law, and slower steps more prompts in each: both are
+    solved for.
+
+    Parameters
+    ----------
+    load
+        Mean load of the present steps.
+    present_s
+        Seconds of a step at present.
+    step_s
+        Function that returns draws of the seconds of a changed step, from loads of shape (4, draws).
+    fewer
+        Draws of the tokens per step at present over those after the change.
+    """
+    ratio = np.ones_like(fewer)
+    for _ in range(_ROUNDS):
+        loads = np.stack([np.ones_like(ratio), load[1] * ratio, load[2] * ratio, load[3] * ratio / fewer])
+        ratio = np.clip(0.5 * (ratio + step_s(loads) / present_s * fewer), 1.0 / _LARGEST, _LARGEST)
+    return ratio
+
+
+def cost_row(cost: StepCost) -> Floats:
+    """Return a step cost in the units of `step_time.Load`."""
+    return np.array([cost.base_s, cost.per_request_s, 1e3 * cost.per_context_token_s, 1e2 * cost.per_prompt_token_s])

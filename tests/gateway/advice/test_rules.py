@@ -1,0 +1,133 @@
+"""The rules of advice: planted optima found in the simulator, and nothing where there is no support."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.occupancy import Minute
+from backends.speculation import Method
+from benchmarks.routing.advice import CASES, Case, advised, measure, play
+from gateway.advice.advise import advise
+from gateway.advice.evidence import BackendEvidence, ModelEvidence, Vocabularies
+from gateway.advice.finding import flag_change
+from gateway.advice.tokenizer import compare_vocabularies
+
+BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
+
+
+def case_of(name: str) -> Case:
+    """Return a case with fewer requests than the benchmark has."""
+    return replace(next(case for case in CASES if case.name == name), requests=900)
+
+
+def of(*backends: BackendEvidence) -> ModelEvidence:
+    return ModelEvidence("m", backends)
+
+
+def test_the_advised_k_is_within_one_of_the_best_and_gains_what_was_stated() -> None:
+    case = case_of("eagle3, k = 10, code at 0")
+    played = play(case, case.members, seed=1)
+    finding = advise(played.evidence)[0]
+    assert finding.rule == "draft_length"
+    number, (method, k) = int(finding.backend[-1]), advised(finding)
+    gains = {other: measure(case, played, number, (method, other), 1) for other in (k - 2, k, k + 2)}
+    assert max(gains, key=gains.__getitem__) == k
+    assert finding.gain is not None
+    assert finding.gain.low <= gains[k] <= finding.gain.high
+
+
+def test_a_method_whose_drafts_are_refused_loses_against_the_baseline_beside_it() -> None:
+    case = case_of("draft_model, a sixth accepted, and a baseline")
+    played = play(case, case.members, seed=1)
+    [finding] = advise(played.evidence)
+    assert (finding.rule, advised(finding)) == ("losing_method", (Method.BASELINE, 0))
+    assert finding.gain is not None
+    assert finding.gain.low <= measure(case, played, 0, advised(finding), 1) <= finding.gain.high
+    assert "method: baseline # draft_model" in finding.change
+
+
+def test_a_sound_pool_gets_no_advice_and_neither_do_too_few_answers() -> None:
+    case = case_of("eagle3, k = 3, sound")
+    assert advise(play(case, case.members, seed=1).evidence) == []
+    wrong = play(case_of("eagle3, k = 10, code at 0"), case.members, seed=1).evidence
+    few = replace(wrong, backends=tuple(replace(backend, answers=99.0) for backend in wrong.backends))
+    assert advise(few) == []
+
+
+def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
+    findings = {finding.rule: finding for finding in advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY)))}
+    assert set(findings) == {"memory", "batch_limit"}
+    gain = findings["memory"].gain
+    assert gain is not None
+    assert gain.low <= sum(minute.waiting_for_room for minute in BUSY) / 3000 <= gain.high
+    assert findings["memory"].change == "vllm serve ... --gpu-memory-utilization 0.95"
+    assert findings["batch_limit"].change == "vllm serve ... --max-num-seqs 512"
+    flags = ("--max-num-seqs", "16", "--gpu-memory-utilization=0.95")
+    findings = {
+        finding.rule: finding for finding in advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY, flags=flags)))
+    }
+    assert '"--max-num-seqs", "32"' in findings["batch_limit"].change
+    assert '"--kv-cache-dtype", "fp8"' in findings["memory"].change
+    assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY[:9]))) == []
+    once = (*[Minute(100)] * 29, Minute(100, 5, 0))
+    assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=once))) == []
+
+
+def test_a_prefix_cache_is_advised_where_that_of_another_backend_finds_something() -> None:
+    off = BackendEvidence("off", Method.BASELINE, prefix_caching=False)
+    on = BackendEvidence("on", Method.BASELINE, prefix_caching=True, prefix_queries=1_000_000, prefix_hits=300_000)
+    [finding] = advise(of(off, on))
+    assert (finding.rule, finding.backend) == ("prefix_caching", "off")
+    assert finding.gain is not None
+    assert finding.gain.low < 0.3 < finding.gain.high
+    assert advise(of(off, replace(on, prefix_hits=100))) == []
+    assert advise(of(off, replace(on, prefix_queries=900, prefix_hits=300))) == []
+
+
+def test_missing_reports_are_found() -> None:
+    blind = BackendEvidence("a", Method.EAGLE, 3, has_metrics=False)
+    silent = BackendEvidence("b", Method.EAGLE, 3, reported_share=0.1, output_tokens=50_000, flags=("--seed", "1"))
+    sound = BackendEvidence("c", Method.EAGLE, 3, reported_share=0.97, output_tokens=50_000)
+    findings = advise(of(blind, silent, sound))
+    assert [(finding.rule, finding.backend) for finding in findings] == [("metrics", "a"), ("acceptance_reports", "b")]
+    assert '["--seed", "1", "--per-request-spec-decode-metrics", "summary"]' in findings[1].change
+
+
+def _write(folder: Path, tokens: list[str]) -> str:
+    folder.mkdir()
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    return str(folder)
+
+
+def test_a_draft_with_another_tokenizer_is_found(tmp_path: Path) -> None:
+    target = _write(tmp_path / "target", ["a", "b", "c"])
+    same, other = _write(tmp_path / "same", ["a", "b", "c"]), _write(tmp_path / "other", ["b", "a", "c", "d"])
+    assert compare_vocabularies(target, same) == Vocabularies(3, 3, 3)
+    assert compare_vocabularies(target, other) == Vocabularies(3, 4, 1)
+    assert compare_vocabularies(target, "org/name") is None
+    found = {
+        draft: advise(of(BackendEvidence("a", Method.DRAFT_MODEL, 3, vocabularies=compare_vocabularies(target, draft))))
+        for draft in (same, other)
+    }
+    assert found[same] == []
+    assert "1 of the target's 3 tokens" in found[other][0].evidence
+    allowed = {"use_heterogeneous_vocab": True}
+    known = Vocabularies(3, 4, 1)
+    assert advise(of(BackendEvidence("a", Method.DRAFT_MODEL, 3, vocabularies=known, speculative_config=allowed))) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), '["--x", "2"]'),
+        (("--x", "1", "--y"), '["--y", "--x", "2"]'),
+        (("--x=1", "--xy", "1"), '["--xy", "1", "--x", "2"]'),
+    ],
+)
+def test_a_flag_replaces_the_one_that_is_there(flags: tuple[str, ...], expected: str) -> None:
+    assert flag_change("m", "a", flags, "--x", "2").endswith(f"flags: {expected}")
