@@ -119,8 +119,7 @@ class Dashboard:
         measured = [(backend, self._recent_of(backend).measured) for backend in gateway.pool.of(name)]
         total = sum(each.requests_per_s for _, each in measured)
         backends = [
-            backend_view(gateway, backend, each, total, decisions.calibration(backend.name))
-            for backend, each in measured
+            backend_view(gateway, backend, each, total, decisions.accuracy(backend.name)) for backend, each in measured
         ]
         return model_view(gateway, name, backends, None if belief is None else belief.json, decisions.document())
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from backends.backend import Backend
-from gateway.dashboard.document import Calibration, CandidateView, DecisionView, Ended, RequestView
+from gateway.dashboard.document import Accuracy, CandidateView, DecisionView, Ended, RequestView
 from gateway.dashboard.sampled import SampledExchange
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
@@ -19,7 +19,7 @@ from policies.roles import Scoring, assess
 SHOWN = 50
 SAMPLE_S = 0.25
 """Least seconds between two samples, so that their cost has a bound."""
-CALIBRATION_S = 600.0
+ACCURACY_S = 600.0
 _MOST_RATIOS = 500
 _LEAST_RATIOS = 5
 
@@ -44,14 +44,14 @@ class SampledDecisions:
         """Return the last decisions, the newest last."""
         return list(self._shown)
 
-    def calibration(self, backend: str) -> Calibration | None:
+    def accuracy(self, backend: str) -> Accuracy | None:
         """Return how predictions for a backend compared with what came; None if too few did."""
-        oldest_s = time.monotonic() - CALIBRATION_S
+        oldest_s = time.monotonic() - ACCURACY_S
         ratios = sorted(ratio for at_s, ratio in self._ratios.get(backend, ()) if at_s >= oldest_s)
         count = len(ratios)
         if count < _LEAST_RATIOS:
             return None
-        return Calibration(count, *[ratios[int(share * (count - 1) + 0.5)] for share in (0.1, 0.5, 0.9)])
+        return Accuracy(count, *[ratios[int(share * (count - 1) + 0.5)] for share in (0.1, 0.5, 0.9)])
 
     def keep(self, backends: Sequence[str]) -> None:
         """Forget the backends that are gone."""

@@ -94,7 +94,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Accuracy:
     """Measured over predicted time to finish, of sampled requests for which the policy predicted one.
 
     Parameters
@@ -162,7 +162,7 @@ class BackendView:
     failed: int
     ttft: Quantiles | None
     tpot: Quantiles | None
-    calibration: Calibration | None
+    accuracy: Accuracy | None
     point: list[float | None]
 
 
@@ -358,8 +358,8 @@ class Process:
     Parameters
     ----------
     workers
-        Gateway processes on this address. With several, decisions, calibrations, gains, queues and step times are those
-        of the process that serves the stream.
+        Gateway processes on this address. With several, decisions, accuracies, gains, slowdowns and queues are those of
+        the process that serves the stream; what is counted is of all of them.
     dashboards
         Streams open at this process.
     window_s

@@ -10,8 +10,8 @@ import orjson
 
 from backends.backend import Backend
 from gateway.dashboard.document import (
+    Accuracy,
     BackendView,
-    Calibration,
     DecisionView,
     Engine,
     Gain,
@@ -34,7 +34,7 @@ CONFIDENCE: Final = 0.95
 
 
 def backend_view(
-    gateway: Gateway, backend: Backend, measured: Measured, requests_per_s: float, calibration: Calibration | None
+    gateway: Gateway, backend: Backend, measured: Measured, requests_per_s: float, accuracy: Accuracy | None
 ) -> BackendView:
     """Return a backend.
 
@@ -68,7 +68,7 @@ def backend_view(
         failed=measured.failed,
         ttft=measured.ttft,
         tpot=measured.tpot,
-        calibration=calibration,
+        accuracy=accuracy,
         point=point_of(gateway, backend, measured),
     )
 
