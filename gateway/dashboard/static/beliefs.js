@@ -1,7 +1,7 @@
 // The speedup over the baseline that the policy expects, by workload, template and temperature.
 
 import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./dom.js";
-import { fixed, number, times } from "./format.js";
+import { count, fixed, number, times } from "./format.js";
 import { header, named } from "./methods.js";
 
 let shownBackends = "";
@@ -51,7 +51,7 @@ function row(group, count) {
 }
 
 function update(element, group) {
-  setText(element.children[3].firstChild, number(group.requests));
+  setText(element.children[3].firstChild, count(group.requests));
   const best = Math.max(...group.backends.map((each) => each.speedup));
   group.backends.forEach((each, index) => {
     const cell = element.children[4 + index];

@@ -27,7 +27,8 @@ let snapshot = null;
 let takenMs = 0; // when the snapshot came, by performance.now()
 let connection = "connecting";
 let nextAttemptMs = 0;
-let chosenModel = "";
+let chosenModel = new URLSearchParams(location.search).get("model") ?? "";
+let charted = ""; // the model that the charts show; empty where its past has been replaced
 let hiddenTimer = 0;
 
 function announce(text) {
@@ -37,6 +38,7 @@ function announce(text) {
 function take(name, data) {
   if (name === "history") {
     past.load(data);
+    charted = "";
   } else if (name === "snapshot") {
     snapshot = data;
     takenMs = performance.now();
@@ -50,15 +52,14 @@ function render(withCharts) {
   if (snapshot === null || snapshot.models.length === 0) return;
   const { models, process } = snapshot;
   const model = models.find((each) => each.name === chosenModel) ?? models[0];
-  const changed = model.name !== chosenModel;
-  chosenModel = model.name;
   const marks = marksOf(model.backends);
   showModels(models, model);
   setHidden(byId("main"), false);
   showFigures(model);
   showAdvice(snapshot.advice, model.name);
   showPool(model, marks);
-  if (withCharts || changed) charts.show(model, marks);
+  if (withCharts || charted !== model.name) charts.show(model, marks);
+  charted = model.name;
   showLatency(model, marks, process);
   showPredictions(model, marks);
   showBeliefs(model, marks);
@@ -117,6 +118,7 @@ function tick() {
 
 byId("model").addEventListener("change", (event) => {
   chosenModel = event.target.value;
+  history.replaceState(null, "", `?${new URLSearchParams({ model: chosenModel })}`); // a link to this page shows it again
   render(true);
 });
 byId("retry").addEventListener("click", () => stream.open());
