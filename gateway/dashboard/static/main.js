@@ -14,6 +14,7 @@ import { RulesPanel } from "./rules.js";
 import { askForKey, hasKey, headers, keepKey, restoreKey } from "./session.js";
 import { Stream } from "./stream.js";
 
+const FORMAT = 1;
 const STALE_S = 5;
 const HIDDEN_MS = 60_000; // a page that nobody sees lets go of its stream after this
 
@@ -36,7 +37,10 @@ function announce(text) {
 }
 
 function take(name, data) {
-  if (name === "history") {
+  if (data.format !== FORMAT) {
+    stream.close();
+    refused(0, "The gateway has another version than this page: load the page again.");
+  } else if (name === "history") {
     past.load(data);
     charted = "";
   } else if (name === "snapshot") {
@@ -55,16 +59,25 @@ function render(withCharts) {
   const marks = marksOf(model.backends);
   showModels(models, model);
   setHidden(byId("main"), false);
-  showFigures(model);
-  showAdvice(snapshot.advice, model.name);
-  showPool(model, marks);
-  if (withCharts || charted !== model.name) charts.show(model, marks);
+  const panels = [
+    () => showFigures(model),
+    () => showAdvice(snapshot.advice, model.name),
+    () => showPool(model, marks),
+    () => showLatency(model, marks, process),
+    () => showPredictions(model, marks),
+    () => showBeliefs(model, marks),
+    () => rules.show(model, snapshot.at_s),
+    () => decisions.show(model, marks, process),
+  ];
+  if (withCharts || charted !== model.name) panels.push(() => charts.show(model, marks));
   charted = model.name;
-  showLatency(model, marks, process);
-  showPredictions(model, marks);
-  showBeliefs(model, marks);
-  rules.show(model, snapshot.at_s);
-  decisions.show(model, marks, process);
+  for (const show of panels) {
+    try {
+      show();
+    } catch (error) {
+      console.error(error); // the others go on
+    }
+  }
   const workers = process.workers > 1 ? `${process.workers} workers, process ${process.pid} shown` : `process ${process.pid}`;
   setText(byId("process"), `Gateway ${process.version}, ${workers}, started ${date(process.started_s)}`);
 }
