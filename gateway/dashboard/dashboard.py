@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -27,6 +29,7 @@ from gateway.service.assembly import Gateway
 log = logging.getLogger(__name__)
 
 SNAPSHOT_S = 1.0
+_ADVICE_S = 60.0
 
 
 class Dashboard:
@@ -52,9 +55,12 @@ class Dashboard:
         self._access = gateway.relay.access
         self._decisions: dict[str, SampledDecisions] = {}
         self._beliefs: dict[str, Beliefs] = {}
+        self._advice: list[Any] | None = None
+        self._advised_s = -math.inf
         self._followed: RelayContext | None = None
         self._reading: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._believing: asyncio.Task[None] | None = None
         self.pages = Pages(self._open)
 
     def start(self) -> None:
@@ -68,7 +74,7 @@ class Dashboard:
         self._gateway.on_change.remove(self._follow)
         self._gateway.on_drain.remove(self.pages.close)
         self.pages.close()
-        tasks = [task for task in (self._reading, self._publishing) if task is not None]
+        tasks = [task for task in (self._reading, self._publishing, self._believing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,7 +118,7 @@ class Dashboard:
             RATE_WINDOW_S,
         )
         models = [self._model(name) for name in gateway.models]
-        return orjson.dumps(Snapshot(FORMAT, time.time(), self._points_at_s, process, models))
+        return orjson.dumps(Snapshot(FORMAT, time.time(), self._points_at_s, process, models, self._advice))
 
     def _model(self, name: str) -> ModelView:
         gateway, decisions, belief = self._gateway, self._decisions_of(name), self._beliefs.get(name)
@@ -139,7 +145,8 @@ class Dashboard:
         try:
             while self.pages.open:
                 self._sample()
-                await self._believe()
+                if self._believing is None or self._believing.done():
+                    self._believing = asyncio.create_task(self._believe())
                 await asyncio.sleep(SNAPSHOT_S)
                 if self.pages.open:
                     self.pages.publish(_event("snapshot", self.snapshot()))
@@ -168,10 +175,18 @@ class Dashboard:
             self._followed = None
 
     async def _believe(self) -> None:
-        """Have beliefs written anew where they may have changed."""
-        self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in self._gateway.models}
-        for name, beliefs in self._beliefs.items():
-            await beliefs.update(self._gateway.models[name].policy, self._gateway.pool.of(name))
+        """Have beliefs and advice written anew where they may have changed, which takes a while."""
+        gateway = self._gateway
+        self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in gateway.models}
+        try:
+            for (name, model), beliefs in zip(gateway.models.items(), self._beliefs.values(), strict=True):
+                await beliefs.update(model.policy, gateway.pool.of(name))
+            if gateway.advise is not None and time.monotonic() - self._advised_s >= _ADVICE_S:
+                self._advised_s = time.monotonic()
+                advice = await gateway.advise()
+                self._advice = [finding for each in advice.values() for finding in each["findings"]]
+        except Exception:
+            log.exception("the dashboard cannot show what policies believe")
 
     # All the time
 
@@ -184,8 +199,11 @@ class Dashboard:
     async def _read(self) -> None:
         while True:
             if self._gateway.settings.dashboard.enabled:
-                shared = None if self._shared is None else await asyncio.to_thread(self._shared.read)
-                self._add_point(shared)
+                try:
+                    shared = None if self._shared is None else await asyncio.to_thread(self._shared.read)
+                    self._add_point(shared)
+                except Exception:
+                    log.exception("the dashboard cannot read the counters")
             await asyncio.sleep(POINT_S)
 
     def _add_point(self, shared: Mapping[Series, float] | None) -> None:

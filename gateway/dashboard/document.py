@@ -8,6 +8,7 @@ no name of a key, and no address.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -332,6 +333,8 @@ class ModelView:
         What decides at present: the name of the policy, `least_loaded` if it is frozen, or `rules, version 3`.
     requests_per_s
         Arrivals at this gateway process.
+    rules
+        None if the policy cannot be distilled.
     belief
         A `policies.learned.belief.Belief`, written before; None if the policy learns nothing.
     decisions
@@ -388,7 +391,7 @@ class Snapshot:
     points_at_s
         Time of the newest `BackendView.point`; it changes every few seconds.
     advice
-        Findings of `gateway advise`; None if there are none yet.
+        Findings of `gateway advise`, of all models; None if nobody gives advice.
     """
 
     format: int
@@ -396,7 +399,7 @@ class Snapshot:
     points_at_s: float
     process: Process
     models: list[ModelView]
-    advice: object | None = None
+    advice: list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,8 @@ class EventStream(Response):
             leaving = asyncio.ensure_future(_until_gone(receive))
             try:
                 await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()  # which raises what has failed
             finally:
                 for task in (sending, leaving):
                     task.cancel()

@@ -27,7 +27,7 @@ from policies.guarded.guardrail import Guardrail
 from policies.guarded.policy import learned_of
 from policies.learned.belief import present_step_s
 from policies.policy import Policy
-from policies.roles import Freezable
+from policies.roles import Distillable, Freezable
 
 CONFIDENCE: Final = 0.95
 """Of the interval of the gain."""
@@ -111,7 +111,7 @@ def model_view(
     model, versions, queue = gateway.models[name], gateway.policy_versions.get(name), gateway.relay.queues.get(name)
     policy = model.policy
     gain = gain_of(policy.guardrail) if isinstance(policy, Freezable) else None
-    rules = None if versions is None else rules_of(versions)
+    rules = rules_of(versions) if versions is not None and isinstance(policy, Distillable) else None
     decides = policy.name if rules is None or rules.pinned is None else f"rules, version {rules.pinned}"
     return ModelView(
         name,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from backends.backend import Backend
 from backends.http.client import Address, UpstreamClient
@@ -88,6 +88,8 @@ class Gateway:
         Called after each change of the other attributes.
     on_drain
         Called when the process stops accepting requests.
+    advise
+        Returns the advice for each model, with its `findings`; None if nobody gives any.
     reload
         Reads the pool file again, or tells what that would change; None if this process was not started with one.
     """
@@ -110,6 +112,7 @@ class Gateway:
     leaving: list[Leaving] = field(default_factory=list)
     on_change: list[Callable[[], None]] = field(default_factory=list)
     on_drain: list[Callable[[], None]] = field(default_factory=list)
+    advise: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     reload: Reload | None = None
 
 

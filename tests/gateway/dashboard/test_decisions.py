@@ -103,3 +103,12 @@ async def test_a_recorder_keeps_its_explanations(gateway_of: Start, tmp_path: An
         await decisions_after(running, 2)
         explaining: Any = running.gateway.models[MODEL].policy
         assert explaining.explain_candidates is True
+
+
+async def test_a_request_that_is_never_sent_leaves_nothing_behind(gateway_of: Start) -> None:
+    async with gateway_of(policy={"name": "learned", "shadow_drafting": {"sample": 0}}) as running:
+        for backend in running.gateway.pool:
+            running.gateway.pool.set_drained(backend, drained=True)
+        assert await decisions_after(running, 1) == []
+        explaining: Any = running.gateway.models[MODEL].policy
+        assert explaining.explain_candidates is False

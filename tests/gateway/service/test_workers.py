@@ -157,7 +157,7 @@ def test_admin_has_an_address_of_its_own(pool: Path, tmp_path: Path, workers: in
         public, admin = command.url, command.admin_url
         for _ in range(4 * workers):  # each on a connection of its own, so that every worker answers
             statuses = {}
-            for path in ("/admin/pool", "/metrics", "/health", "/readyz", "/v1/models", "/version"):
+            for path in ("/admin/pool", "/metrics", "/health", "/readyz", "/v1/models", "/version", "/dashboard"):
                 for place, url in (("public", public), ("admin", admin)):
                     command.url = url
                     headers = command.admin if path.startswith("/admin") else KEY
@@ -176,6 +176,8 @@ def test_admin_has_an_address_of_its_own(pool: Path, tmp_path: Path, workers: in
                 ("/v1/models", "admin"): 404,
                 ("/version", "public"): 200,
                 ("/version", "admin"): 404,
+                ("/dashboard", "public"): 404,
+                ("/dashboard", "admin"): 200,
             }
         command.url = public
         assert command.get("/admin/pool").status_code == 404, "the key is not looked at"
