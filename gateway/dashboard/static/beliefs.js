@@ -21,7 +21,7 @@ export function showBeliefs(model, marks) {
   const batch = number(belief.batch);
   setText(
     byId("beliefs-about"),
-    `Output tokens per second relative to ${over}, at ${batch} requests at a time; below it, the tokens per step that are expected / observed.`,
+    `Output tokens per second relative to ${over}, with ${batch} in flight; below it tokens per step, expected / observed.`,
   );
   const table = byId("beliefs-table");
   const names = belief.groups[0].backends.map((each) => each.backend);
