@@ -127,13 +127,13 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
     finding = {"model": document["models"][0]["name"], "backend": evil, "title": evil, "gain": gain}
     document["advice"] = [finding | {"evidence": evil, "change": evil}]
-    history = {"series": [], "at_s": [], "backends": []}
+    history = {"format": 1, "series": [], "at_s": [], "backends": []}
     events = "".join(
         f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in (("history", history), ("snapshot", document))
     )
     page = watched.page
     page.route("**/admin/dashboard/events", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
-    page.goto(f"{served.url}/dashboard")
+    page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
     expect(page.locator("#pool-table")).to_contain_text(f"tree{evil}")
     expect(page.locator("#advice")).to_contain_text(evil)
     assert page.locator("main img").count() == 0

@@ -1,7 +1,7 @@
 // The speedup over the baseline that the policy expects, by workload, template and temperature.
 
 import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./dom.js";
-import { fixed, number, times } from "./format.js";
+import { count, fixed, number, times } from "./format.js";
 import { header, named } from "./methods.js";
 
 let shownBackends = "";
@@ -21,7 +21,7 @@ export function showBeliefs(model, marks) {
   const batch = number(belief.batch);
   setText(
     byId("beliefs-about"),
-    `Output tokens per second relative to ${over}, at ${batch} requests at a time; below it, the tokens per step that are expected / observed.`,
+    `Output tokens per second relative to ${over}, with ${batch} in flight; below it tokens per step, expected / observed.`,
   );
   const table = byId("beliefs-table");
   const names = belief.groups[0].backends.map((each) => each.backend);
@@ -51,7 +51,7 @@ function row(group, count) {
 }
 
 function update(element, group) {
-  setText(element.children[3].firstChild, number(group.requests));
+  setText(element.children[3].firstChild, count(group.requests));
   const best = Math.max(...group.backends.map((each) => each.speedup));
   group.backends.forEach((each, index) => {
     const cell = element.children[4 + index];

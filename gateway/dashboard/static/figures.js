@@ -1,7 +1,7 @@
 // The key figures of a model, and its advice.
 
 import { byId, follow, h, setHidden, setStyle, setText } from "./dom.js";
-import { NONE, duration, fixed, number, percent } from "./format.js";
+import { NONE, count, duration, fixed, number, percent } from "./format.js";
 
 const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
 const HIGHEST = Math.log2(2);
@@ -29,7 +29,7 @@ function interval(gain) {
 /** Returns what the comparison with the control group says: [value, in words]. */
 export function gainInWords(gain) {
   if (gain === null || gain.share === 0) return ["off", "no control group: set guardrail.share"];
-  const counts = `${number(gain.own_requests)} requests, ${number(gain.control_requests)} in the control group`;
+  const counts = `${count(gain.own_requests)} requests, ${count(gain.control_requests)} in the control group`;
   if (gain.ratio === null) return ["not known yet", counts];
   const known = gain.low !== null && gain.high !== null;
   const range = known ? ` (${fixed(gain.low)} to ${fixed(gain.high)})` : "";

@@ -36,6 +36,11 @@ export function number(value) {
   return size >= 100 ? grouped.format(value) : size >= 10 ? value.toFixed(1).replace(/\.0$/, "") : value.toFixed(2).replace(/\.?0+$/, "");
 }
 
+/** A number of things that are discounted by age, to the nearest whole one. */
+export function count(value) {
+  return known(value) ? grouped.format(value) : NONE;
+}
+
 export function times(value) {
   return known(value) ? `${value.toFixed(value < 10 ? 2 : 1)}×` : NONE;
 }

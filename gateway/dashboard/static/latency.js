@@ -46,7 +46,7 @@ export function showPredictions(model, marks) {
     const [, predicted, measured, ratio, spread] = row.children;
     setCell(predicted, duration(backend.fitted_step_s));
     setCell(measured, duration(backend.step_s));
-    const found = backend.calibration;
+    const found = backend.accuracy;
     setCell(ratio, fixed(found?.p50));
     setText(row.querySelector("small"), `${number(found?.count ?? 0)} sampled`);
     const [picture, text] = spread.children;

@@ -14,6 +14,7 @@ import { RulesPanel } from "./rules.js";
 import { askForKey, hasKey, headers, keepKey, restoreKey } from "./session.js";
 import { Stream } from "./stream.js";
 
+const FORMAT = 1;
 const STALE_S = 5;
 const HIDDEN_MS = 60_000; // a page that nobody sees lets go of its stream after this
 
@@ -27,7 +28,8 @@ let snapshot = null;
 let takenMs = 0; // when the snapshot came, by performance.now()
 let connection = "connecting";
 let nextAttemptMs = 0;
-let chosenModel = "";
+let chosenModel = new URLSearchParams(location.search).get("model") ?? "";
+let charted = ""; // the model that the charts show; empty where its past has been replaced
 let hiddenTimer = 0;
 
 function announce(text) {
@@ -35,8 +37,12 @@ function announce(text) {
 }
 
 function take(name, data) {
-  if (name === "history") {
+  if (data.format !== FORMAT) {
+    stream.close();
+    refused(0, "The gateway has another version than this page: load the page again.");
+  } else if (name === "history") {
     past.load(data);
+    charted = "";
   } else if (name === "snapshot") {
     snapshot = data;
     takenMs = performance.now();
@@ -50,20 +56,28 @@ function render(withCharts) {
   if (snapshot === null || snapshot.models.length === 0) return;
   const { models, process } = snapshot;
   const model = models.find((each) => each.name === chosenModel) ?? models[0];
-  const changed = model.name !== chosenModel;
-  chosenModel = model.name;
   const marks = marksOf(model.backends);
   showModels(models, model);
   setHidden(byId("main"), false);
-  showFigures(model);
-  showAdvice(snapshot.advice, model.name);
-  showPool(model, marks);
-  if (withCharts || changed) charts.show(model, marks);
-  showLatency(model, marks, process);
-  showPredictions(model, marks);
-  showBeliefs(model, marks);
-  rules.show(model, snapshot.at_s);
-  decisions.show(model, marks, process);
+  const panels = [
+    () => showFigures(model),
+    () => showAdvice(snapshot.advice, model.name),
+    () => showPool(model, marks),
+    () => showLatency(model, marks, process),
+    () => showPredictions(model, marks),
+    () => showBeliefs(model, marks),
+    () => rules.show(model, snapshot.at_s),
+    () => decisions.show(model, marks, process),
+  ];
+  if (withCharts || charted !== model.name) panels.push(() => charts.show(model, marks));
+  charted = model.name;
+  for (const show of panels) {
+    try {
+      show();
+    } catch (error) {
+      console.error(error); // the others go on
+    }
+  }
   const workers = process.workers > 1 ? `${process.workers} workers, process ${process.pid} shown` : `process ${process.pid}`;
   setText(byId("process"), `Gateway ${process.version}, ${workers}, started ${date(process.started_s)}`);
 }
@@ -117,6 +131,7 @@ function tick() {
 
 byId("model").addEventListener("change", (event) => {
   chosenModel = event.target.value;
+  history.replaceState(null, "", `?${new URLSearchParams({ model: chosenModel })}`); // a link to this page shows it again
   render(true);
 });
 byId("retry").addEventListener("click", () => stream.open());

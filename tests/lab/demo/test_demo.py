@@ -1,0 +1,49 @@
+"""The demo, shortened: from the command to Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.command import alive, family, until
+from tests.support.paths import ROOT
+
+COMMAND = (sys.executable, "-m", "lab.demo", "--no-browse", "--phase-s", "4", "--rate", "16")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_rules_moves_traffic_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    output, folder = tmp_path / "output", tmp_path / "temporary"
+    folder.mkdir()
+    with output.open("w") as stdout:
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        demo = subprocess.Popen(
+            COMMAND, cwd=ROOT, env=environment, stdout=stdout, stderr=stdout, start_new_session=True
+        )
+    try:
+        until(lambda: demo.poll() is not None or output.read_text().count("went to") == 2, what="two phases")
+        printed = output.read_text()
+        assert re.search(r"rules, version 1: \d+ rules", printed), printed
+        assert "failed" not in printed
+        shares = [dict(re.findall(r"(\w+) (\d+)%", line)) for line in re.findall(r"went to (.*)", printed)]
+        assert int(shares[1]["tree"]) > int(shares[0]["tree"])  # code edits go to suffix drafting
+        match = re.search(r"Open (\S+)/dashboard#key=(\w+)", printed)
+        assert match, printed
+        headers = {"authorization": f"Bearer {match[2]}"}
+        access = httpx.get(f"{match[1]}/admin/dashboard/access", headers=headers, trust_env=False)
+        assert access.json() == {"write": True}
+        processes = family(demo.pid)
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(30.0) == 0
+        until(lambda: not alive(processes), 10.0)
+        assert [path.name for path in folder.iterdir() if path.name.startswith("gateway-demo-")] == []
+    finally:
+        demo.kill()
+        demo.wait()
