@@ -30,6 +30,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         }
         with duckdb.connect(str(Path(folder) / "rows.duckdb"), config=config) as connection:
             connection.execute("set TimeZone = 'UTC'")  # for times without a zone
+            connection.execute("set enable_progress_bar_print = false")  # after two seconds it would be in the output
             yield connection
 
 
