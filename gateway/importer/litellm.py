@@ -98,6 +98,7 @@ class _Deployments:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._shares: list[tuple[Replica, Mapping[str, Any]]] = []
+        self._keys: dict[str, Variable] = {}
 
     def read(self, model_name: str, params: Mapping[str, Any]) -> None:
         engine, why_not = _engine_name(params)
@@ -125,7 +126,8 @@ class _Deployments:
         if (variable := _variable(key)) is not None:
             replica.api_key = variable
         elif isinstance(key, str) and key.lower() not in _NO_KEY:
-            replica.api_key = Variable.of("API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper())
+            name = "API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper()
+            replica.api_key = self._keys.setdefault(key, Variable.of(name))
             replica.key = key
             replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
 

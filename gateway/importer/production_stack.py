@@ -167,8 +167,7 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
     key = engines.get("vllmApiKey") or router.get("vllmApiKey")
     is_reference = isinstance(key, Mapping)
     if key and (not is_reference or key.get("secretName")):
-        for replica in configuration.replicas:
-            replica.api_key = Variable.of("VLLM_API_KEY")
+        configuration.protect(Variable.of("VLLM_API_KEY"))
         where = f"the secret {key['secretName']}" if is_reference else "vllmApiKey, which is not repeated here"
         configuration.note(f"VLLM_API_KEY is the key of the engines, from {where}")
     if _number(router, "replicaCount", 1) > 1:
