@@ -100,6 +100,13 @@ class Configuration:
         """Note what could not be kept, or is to be checked."""
         self.notes.append((path, text))
 
+    def protect(self, key: Variable) -> None:
+        """Give all replicas a key, and ask clients for it too, who would otherwise reach the replicas without one."""
+        for replica in self.replicas:
+            replica.api_key = key
+        self.settings["keys"] = [{"name": "engines", "key": key}]
+        self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
+
     def pool(self) -> dict[str, Any]:
         """Return the pool file's data, and add a note for everything that is not as it was.
 
@@ -137,6 +144,9 @@ class Configuration:
         owner = owners.get(str(url), name)
         if owner != name:
             self.note(f"{name} is served by a replica of {owner}, so it is an alias of it", "models", owner)
+        for other in (other for other, model in models.items() if owner in model["aliases"]):
+            models[other]["aliases"].remove(owner)
+            self.note(f"{owner} was also a name of {other}; here a name belongs to one model", "models", other)
         model = models.setdefault(owner, {"aliases": [], "policy": {"name": self.policy}})
         for alias in (name, *replica.aliases, *replica.renamed):
             self._alias(owner, alias, models)

@@ -80,65 +80,60 @@ def read(config: Mapping[str, Any]) -> Configuration:
         reader.read(str(deployment["model_name"]), params)
     reader.set_weights()
     router = _section(config, "router_settings")
-    _router_settings(router, configuration, reader.engines)
+    _router_settings(router, configuration)
     _general_settings(_section(config, "general_settings"), configuration)
     timeout_s = router.get("timeout", _section(config, "litellm_settings").get("request_timeout"))
     if isinstance(timeout_s, int | float):
         configuration.put("timeouts", "first_byte_s", timeout_s)
     _note_rest("litellm_settings", config, {"request_timeout"}, configuration)
-    for name in config.keys() - {"model_list", "router_settings", "litellm_settings", "general_settings"}:
-        configuration.note(f"{name}: not kept{_reason(name)}")
+    for name in config:
+        if name not in {"model_list", "router_settings", "litellm_settings", "general_settings"}:
+            configuration.note(f"{name}: not kept{_reason(name)}")
     return configuration
 
 
 class _Deployments:
-    """Reads the deployments, and remembers which engine names each client name stands for."""
+    """Makes replicas of the deployments."""
 
     def __init__(self, configuration: Configuration) -> None:
-        self.engines: dict[str, list[str]] = {}
         self._configuration = configuration
         self._shares: list[tuple[Replica, Mapping[str, Any]]] = []
+        self._keys: dict[str, Variable] = {}
 
     def read(self, model_name: str, params: Mapping[str, Any]) -> None:
         engine, why_not = _engine_name(params)
-        base = params.get("api_base", params.get("base_url"))
+        base = str(params.get("api_base") or params.get("base_url") or "")
+        variable = _variable(base)
+        url = variable or url_of(base)
         if engine and not base:
             why_not = "it has no api_base, so it is a hosted service"
-        url: str | None = None
-        if base and not why_not:
-            if (variable := _variable(base)) is not None:
-                url = variable
-                number = len(self._configuration.placeholders)
-                self._configuration.placeholders[variable[2:-1]] = f"http://replica-{number}:8000"
-            elif (url := url_of(str(base))) is None:
-                why_not = "its api_base is no http://host:port or http://host:port/v1"
-        if url is None or engine is None or why_not:
+        elif engine and url is None:
+            why_not = "its api_base is no http://host:port or http://host:port/v1"
+        if engine is None or url is None:
             self._configuration.note(f"a deployment of {model_name} is left out: {why_not}")
             return
-        replica = Replica(name_of(str(base).removeprefix(_FROM_ENVIRONMENT).removesuffix("/v1")), engine, {"url": url})
-        if _variable(base) is not None:
+        name = name_of(base.removeprefix(_FROM_ENVIRONMENT) if variable else url)
+        replica = Replica(name, engine, {"url": url}, renamed=[model_name] if model_name != engine else [])
+        if variable is not None:
+            self._configuration.placeholders[variable[2:-1]] = f"http://replica-{len(self._shares)}:8000"
             replica.notes.append(f"the value of {url} must be an address without a path: not /v1")
-        if model_name != engine:
-            replica.renamed.append(model_name)
         self._set_key(replica, params.get("api_key"))
-        self.engines.setdefault(model_name, []).append(engine)
+        replica.notes += [f"litellm_params.{key}: not kept{_reason(key)}" for key in params if key not in _READ]
         self._shares.append((replica, params))
-        for name in params.keys() - _READ:
-            replica.notes.append(f"litellm_params.{name}: not kept{_reason(name)}")
-        replica.notes.sort()
         self._configuration.replicas.append(replica)
 
     def _set_key(self, replica: Replica, key: object) -> None:
         if (variable := _variable(key)) is not None:
             replica.api_key = variable
         elif isinstance(key, str) and key.lower() not in _NO_KEY:
-            replica.api_key = Variable.of("API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper())
+            name = "API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper()
+            replica.api_key = self._keys.setdefault(key, Variable.of(name))
             replica.key = key
             replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
 
     def set_weights(self) -> None:
         """Give the replicas of each model their shares, as `simple-shuffle` does: by weight, or else rpm or tpm."""
-        for model in {replica.model for replica, _ in self._shares}:
+        for model in dict.fromkeys(replica.model for replica, _ in self._shares):
             group = [(replica, params) for replica, params in self._shares if replica.model == model]
             measure = next(
                 (name for name in ("weight", "rpm", "tpm") if any(_positive(params.get(name)) for _, params in group)),
@@ -172,7 +167,7 @@ def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
     return text, ""
 
 
-def _router_settings(settings: Mapping[str, Any], configuration: Configuration, engines: Mapping[str, Any]) -> None:
+def _router_settings(settings: Mapping[str, Any], configuration: Configuration) -> None:
     strategy = str(settings.get("routing_strategy") or "simple-shuffle")
     if strategy not in _POLICIES:
         raise UsageError(f"router_settings.routing_strategy: expected one of {', '.join(_POLICIES)}")

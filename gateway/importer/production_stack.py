@@ -148,30 +148,29 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
     engines, router = _part(values, "servingEngineSpec"), _part(values, "routerSpec")
     if not engines and not router:
         raise UsageError("has neither servingEngineSpec nor routerSpec: expected the values.yaml of production-stack")
-    words = [str(word) for word in router.get("extraArgs") or []]
+    words = [str(word) for word in _list(router, "extraArgs")]
     if router.get("serviceDiscovery") == "static":
         words += ["--static-backends", str(router.get("staticBackends") or "")]
         words += ["--static-models", str(router.get("staticModels") or "")]
         _router(Flags(words), configuration, None, service)
     else:
         Flags(words).note_rest(_REASONS, lambda text: configuration.note(f"routerSpec.extraArgs {text}"))
-        port = engines.get("containerPort") or 8000
-        for index, spec in enumerate(engines.get("modelSpec") or []):
+        port = _number(engines, "containerPort", 8000)
+        for index, spec in enumerate(_list(engines, "modelSpec")):
             if not isinstance(spec, Mapping) or not spec.get("name") or not spec.get("modelURL"):
                 raise UsageError(f"servingEngineSpec.modelSpec[{index}]: expected name and modelURL")
             if spec.get("enabled", True):
-                configuration.replicas.append(_engine(spec, release, int(port), configuration))
+                configuration.replicas.append(_engine(spec, release, port, configuration))
     configuration.put("server", "host", "0.0.0.0")
-    configuration.put("server", "port", router.get("containerPort") or 8000)
-    routing(router.get("routingLogic"), configuration)
+    configuration.put("server", "port", _number(router, "containerPort", 8000))
+    routing(str(router.get("routingLogic") or "roundrobin"), configuration)
     key = engines.get("vllmApiKey") or router.get("vllmApiKey")
     is_reference = isinstance(key, Mapping)
     if key and (not is_reference or key.get("secretName")):
-        for replica in configuration.replicas:
-            replica.api_key = Variable.of("VLLM_API_KEY")
+        configuration.protect(Variable.of("VLLM_API_KEY"))
         where = f"the secret {key['secretName']}" if is_reference else "vllmApiKey, which is not repeated here"
         configuration.note(f"VLLM_API_KEY is the key of the engines, from {where}")
-    if int(router.get("replicaCount") or 1) > 1:
+    if _number(router, "replicaCount", 1) > 1:
         configuration.note("routerSpec.replicaCount: several gateways share what they learn through state.redis")
     if any("kubernetes" in replica.where for replica in configuration.replicas):
         configuration.note(
@@ -183,7 +182,7 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
 
 def _engine(spec: Mapping[str, Any], release: str, port: int, configuration: Configuration) -> Replica:
     config = _part(spec, "vllmConfig")
-    flags = Flags([str(word) for word in config.get("extraArgs") or []])
+    flags = Flags([str(word) for word in _list(config, "extraArgs")])
     names = flags.values("--served-model-name") or [str(spec["modelURL"])]
     service = f"{release}-{spec['name']}-engine-service"
     replica = Replica(name_of(str(spec["name"])), names[0], {"kubernetes": {"service": service, "port": port}})
@@ -202,3 +201,17 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if part is not None and not isinstance(part, Mapping):
         raise UsageError(f"{name}: expected a mapping of `key: value`")
     return part or {}
+
+
+def _list(part: Mapping[str, Any], name: str) -> list[Any]:
+    values = part.get(name) or []
+    if not isinstance(values, list):
+        raise UsageError(f"{name}: expected a list")
+    return values
+
+
+def _number(part: Mapping[str, Any], name: str, default: int) -> int:
+    value = part.get(name) or default
+    if not str(value).isdecimal():
+        raise UsageError(f"{name}: expected a number")
+    return int(value)

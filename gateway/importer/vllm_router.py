@@ -97,8 +97,7 @@ def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
             )
         )
     if key is not None:
-        for replica in configuration.replicas:
-            replica.api_key = Variable.of("VLLM_API_KEY")
+        configuration.protect(Variable.of("VLLM_API_KEY"))
     _settings(flags, configuration)
     flags.note_rest(_REASONS, configuration.note)
     return configuration

@@ -19,9 +19,9 @@ import httpx
 
 from tests.clients.load import totals
 from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, check, run
+from tests.support.waiting import eventually_blocking
 
 MASTER_KEY = "sk-proxy"
-READY_S = 90.0
 ANSWERS = {"front": "", "behind": ""}
 """Addresses of the proxy in front of the gateway, and of a gateway in front of it."""
 
@@ -33,13 +33,12 @@ client = httpx.Client(headers={"authorization": f"Bearer {MASTER_KEY}"}, timeout
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + READY_S
-    while True:
+    def holds() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            if condition():
-                return
-        check(time.monotonic() < end_s, what)
-        time.sleep(0.1)
+            return condition()
+        return False
+
+    eventually_blocking(holds, what=what)
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings
+from gateway.routing.keys import digest
 from tests.support.upstream import Upstream, Wire, upstreams_in_thread
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -74,6 +75,23 @@ def test_litellm(tmp_path: Path) -> None:
     assert "Set these variables before you check or serve it: LLAMA_KEY, API_KEY_10_1_0_2_8000, QWEN_URL, LITE" in notes
 
 
+def test_a_name_of_two_models_of_litellm(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model_list:\n"
+        "  - {model_name: b, litellm_params: {model: openai/a, api_base: 'http://h:1', api_key: sk-one}}\n"
+        "  - {model_name: b, litellm_params: {model: openai/b, api_base: 'http://h:2', api_key: sk-one}}\n"
+        "  - {model_name: c, litellm_params: {model: openai/c, api_base: 'http://h:2/v1'}}\n"
+    )
+    path = tmp_path / "made.yaml"
+    result = CliRunner().invoke(app, ["import", "litellm", str(config), "--output", str(path)])
+    assert result.exit_code == 0, result.stderr
+    pool = load_pool(path, {"API_KEY_H_1": "sk-one"})
+    assert {name: model.aliases for name, model in pool.models.items()} == {"a": [], "b": ["c"]}
+    assert "b was also a name of a" in result.stderr
+    assert "c is served by a replica of b" in result.stderr
+
+
 def test_the_chart_of_production_stack(tmp_path: Path) -> None:
     arguments = (SAMPLES / "values.yaml", "--release", "prod")
     pool, text, notes = imported(tmp_path, "production-stack", *arguments)
@@ -92,6 +110,7 @@ def test_the_chart_of_production_stack(tmp_path: Path) -> None:
     assert all(source.kubernetes and source.kubernetes.port == 8100 for source in llama.discover.values())
     assert "the method follows from the draft's name" in text
     assert "resting" not in text + notes
+    assert [key.digest for key in pool.keys] == [digest("sk-vllm")]
     assert "state.redis" in notes
 
 
@@ -144,6 +163,7 @@ def test_vllm_router(tmp_path: Path) -> None:
     assert pool.cors is not None
     assert pool.cors.origins == ["https://a.example"]
     assert "sk-in-clear" not in text + notes
+    assert [key.digest for key in pool.keys] == [digest("sk-vllm")]  # not open to all who reach it
     assert "--retry-max-retries: not kept; the gateway sends a request a second time at most" in notes
 
 
