@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from tests.support.accepted_arguments import accept_module, accept_typer, help_of, options
+from tests.support.accepted_arguments import accept_module, accept_typer, help_of, options, source_of
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.documentation import PAGES, Step, inline_steps, steps
 from tests.support.paths import ROOT
@@ -186,8 +186,9 @@ def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
             assert (ROOT / script).exists(), script
             assert os.access(ROOT / script, os.X_OK) or Path(script).suffix, script
-            known = text + (ROOT / "benchmarks/overhead/__main__.py").read_text() if script.endswith("/run") else text
-            assert all(option in known or "pytest" in text for option in options(arguments)), (script, arguments)
+            if module := re.search(r"python -m ([\w.]+) \"\$@\"", text):
+                text += source_of(module[1])
+            assert all(option in text or "pytest" in text for option in options(arguments) - {"--help"}), script
         case [program, *arguments] if shutil.which(Path(program).name) and options(arguments):
             usage = help_of(Path(program).name, arguments)
             assert not usage or all(option in usage for option in options(arguments)), (program, arguments)

@@ -32,6 +32,16 @@ def help_of(program: str, arguments: list[str]) -> str:
     return "".join(texts)
 
 
+def source_of(module: str) -> str:
+    """Return the source of a module that can be run, or of the `__main__` of a package."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    main = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
+    assert main is not None, f"{module} is no command"
+    assert main.origin is not None
+    return Path(main.origin).read_text()
+
+
 def accept_typer(program: typer.Typer, arguments: list[str]) -> None:
     """Check that a program with subcommands accepts the arguments; nothing is run."""
 
@@ -53,12 +63,7 @@ class Accepted(Exception):  # noqa: N818 -- not an error
 
 def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a module accepts the arguments of `sys.argv`; it ends once they are parsed."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None, module
-    main = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
-    assert main is not None, f"{module} is no command"
-    assert main.origin is not None
-    source = Path(main.origin).read_text()
+    source = source_of(module)
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_end(*arguments: Any, **keywords: Any) -> None:
@@ -72,7 +77,7 @@ def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
     monkeypatch.setattr(typer.Typer, "__call__", accept_and_end)
     if "parse_args" in source or "typer" in source:
-        sys.modules.pop(main.name, None)  # else runpy warns
+        sys.modules.pop(f"{module}.__main__", None)  # else runpy warns
         with pytest.raises(Accepted):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
