@@ -38,7 +38,15 @@ Members = Sequence[tuple[Method, int]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A pool with something to advise, whose drafts are accepted `accepted` times as often as usual."""
+    """A pool with something to advise.
+
+    Parameters
+    ----------
+    accepted
+        How often drafts are accepted, relative to the calibration.
+    calibration, believed
+        What the replicas take their step times from, and what the advice does.
+    """
 
     name: str
     members: Members
@@ -48,8 +56,10 @@ class Case:
     accepted: float = 1.0
     requests: int = 2500
     calibration: str = "llama-3.1-8b-h100"
+    believed: str = "llama-3.1-8b-h100"
 
 
+OTHER = "llama-3.1-70b-4xh100"
 WITH_BASELINE = ((Method.DRAFT_MODEL, 3), (Method.BASELINE, 0))
 CASES = (
     Case("eagle3, k = 10, chat at 1", ((Method.EAGLE3, 10),) * 2, "chat", 1.0, 6.0),
@@ -62,6 +72,8 @@ CASES = (
     Case(
         "draft_model, a sixth accepted, no baseline", ((Method.DRAFT_MODEL, 3),) * 2, "chat", 0.7, 4.0, accepted=1 / 6
     ),
+    Case("70B by the calibration of 8B, eagle3, k = 8", ((Method.EAGLE3, 8),) * 2, "chat", 0.7, 3.0, calibration=OTHER),
+    Case("the same, k = 1, code at 0", ((Method.EAGLE3, 1),) * 2, "code", 0.0, 3.0, calibration=OTHER),
     Case("ngram, k = 5, and a baseline", ((Method.NGRAM, 5), (Method.BASELINE, 0)), "chat", 1.0, 30.0),
     Case("eagle3, k = 3, sound", ((Method.EAGLE3, 3), (Method.EAGLE3, 3)), "math", 0.7, 6.0),
 )
@@ -100,7 +112,7 @@ def play(case: Case, members: Members, seed: int, routed: Sequence[int] | None =
     ]
     for replica in replicas:
         replica.accepted = case.accepted
-    policy = Learned(LearnedSettings(seed=seed, calibration=case.calibration))
+    policy = Learned(LearnedSettings(seed=seed, calibration=case.believed))
     now_s = 0.0
     policy.set_clock(lambda: now_s)
     fleet, index_of = Fleet(replicas, seed), {replica.name: index for index, replica in enumerate(replicas)}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from backends.backend import State
 from gateway.advice.advise import advise, document
-from gateway.advice.evidence import ModelEvidence
+from gateway.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.advice.gather import add_learned, expectations_of, positions_of
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.service.assembly import Gateway
@@ -31,22 +31,30 @@ class Advice:
         """Return whether each model's policy learns, the answers that were measured by backend, and the findings."""
         async with self._lock:
             if time.monotonic() - self._kept_at_s >= KEPT_S:
-                models = {name: _live(self._gateway, name) for name in self._gateway.models}
+                settings = self._gateway.settings.models
+                described = await asyncio.to_thread(  # it reads tokenizers
+                    lambda: [evidence_of(name, each) for name, each in settings.items()]
+                )
+                models = {model.name: _live(self._gateway, model) for model in described}
                 self._kept = await asyncio.to_thread(_advise_all, self._gateway, models)
                 self._kept_at_s = time.monotonic()
             return self._kept
 
 
-def _live(gateway: Gateway, name: str) -> ModelEvidence:
-    """Return what the settings and the probes of a model tell."""
-    model = evidence_of(name, gateway.settings.models[name])
-    members = {backend.name: backend for backend in gateway.pool.of(name)}
+def _live(gateway: Gateway, model: ModelEvidence) -> ModelEvidence:
+    """Add what the probes of a model tell, also of replicas that were discovered."""
+    configured = {backend.name: backend for backend in model.backends}
     backends = []
-    for backend in model.backends:
-        member = members.get(backend.name)
-        engine = None if member is None else gateway.pool.engine(member)
-        if member is None or engine is None:
-            backends.append(replace(backend, has_metrics=member is None or member.state is not State.UP))
+    for member in gateway.pool.of(model.name):
+        backend = configured.get(member.name) or BackendEvidence(
+            member.name,
+            member.method,
+            member.num_speculative_tokens,
+            speculative_config=member.speculative_config,
+        )
+        engine = gateway.pool.engine(member)
+        if engine is None:
+            backends.append(replace(backend, has_metrics=member.state is not State.UP))
             continue
         backends.append(
             replace(

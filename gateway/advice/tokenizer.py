@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ def tokenizers(model: ModelEvidence) -> list[Finding]:
     return findings
 
 
+@cache
 def compare_vocabularies(target: str, draft: str) -> Vocabularies | None:
     """Compare the tokenizers of two models in local folders; None where one is no folder with a `tokenizer.json`."""
     first, second = _vocabulary(Path(target)), _vocabulary(Path(draft))
