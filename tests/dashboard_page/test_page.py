@@ -68,7 +68,7 @@ def test_figures_follow_the_traffic(page: Page) -> None:
 
 def test_a_version_is_compared_pinned_and_unpinned_by_keyboard(page: Page) -> None:
     for version in (1, 2):
-        page.get_by_role("button", name="Distil now").press("Enter")
+        page.get_by_role("button", name="Distill now").press("Enter")
         expect(page.get_by_role("button", name=f"Version {version}", exact=True)).to_be_visible()
     expect(page.locator("#rules-against")).to_have_value("1")
     expect(page.locator("#rules-text")).not_to_be_empty()
@@ -128,6 +128,7 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     finding = {"model": document["models"][0]["name"], "backend": evil, "title": evil, "gain": gain}
     document["advice"] = [finding | {"evidence": evil, "change": evil}]
     history = {"format": 1, "series": [], "at_s": [], "backends": []}
+    watched.allowed = ("404",)  # no rules of a model of that name
     events = "".join(
         f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in (("history", history), ("snapshot", document))
     )

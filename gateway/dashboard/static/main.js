@@ -16,6 +16,7 @@ import { Stream } from "./stream.js";
 
 const FORMAT = 1;
 const STALE_S = 5;
+const DONE_MS = 20_000;
 const HIDDEN_MS = 60_000; // a page that nobody sees lets go of its stream after this
 
 const past = new Past();
@@ -31,9 +32,13 @@ let nextAttemptMs = 0;
 let chosenModel = new URLSearchParams(location.search).get("model") ?? "";
 let charted = ""; // the model that the charts show; empty where its past has been replaced
 let hiddenTimer = 0;
+let doneTimer = 0;
 
+/** Says what was done, for a while. */
 function announce(text) {
   setText(byId("done"), text);
+  clearTimeout(doneTimer);
+  doneTimer = setTimeout(() => setText(byId("done"), ""), DONE_MS);
 }
 
 function take(name, data) {
@@ -144,7 +149,7 @@ document.addEventListener("visibilitychange", () => {
   clearTimeout(hiddenTimer);
   if (document.hidden) {
     hiddenTimer = setTimeout(() => stream.close(), HIDDEN_MS);
-  } else if (stream.abort === null && snapshot !== null) {
+  } else if (stream.isClosed && snapshot !== null) {
     stream.open();
   } else {
     render(true);

@@ -6,6 +6,7 @@ import { header } from "./methods.js";
 import { confirmed, get, mayWrite, post } from "./session.js";
 
 const NOTHING = "none";
+const RETRY_MS = 10_000;
 
 export class RulesPanel {
   /** `say(text)` announces what was done; `needKey(message)` asks for a key that may change something. */
@@ -22,7 +23,7 @@ export class RulesPanel {
       this.against = event.target.value === NOTHING ? NOTHING : Number(event.target.value);
       this.#showText();
     });
-    byId("distill").addEventListener("click", () => this.#distil());
+    byId("distill").addEventListener("click", () => this.#distill());
     byId("unpin").addEventListener("click", () => this.#unpin());
     byId("rollback").addEventListener("click", () => this.#rollBack());
     byId("thaw").addEventListener("click", () => this.#thaw());
@@ -125,6 +126,7 @@ export class RulesPanel {
       if (!alone && lines.length === 0) lines = [" The two versions are the same."];
     } catch (error) {
       lines = [` ${error.message}`];
+      setTimeout(() => (this.shown = ""), RETRY_MS);
     }
     if (this.shown === wanted) byId("rules-text").replaceChildren(...lines.map((line) => lineOf(line, !alone)));
   }
@@ -159,7 +161,7 @@ export class RulesPanel {
     await this.#change("Thaw the policy?", text, "Thaw", "thaw", {}, "The policy decides again.");
   }
 
-  async #distil() {
+  async #distill() {
     const done = (made) => `Version ${made.version}: ${made.leaves} rules, ${percent(made.kept_share)} of the learned gain kept.`;
     await this.#change(null, "", "", "distill", {}, done);
   }
@@ -187,7 +189,7 @@ export class RulesPanel {
 }
 
 function about(model) {
-  if (model.rules === null) return `The policy ${model.policy} has no rules to distil.`;
+  if (model.rules === null) return `The policy ${model.policy} has no rules to distill.`;
   const { versions, pinned } = model.rules;
   if (versions.length === 0) return "No rules have been distilled yet. They write down what was learned, and change nothing until one is pinned.";
   return pinned === null ? `No version is pinned: ${model.decides} decides.` : `Version ${pinned} decides in place of ${model.policy}.`;

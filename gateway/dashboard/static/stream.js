@@ -50,6 +50,10 @@ export class Stream {
     });
   }
 
+  get isClosed() {
+    return this.abort === null;
+  }
+
   close() {
     clearTimeout(this.timer);
     this.abort?.abort();
