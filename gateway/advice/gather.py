@@ -11,27 +11,18 @@ from backends.backend import Candidate
 from backends.speculation import Method
 from gateway.advice.draft_length import MAX_K
 from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
-from policies.guarded.policy import Guarded
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, arm_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH
 from policies.learned.models.prior import StepCost, effective_k, expected_step
 from policies.learned.models.step_time import STEPS, TERMS
 from policies.learned.policy import Learned
-from policies.policy import Policy
 from policies.statistics import Sums
 
 _MOST_KINDS: Final = 2000
 _WEIGHT: Final = 2
 _SECONDS: Final = _WEIGHT + TERMS * (TERMS + 1) // 2
 """Indices into the sums of step times: of the weights (and behind it the loads), and of the seconds."""
-
-
-def expectations_of(policy: Policy) -> Learned | None:
-    """Return the `learned` that decides, or that watches for outlier ejection; None if there is none."""
-    if isinstance(policy, Guarded):
-        return policy.policy if isinstance(policy.policy, Learned) else policy.watching
-    return policy if isinstance(policy, Learned) else None
 
 
 def add_learned(

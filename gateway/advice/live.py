@@ -11,9 +11,10 @@ from typing import Any, Final
 from backends.backend import State
 from gateway.advice.advise import advise, document
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.advice.gather import add_learned, expectations_of, positions_of
+from gateway.advice.gather import add_learned, positions_of
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.service.assembly import Gateway
+from policies.guarded.policy import learned_of
 
 KEPT_S: Final = 15.0
 
@@ -73,7 +74,7 @@ def _advise_all(gateway: Gateway, models: dict[str, ModelEvidence]) -> dict[str,
     reported = _reported(gateway)
     advised = {}
     for name, model in models.items():
-        policy = expectations_of(gateway.models[name].policy)
+        policy = learned_of(gateway.models[name].policy)
         backends = tuple(
             replace(backend, reported_share=share[0] / share[1], output_tokens=int(share[1]))
             if (share := reported.get((name, backend.name))) is not None
