@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.gateway.dashboard.conftest import SNAPSHOT
+from tests.gateway.dashboard.conftest import EVENTS, SNAPSHOT
 from tests.support.command import ADMIN_KEY, gateway_command, until
 from tests.support.upstream import upstreams_in_thread
 
 POOL = """
-server: {{drain_s: 20, workers: 2}}
+server: {{drain_s: 40, workers: 2}}
 health: {{interval_s: 0.2}}
 models:
   m:
@@ -24,23 +26,26 @@ admin: {{key: "{admin}"}}
 """
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 REQUESTS = 24
+DRAIN_S = 40
 
 
 @pytest.mark.slow
-def test_each_worker_shows_the_counts_of_all_and_ends_its_streams_at_once(tmp_path: Path) -> None:
+def test_each_worker_shows_the_counts_of_all_and_an_open_stream_does_not_hold_up_sigterm(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     with upstreams_in_thread("ab", "m") as (a, b):
         path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
-        with gateway_command(path, tmp_path) as command:
-            until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(8)), what="both are ready")
+        each_alone = httpx.Limits(max_keepalive_connections=0)  # so that any worker may answer
+        with gateway_command(path, tmp_path) as command, httpx.Client(limits=each_alone, trust_env=False) as client:
+            ready = f"{command.url}/readyz"
+            until(lambda: all(client.get(ready).status_code == 200 for _ in range(8)), what="both are ready")
 
             def shown() -> dict[int, Any]:
-                answers = [command.get(SNAPSHOT, headers=command.admin).json() for _ in range(8)]
+                answers = [client.get(command.url + SNAPSHOT, headers=command.admin).json() for _ in range(8)]
                 return {answer["process"]["pid"]: answer for answer in answers}
 
             until(lambda: len(shown()) == 2 and all(each["points_at_s"] for each in shown().values()))
             for _ in range(REQUESTS):
-                assert command.post("/v1/chat/completions", CHAT).status_code == 200
+                assert client.post(f"{command.url}/v1/chat/completions", json=CHAT).status_code == 200
 
             def counts() -> list[int]:
                 backends = [each["models"][0]["backends"] for each in shown().values()]
@@ -52,3 +57,8 @@ def test_each_worker_shows_the_counts_of_all_and_ends_its_streams_at_once(tmp_pa
                 assert [backend["share"] for backend in each["models"][0]["backends"]] == [
                     pytest.approx(0.5, abs=0.1)
                 ] * 2
+            with client.stream("GET", command.url + EVENTS, headers=command.admin) as stream:
+                assert next(stream.iter_lines()) == "event: history"
+                began_s = time.monotonic()
+                assert command.end() == 0
+                assert time.monotonic() - began_s < DRAIN_S / 2, "an open stream does not hold it up"
