@@ -35,6 +35,7 @@ export class RulesPanel {
       this.shown = "";
     }
     this.model = model;
+    this.nowS = nowS;
     const rules = model.rules;
     const versions = rules?.versions ?? [];
     setHidden(byId("rules-body"), versions.length === 0);
@@ -70,6 +71,7 @@ export class RulesPanel {
         const isPinned = each.version === pinned;
         const button = row.children[2].firstChild;
         setText(button, isPinned ? "pinned" : "Pin");
+        setAttribute(button, "aria-label", isPinned ? `Version ${each.version} is pinned` : `Pin version ${each.version}`);
         setAttribute(button, "aria-disabled", isPinned || this.busy ? "true" : null);
         row.classList.toggle("chosen", each.version === this.#version());
       },
@@ -78,7 +80,7 @@ export class RulesPanel {
 
   #versionRow(version) {
     const look = h("button", { type: "button", class: "quiet", on: { click: () => this.#choose(version) } }, `Version ${version}`);
-    const pin = h("button", { type: "button", "aria-label": `Pin version ${version}`, on: { click: () => this.#pin(version) } }, "Pin");
+    const pin = h("button", { type: "button", on: { click: () => this.#pin(version) } }, "Pin");
     return h("tr", {}, h("th", { scope: "row" }, look), h("td", {}, h("span")), h("td", {}, pin));
   }
 
@@ -175,16 +177,19 @@ export class RulesPanel {
       return;
     }
     if (title !== null && !(await confirmed(title, text, action))) return;
-    this.busy = true;
-    setAttribute(button, "aria-busy", "true");
+    this.#setBusy(true);
     try {
       const answer = await post(`admin/policy/${path}`, { model: this.model.name, ...body });
       this.say(typeof done === "function" ? done(answer) : done);
     } catch (error) {
       this.say(`Not done: ${error.message}`);
     }
-    this.busy = false;
-    setAttribute(button, "aria-busy", null);
+    this.#setBusy(false);
+  }
+
+  #setBusy(busy) {
+    this.busy = busy;
+    this.show(this.model, this.nowS);
   }
 }
 
