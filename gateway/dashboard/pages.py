@@ -13,12 +13,14 @@ from gateway.http.errors import GatewayError
 
 MAX_PAGES = 64
 """Most streams of a gateway process; each holds a connection."""
+_LATE_S = 1.0
+"""Seconds after which a stream that is to end is cut off."""
 
 
 class Pages:
     """The streams of a gateway process.
 
-    A stream that is slow to receive skips snapshots: it is sent the newest one when it is ready again.
+    A stream that is slow to receive skips snapshots: it is sent the next one once it has taken the last.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ class Pages:
         self.open = 0
         self._newest = b""
         self._changed = asyncio.Event()
-        self._epoch = 0
+        self._end = asyncio.Event()  # of the streams that are open
         self._is_closed = False
 
     def publish(self, event: bytes) -> None:
@@ -46,7 +48,8 @@ class Pages:
 
     def end(self) -> None:
         """End the streams that are open; their clients may open others."""
-        self._epoch += 1
+        end, self._end = self._end, asyncio.Event()
+        end.set()
         self._wake()
 
     def close(self) -> None:
@@ -59,8 +62,8 @@ class Pages:
         changed.set()
 
     @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """Count a stream while it is open.
+    def enter(self) -> Iterator[asyncio.Event]:
+        """Count a stream while it is open; yields what is set when it is to end.
 
         Raises
         ------
@@ -80,17 +83,16 @@ class Pages:
         try:
             if self.open == 1:
                 self._on_first()
-            yield
+            yield self._end
         finally:
             self.open -= 1
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events from now on, without those that came while the caller was busy with an earlier one."""
-        epoch = self._epoch
-        while self._epoch == epoch:
+    async def events(self, end: asyncio.Event) -> AsyncIterator[bytes]:
+        """Yield the events until `end`, without those that come while the caller is busy with an earlier one."""
+        while not end.is_set():
             changed = self._changed
             await changed.wait()
-            if self._epoch == epoch:
+            if not end.is_set():
                 yield self._newest
 
 
@@ -113,23 +115,22 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        with self._pages.enter():
-            sending = asyncio.ensure_future(self._send(send))
-            leaving = asyncio.ensure_future(_until_gone(receive))
+        with self._pages.enter() as end:
+            sending = asyncio.ensure_future(self._send(send, end))
+            over = [asyncio.ensure_future(_until_gone(receive)), asyncio.ensure_future(_until_late(end))]
             try:
-                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([sending, *over], return_when=asyncio.FIRST_COMPLETED)
                 if sending.done():
                     sending.result()  # which raises what has failed
             finally:
-                for task in (sending, leaving):
+                for task in (sending, *over):
                     task.cancel()
-                await asyncio.gather(sending, leaving, return_exceptions=True)
+                await asyncio.gather(sending, *over, return_exceptions=True)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, end: asyncio.Event) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        events = self._pages.events()
         await send({"type": "http.response.body", "body": self._first(), "more_body": True})
-        async for event in events:
+        async for event in self._pages.events(end):
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -137,3 +138,9 @@ class EventStream(Response):
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _until_late(end: asyncio.Event) -> None:
+    """Wait until a stream that was to end should have: its client does not read."""
+    await end.wait()
+    await asyncio.sleep(_LATE_S)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -80,18 +82,26 @@ async def test_nothing_follows_requests_while_no_page_is_open(gateway_of: Start)
         assert policy.explain_candidates is False
 
 
+@contextlib.asynccontextmanager
+async def slow_reader(running: Running) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
+    """Open a stream, and read it no more; yields its reader and the gateway's transport, which has paused."""
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects
+    slow.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
+    reader, writer = await asyncio.open_connection(sock=slow, limit=2**12)
+    writer.write(f"GET {EVENTS} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {ADMIN_KEY}\r\n\r\n".encode())
+    await reader.readuntil(b"event: history")
+    served: Any = max(running.server.server_state.connections, key=lambda each: each._since_s)
+    served._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    await eventually(lambda: served._slow_since_s > 0, what="the client is too slow")
+    try:
+        yield reader, served._transport
+    finally:
+        writer.transport.abort()
+
+
 async def test_a_slow_reader_skips_snapshots(gateway_of: Start) -> None:
-    async with gateway_of() as running:
-        slow = socket.socket()
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects
-        slow.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
-        reader, writer = await asyncio.open_connection(sock=slow, limit=2**12)
-        writer.write(f"GET {EVENTS} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {ADMIN_KEY}\r\n\r\n".encode())
-        await reader.readuntil(b"event: history")
-        served: Any = max(running.server.server_state.connections, key=lambda each: each._since_s)
-        transport = served._transport
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        await eventually(lambda: served._slow_since_s > 0, what="the client is too slow")
+    async with gateway_of() as running, slow_reader(running) as (reader, transport):
         held_bytes = transport.get_write_buffer_size()
         async with opened(running) as stream:
             for _ in range(50):
@@ -104,7 +114,13 @@ async def test_a_slow_reader_skips_snapshots(gateway_of: Start) -> None:
                     times.append(float(found[1]))
         gap_s = max(after - before for before, after in itertools.pairwise(times))
         assert gap_s > 50 * 0.02, "it skipped those in between, and then got the newest"
-        writer.close()
+
+
+async def test_a_slow_reader_does_not_hold_up_draining(gateway_of: Start) -> None:
+    async with gateway_of(server={"drain_s": 3600.0}) as running, slow_reader(running):
+        running.server.drain()
+        # all connections are closed, long before `drain_s`
+        await running.until(lambda: not running.server.server_state.connections)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
