@@ -124,6 +124,8 @@ class BackendView:
         Why it is in that state; empty if it is up.
     outlier
         Why the policy has taken it out as an outlier; None if it has not.
+    silence
+        In which way its drafter is silent; None if it is not.
     in_flight
         Requests in flight, of all gateway processes and other clients.
     in_flight_here
@@ -150,6 +152,7 @@ class BackendView:
     state: str
     reason: str
     outlier: str | None
+    silence: str | None
     in_flight: int
     in_flight_here: int
     engine: Engine | None

@@ -55,6 +55,7 @@ def backend_view(
         state=backend.state.value,
         reason=backend.state_reason,
         outlier=policy.outlier_ejection.reasons.get(backend.name) if isinstance(policy, Freezable) else None,
+        silence=_silence(policy, backend),
         in_flight=requests,
         in_flight_here=backend.in_flight,
         engine=Engine(load.running, load.waiting, load.kv_usage, time.monotonic() - load.at_s) if load.at_s else None,
@@ -97,6 +98,11 @@ def point_of(gateway: Gateway, backend: Backend, measured: Measured) -> list[flo
 
 def _requests(backend: Backend) -> int:
     return backend.in_flight + backend.load.others
+
+
+def _silence(policy: Policy, backend: Backend) -> str | None:
+    silence = policy.drafters.silent.get(backend.name) if isinstance(policy, Freezable) else None
+    return None if silence is None else str(silence)
 
 
 def _slowdown(policy: Policy, backend: Backend) -> float | None:

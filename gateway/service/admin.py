@@ -49,7 +49,7 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
-def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI) -> APIRouter:
+def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI, advice: Advice) -> APIRouter:
     """Return the router of `/admin`.
 
     Parameters
@@ -58,7 +58,6 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         The application, which `/admin/docs` describes.
     """
     router = APIRouter(prefix="/admin", tags=["admin"])
-    advice = Advice(gateway)
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from backends.backend import Backend, EngineChange
 from backends.speculation import Method
 from gateway import __version__
+from gateway.advice.live import Advice
 from gateway.dashboard.routes import add_dashboard
 from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
 from gateway.http.errors import GatewayError
@@ -158,7 +159,9 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
         openapi_url=None,  # `/admin/openapi.json` needs a key
         redirect_slashes=False,
     )
-    app.include_router(admin_router(gateway, worker_messages, app))
+    advice = Advice(gateway)
+    gateway.advise = advice.by_model
+    app.include_router(admin_router(gateway, worker_messages, app, advice))
     dashboard = add_dashboard(app, gateway)
 
     @app.exception_handler(GatewayError)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.clients.matrix import CASES, CLIENTS, COLUMNS, KNOWN, Result, table
+from tests.clients.matrix import CASES, CLIENTS, COLUMNS, KNOWN, LOADS, Result, table
 
 
 def test_every_script_is_run_and_every_known_fault_is_of_a_case() -> None:
-    scripts = {Path(client.command[-1]).name for client in CLIENTS}
+    scripts = {Path(part).name for client in CLIENTS + LOADS for part in client.command if "{cases}" in part}
     assert scripts == {path.name for path in CASES.iterdir() if path.is_file()}
     for client, case in KNOWN:
         assert client in {each.name for each in CLIENTS}

@@ -113,7 +113,7 @@ async def test_a_slow_reader_skips_snapshots(gateway_of: Start) -> None:
                 if found := re.match(rb'data: {"format":1,"at_s":([0-9.]+),', await _line(reader)):
                     times.append(float(found[1]))
         gap_s = max(after - before for before, after in itertools.pairwise(times))
-        assert gap_s > 50 * 0.02, "it skipped those in between, and then got the newest"
+        assert gap_s > 40 * 0.02, "it skipped most of those in between, and then got the newest"
 
 
 async def test_the_stream_of_a_slow_reader_ends_when_the_gateway_drains(gateway_of: Start) -> None:
