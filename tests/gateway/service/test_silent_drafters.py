@@ -33,7 +33,9 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
             "expected_tokens_per_step": 2.0,
             "tokens_per_step": 1.0,
         }
-        dashboard = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()["models"][0]["backends"]
+        dashboard = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()["models"][0][
+            "backends"
+        ]
         silences = {each["name"]: each["silence"] for each in dashboard}
         assert silences["a"] is None
         assert "1.00 tokens per step where 2.00" in silences["b"]
