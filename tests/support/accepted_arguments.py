@@ -77,7 +77,9 @@ def accept_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
     monkeypatch.setattr(typer.Typer, "__call__", accept_and_end)
     if "parse_args" in source or "typer" in source:
-        sys.modules.pop(f"{module}.__main__", None)  # else runpy warns
+        is_package = hasattr(sys.modules.get(module), "__path__")
+        imported = f"{module}.__main__" if is_package else module
+        monkeypatch.delitem(sys.modules, imported, raising=False)  # else runpy warns
         with pytest.raises(Accepted):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:

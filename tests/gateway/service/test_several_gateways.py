@@ -87,10 +87,10 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
         def refused_by_both() -> bool:
             last = [each.post("/v1/chat/completions", CHAT, headers=slow).status_code for each in (one, two) * 3]
             statuses.extend(last)
-            return set(last) == {429}
+            return set(last) == {429} and statuses.count(200) >= 6
 
         until(refused_by_both)
-        assert 6 <= statuses.count(200) <= 9, "6, or one more for each process"
+        assert statuses.count(200) <= 9, "6, or one more for each process"
         os.killpg(one.process.pid, signal.SIGKILL)
         until(lambda: others(two, "a") == 0, what="the requests of the killed gateway are forgotten")
         until(lambda: "gateway_peers 0.0" in two.get("/metrics").text)
