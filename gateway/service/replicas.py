@@ -160,10 +160,11 @@ def _launch(
 
 def _found(command: Sequence[str], env: Mapping[str, str]) -> Sequence[str]:
     """Return a command that is not on PATH with the folder of this Python if `[vllm]` has put it there."""
-    beside = Path(sys.executable).with_name(command[0])
-    if "/" not in command[0] and shutil.which(command[0], path=env.get("PATH")) is None and beside.exists():
-        return [str(beside), *command[1:]]
-    return command
+    name, *rest = command
+    if "/" in name or shutil.which(name, path=env.get("PATH")) is not None:
+        return command
+    beside = Path(sys.executable).parent / name
+    return [str(beside), *rest] if beside.exists() else command
 
 
 def _simulated(backend: Backend, settings: BackendSettings, names: tuple[str, ...], port: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,9 +68,12 @@ def test_vllm_is_found_beside_the_python_that_runs_the_gateway(
         command.touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
     monkeypatch.setenv("PATH", str(tmp_path / "path") if on_path else str(tmp_path))
-    served = {"method": "baseline", "serve": {"model": "org/target"}}
+    served: dict[str, Any] = {"method": "baseline", "serve": {"model": "org/target"}}
     (launch,) = plan(pool(m={"backends": {"a": served}}), tmp_path).launches
     assert launch.argv[0] == (str(tmp_path / found / "vllm") if found else "vllm")
+    served["serve"]["command"] = [".venv-vllm/bin/vllm"]
+    (launch,) = plan(pool(m={"backends": {"a": served}}), tmp_path).launches
+    assert launch.argv[0] == ".venv-vllm/bin/vllm", "a path is taken as it is"
 
 
 def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
