@@ -97,6 +97,9 @@ class Change:
         self._replace_queues()
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.upstreams, gateway.shadow = later.models, later.upstreams, later.shadow
+        for upstreams in gateway.upstreams.values():
+            for upstream in upstreams.values():  # since it was prepared, one of the same name may have been forgotten
+                upstream.metrics = gateway.metrics.bind(upstream.backend)
         gateway.recorder = later.recorder
         if gone.is_anything():
             gateway.leaving.append(gone)

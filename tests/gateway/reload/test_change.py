@@ -14,7 +14,7 @@ import pytest
 from backends.backend import State
 from gateway.config.settings import PoolSettings
 from gateway.routing.keys import digest
-from gateway.service.change import prepare
+from gateway.service.change import Change, prepare
 from gateway.service.replicas import plan
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.support.upstream import Upstream, Wire, answer, delta, well
@@ -22,6 +22,10 @@ from tests.support.upstream import Upstream, Wire, answer, delta, well
 
 async def change(running: Running, **update: Any) -> None:
     """Reload with other top-level settings, or other `backends` and `policy` of the model."""
+    (await prepared(running, **update)).commit()
+
+
+async def prepared(running: Running, **update: Any) -> Change:
     raw = running.gateway.settings.model_dump()
     model = raw["models"][MODEL]
     for key in ("backends", "policy", "aliases", "default_temperature"):
@@ -29,8 +33,7 @@ async def change(running: Running, **update: Any) -> None:
             model[key] = update.pop(key)
     model["policy"] = _policy(model["policy"])
     settings = PoolSettings.model_validate(raw | update)
-    prepared = await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))
-    prepared.commit()
+    return await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))
 
 
 def _policy(policy: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +257,20 @@ async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -
         await running.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
         assert names_of_series(running) == series
         assert len(running.gateway.pool._records) == 2
+
+
+async def test_a_replica_that_returns_is_counted_although_its_last_life_is_forgotten_meanwhile(
+    gateway_of: Start,
+) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        a, b = running.upstreams["a"], running.upstreams["b"]
+        await change(running, backends=backends_of(b))
+        later = await prepared(running, backends=backends_of(a))
+        await running.until(lambda: not running.gateway.leaving)
+        later.commit()
+        assert await names(running) == {"a"}
+        page = (await running.client.get("/metrics")).text
+        assert f'gateway_requests_total{{backend="a",method="baseline",model="{MODEL}",outcome="ok"}} 6.0' in page
 
 
 def open_descriptors() -> int:
