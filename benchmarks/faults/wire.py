@@ -43,7 +43,7 @@ class Wire:
         self._write(data)
 
     def send_to(self, take: Callable[[bytes], None] | None) -> None:
-        """Give what is sent to a function from now on; None sends it again."""
+        """Pass what is sent from now on to `take` instead of the client; None restores sending."""
         self._write = self._transport.write if take is None else take
 
     def reset(self) -> None:

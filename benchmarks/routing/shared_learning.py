@@ -168,7 +168,7 @@ class Simulation:
             heapq.heappush(self._changes, (at_s + EXCHANGE_S, number, replica, by))
 
     def _update_loads(self) -> None:
-        """Give each gateway the loads that it knows; with `exchange` as in `Pool.set_peers_in_flight`."""
+        """Set the loads that each gateway knows; with `exchange` as in `Pool.set_peers_in_flight`."""
         while self._changes and self._changes[0][0] <= self._now_s:
             _, number, replica, by = heapq.heappop(self._changes)
             self._published[number][replica] += by

@@ -157,7 +157,7 @@ class Dashboard:
             self._unsample()
 
     def _sample(self) -> None:
-        """Have decisions sampled, by the present relay."""
+        """Sample the decisions of the present relay."""
         relay, models = self._gateway.relay, self._gateway.models
         if self._followed is not relay:
             self._unsample()
@@ -175,7 +175,7 @@ class Dashboard:
             self._followed = None
 
     async def _believe(self) -> None:
-        """Have beliefs and advice written anew where they may have changed, which takes a while."""
+        """Update beliefs and advice that may be out of date; takes a while."""
         gateway = self._gateway
         self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in gateway.models}
         try:

@@ -73,7 +73,7 @@ class SampledDecisions:
     def sent(
         self, routed: RoutedRequest, decision: Decision, candidates: Sequence[Backend], failed: DecisionView | None
     ) -> DecisionView | None:
-        """Note a decision, before the load of its backend changes; `failed` is the one before it."""
+        """Record a decision before the load of its backend changes; `failed` is the one before it."""
         policy, features = routed.model.policy, routed.features
         if failed is not None:
             failed.ended = Ended("retried", None, None, None, None, None)
@@ -97,7 +97,7 @@ class SampledDecisions:
         return view
 
     def ended(self, view: DecisionView | None, ended: EndedExchange) -> None:
-        """Note what came of the request."""
+        """Record the outcome of the request."""
         policy = ended.routed.model.policy
         if isinstance(policy, Scoring):
             policy.explain_candidates = self._explains()  # also if it was never sent

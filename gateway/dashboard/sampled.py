@@ -35,9 +35,9 @@ class SampledExchange(Observer):
         self._note: Any = None
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Note a decision."""
+        """Record a decision."""
         self._note = self._sent(self._routed, decision, candidates, self._note)
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Note the end."""
+        """Record the end of the exchange."""
         self._ended(self._note, ended)

@@ -97,7 +97,7 @@ class Configuration:
         part[key] = value
 
     def note(self, text: str, *path: str) -> None:
-        """Note what could not be kept, or is to be checked."""
+        """Add a note on what could not be kept, or is to be checked."""
         self.notes.append((path, text))
 
     def protect(self, key: Variable) -> None:

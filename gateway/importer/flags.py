@@ -116,7 +116,7 @@ class Flags:
                 raise UsageError(f"no flag {name}; did you mean {near[0]}?")
 
     def note_rest(self, reasons: Mapping[str, str], note: Callable[[str], None]) -> None:
-        """Note the flags that nobody has read, with the reason; see `refuse_typos`."""
+        """Add a note for each flag that was not read, with the reason; see `refuse_typos`."""
         self.refuse_typos(reasons)
         for name in self._values:
             if name not in self._read:

@@ -118,7 +118,7 @@ class Trail(Observer):
         self.legs.append(Leg(decision, time.perf_counter(), span_id))
 
     def on_retry(self, kind: str) -> None:
-        """Note why the last backend failed."""
+        """Record why the last backend failed."""
         self.legs[-1].failure = kind
 
     def on_end(self, ended: EndedExchange) -> None:

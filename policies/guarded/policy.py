@@ -123,7 +123,7 @@ class Guarded(Policy):
                 part.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Give a backend with a silent drafter another chance."""
+        """End the silence of a backend whose engine has changed, so that its drafter is judged again."""
         for part in self._parts:
             if isinstance(part, EngineWatcher):
                 part.engine_changed(backend, change)

@@ -169,7 +169,7 @@ class SilentDrafters:
         return ()
 
     def renew(self, backend: str, change: EngineChange) -> bool:
-        """Give a backend whose engine has changed another chance; return whether it was silent."""
+        """Reset the evidence against a backend whose engine has changed; return whether it was silent."""
         watch = self._watches.get(backend)
         if watch is None:
             watch = self._watches[backend] = _Watch()

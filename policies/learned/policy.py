@@ -173,7 +173,7 @@ class Learned(Policy):
         self.drafters.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Give a backend with a silent drafter another chance."""
+        """End the silence of a backend whose engine has changed, so that its drafter is judged again."""
         if self.drafters.renew(backend, change):
             self.predictor.set_silent(backend, False)
 
