@@ -14,7 +14,7 @@ import yaml
 from backends.launch.ports import free_port
 from gateway.config.settings import ServerSettings, TimeoutSettings
 from gateway.service.server import _KEEP_ALIVE_S
-from tests.support.deploy_tools import DEPLOY, tool
+from tests.support.deploy_tools import DEPLOY, replaced, tool
 from tests.support.front_proxy import certificate, check_front, proxy_process
 
 FILE = DEPLOY / "envoy" / "envoy.yaml"
@@ -27,14 +27,15 @@ async def envoy(gateway_port: int, folder: Path) -> AsyncIterator[str]:
     made, key = certificate(folder)
     text = re.sub(r"(?<!stream_idle_timeout)(timeout): (?:30|60|300|2)s", r"\1: 1s", FILE.read_text())
     text = re.sub(r"interval: 5s", "interval: 0.2s", text)
-    for original, replacement in (
-        ("address: 0.0.0.0, port_value: 8443", f"address: 127.0.0.1, port_value: {port}"),
-        ("address: 127.0.0.1, port_value: 8080", f"address: 127.0.0.1, port_value: {gateway_port}"),
-        ("/etc/envoy/gateway.crt", str(made)),
-        ("/etc/envoy/gateway.key", str(key)),
-    ):
-        assert original in text
-        text = text.replace(original, replacement)
+    text = replaced(
+        text,
+        {
+            "address: 0.0.0.0, port_value: 8443": f"address: 127.0.0.1, port_value: {port}",
+            "address: 127.0.0.1, port_value: 8080": f"address: 127.0.0.1, port_value: {gateway_port}",
+            "/etc/envoy/gateway.crt": str(made),
+            "/etc/envoy/gateway.key": str(key),
+        },
+    )
     (folder / "envoy.yaml").write_text(text)
     command = (tool("envoy"), "--config-path", folder / "envoy.yaml", "--concurrency", "1", "--disable-hot-restart")
     log = folder / "envoy.log"

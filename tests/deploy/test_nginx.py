@@ -13,7 +13,7 @@ import pytest
 from backends.launch.ports import free_port
 from gateway.config.settings import ServerSettings, TimeoutSettings
 from gateway.service.server import _KEEP_ALIVE_S
-from tests.support.deploy_tools import DEPLOY, tool
+from tests.support.deploy_tools import DEPLOY, replaced, tool
 from tests.support.front_proxy import certificate, check_front, proxy_process
 
 FILE = DEPLOY / "nginx" / "gateway.conf"
@@ -26,15 +26,16 @@ async def nginx(gateway_port: int, folder: Path) -> AsyncIterator[str]:
     port = free_port()
     made, key = certificate(folder)
     text = re.sub(r"(?m)^(    (?!proxy_read)\w+(?:_timeout)?) (30|60|2)s;", r"\1 1s;", FILE.read_text())
-    for original, replacement in (
-        ("listen 443 ", f"listen 127.0.0.1:{port} "),
-        ("listen 80;", f"listen 127.0.0.1:{free_port()};"),
-        ("server 127.0.0.1:8080 ", f"server 127.0.0.1:{gateway_port} "),
-        ("/etc/nginx/gateway.crt", str(made)),
-        ("/etc/nginx/gateway.key", str(key)),
-    ):
-        assert original in text
-        text = text.replace(original, replacement)
+    text = replaced(
+        text,
+        {
+            "listen 443 ": f"listen 127.0.0.1:{port} ",
+            "listen 80;": f"listen 127.0.0.1:{free_port()};",
+            "server 127.0.0.1:8080 ": f"server 127.0.0.1:{gateway_port} ",
+            "/etc/nginx/gateway.crt": str(made),
+            "/etc/nginx/gateway.key": str(key),
+        },
+    )
     assert READ in text
     (folder / "gateway.conf").write_text(text)
     paths = "".join(

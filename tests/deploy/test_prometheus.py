@@ -17,7 +17,7 @@ import pytest
 
 from backends.launch.ports import free_port
 from tests.gateway.conftest import Running, start_gateway
-from tests.support.deploy_tools import DEPLOY, ROOT, tool
+from tests.support.deploy_tools import DEPLOY, ROOT, replaced, tool
 from tests.support.registered_metrics import sample_names
 from tests.support.upstream import Wire, answer, delta
 from tests.support.waiting import eventually_async
@@ -63,14 +63,15 @@ async def prometheus_for(folder: Path, *gateways: Running) -> AsyncIterator[Prom
     """Run a server that scrapes gateways at short intervals, with an otherwise unchanged configuration."""
     port = free_port("127.0.0.1")
     configuration = (DEPLOY / "prometheus/prometheus.yml").read_text()
-    for original, replacement in (
-        ('["gateway:8080"]', json.dumps([running.url.removeprefix("http://") for running in gateways])),
-        ("localhost:9090", f"127.0.0.1:{port}"),
-        ("scrape_interval: 15s", "scrape_interval: 200ms"),
-        ("evaluation_interval: 15s", "evaluation_interval: 200ms"),
-    ):
-        assert original in configuration
-        configuration = configuration.replace(original, replacement)
+    configuration = replaced(
+        configuration,
+        {
+            '["gateway:8080"]': json.dumps([running.url.removeprefix("http://") for running in gateways]),
+            "localhost:9090": f"127.0.0.1:{port}",
+            "scrape_interval: 15s": "scrape_interval: 200ms",
+            "evaluation_interval: 15s": "evaluation_interval: 200ms",
+        },
+    )
     (folder / "prometheus.yml").write_text(configuration)
     shutil.copy(DEPLOY / "prometheus/rules.yml", folder)
     log = folder / "prometheus.log"

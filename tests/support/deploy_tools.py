@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,14 @@ def tool(name: str) -> str:
     path = shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name)
     assert path, f"these tests need {name!r}: scripts/test installs it (see scripts/apt-packages.txt, pyproject.toml)"
     return path
+
+
+def replaced(text: str, replacements: Mapping[str, str]) -> str:
+    """Return a configuration with other values, each of which stands for one that must be there."""
+    for original, replacement in replacements.items():
+        assert original in text
+        text = text.replace(original, replacement)
+    return text
 
 
 def run(*argv: str | Path, cwd: Path = ROOT) -> str:
