@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from backends.calibration.calibration import Calibration, Drafting, StepTime
+from backends.draft_schedule import draft_schedule
 from backends.drafting.script import BLOCK_TOKENS
 from backends.speculation import Method
 
@@ -73,70 +74,19 @@ class EngineParameters:
             If the calibration does not have the method, or the schedule of k is invalid.
         """
         config = speculative_config or {}
-        k = draft_tokens(method, config)
+        drafts = draft_schedule(method, config)
         drafting = calibration.method(method).drafting
         if config.get("parallel_drafting"):
             drafting = drafting.model_copy(update={"parallel": True})
         limits = calibration.scheduler
-        schedule = config.get("num_speculative_tokens_per_batch_size")
         return cls(
             step=calibration.step,
             drafting=drafting,
-            k=k,
-            k_by_batch=k_by_batch(schedule, k) if schedule else (),
+            k=drafts.k,
+            k_by_batch=drafts.by_batch,
             max_num_seqs=max_num_seqs or limits.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens or limits.max_num_batched_tokens,
             max_model_len=max_model_len or limits.max_model_len,
             kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
             prefix_caching=prefix_caching,
         )
-
-
-def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
-    """Return k: `num_speculative_tokens`, by default the tree depth of suffix decoding; 0 for a baseline.
-
-    Raises
-    ------
-    ValueError
-        If a method that needs `num_speculative_tokens` has none.
-
-    Examples
-    --------
-    >>> draft_tokens(Method.SUFFIX, {})
-    24
-    """
-    if method is Method.BASELINE:
-        return 0
-    k = speculative_config.get("num_speculative_tokens")
-    if k is None and method is Method.SUFFIX:
-        k = speculative_config.get("suffix_decoding_max_tree_depth", 24)
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"{method!s} needs num_speculative_tokens of at least 1, not {k!r}")
-    return k
-
-
-def k_by_batch(schedule: Sequence[Sequence[int]], k: int) -> tuple[int, ...]:
-    """Return k by batch size from vLLM's `num_speculative_tokens_per_batch_size`; a gap has the k before it.
-
-    Raises
-    ------
-    ValueError
-        If it is not a list of [first, last, k] that starts at 1 and does not overlap.
-
-    Examples
-    --------
-    >>> k_by_batch([[1, 2, 5], [4, 5, 2]], k=3)
-    (3, 3, 3, 3, 2, 2)
-    """
-    table = [k]
-    if any(len(entry) != 3 for entry in schedule):
-        raise ValueError(f"batch-size schedule: expected entries [first, last, k], not {schedule!r}")
-    for first, last, tokens in sorted((first, last, tokens) for first, last, tokens in schedule):
-        if first < len(table) or last < first or tokens < 0:
-            raise ValueError(
-                f"batch-size schedule: [{first}, {last}, {tokens}] overlaps the entry before it or is reversed"
-            )
-        if len(table) == 1 and first != 1:
-            raise ValueError("batch-size schedule: the first entry must start at batch size 1")
-        table += [table[-1]] * (first - len(table)) + [min(k, tokens)] * (last - first + 1)
-    return tuple(table)
