@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from backends.speculation import Method
 Floats = npt.NDArray[np.float64]
 Range = tuple[int, int, int]
 """`(first, last, k)`: batch sizes, both ends included, and the tokens that are drafted for them."""
+
+SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 
 TOLERANCE: Final = 0.01
 """Share of the throughput that merging ranges may cost at a batch size."""
@@ -153,18 +155,3 @@ def _merged(chosen: Sequence[int]) -> list[Range]:
         else:
             ranges.append((batch, batch, k))
     return ranges
-
-
-def with_schedule(config: dict[str, Any], ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return a speculative config with a schedule, whose `num_speculative_tokens` is the largest k of it.
-
-    Examples
-    --------
-    >>> with_schedule({"num_speculative_tokens": 3}, [(1, 8, 5), (9, 256, 2)])
-    {'num_speculative_tokens': 5, 'num_speculative_tokens_per_batch_size': [[1, 8, 5], [9, 256, 2]]}
-    """
-    return {
-        **config,
-        "num_speculative_tokens": max(k for _, _, k in ranges),
-        "num_speculative_tokens_per_batch_size": [list(one) for one in ranges],
-    }

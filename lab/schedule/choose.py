@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.calibration.batch_schedule import SCHEDULED, TOLERANCE, Range, goodput, ranges_of
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, TOLERANCE, Floats, Range, goodput, ranges_of
 from backends.calibration.calibration import Calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
@@ -48,8 +48,19 @@ def best_schedule(
     """
     if method not in SCHEDULED:
         return []
-    fixed = {key: value for key, value in config.items() if key != "num_speculative_tokens_per_batch_size"}
-    parameters = EngineParameters.of(calibration, method, fixed)
-    tokens_per_step = drafts.tokens_per_step[: parameters.k + 1]
-    ranges = ranges_of(goodput(parameters, tokens_per_step, context_tokens, longest_batch), tolerance)
+    ranges = ranges_of(goodput_of(calibration, method, config, drafts, context_tokens, longest_batch), tolerance)
     return ranges if len(ranges) > 1 else []
+
+
+def goodput_of(
+    calibration: Calibration,
+    method: Method,
+    config: Mapping[str, Any],
+    drafts: Drafts,
+    context_tokens: float,
+    longest_batch: int,
+) -> Floats:
+    """Return the tokens per second of each batch size with each k, shape (longest_batch, k + 1)."""
+    fixed = {key: value for key, value in config.items() if key != SCHEDULE_KEY}
+    parameters = EngineParameters.of(calibration, method, fixed)
+    return goodput(parameters, drafts.tokens_per_step[: parameters.k + 1], context_tokens, longest_batch)

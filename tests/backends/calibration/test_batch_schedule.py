@@ -13,14 +13,13 @@ from backends.calibration.batch_schedule import (
     goodput,
     ranges_of,
     why_unscheduled,
-    with_schedule,
 )
 from backends.calibration.calibration import calibration_names, load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.simulator.engine.step import Step
-from backends.speculation import Method, SpeculativeConfig, method_issues
+from backends.speculation import Method
 
 PROMPT, OUTPUT = 37, 40
 
@@ -85,14 +84,6 @@ def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance:
 
 def test_one_range_where_one_k_is_best() -> None:
     assert ranges_of(np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])) == [(1, 3, 1)]
-
-
-def test_the_gateway_takes_the_written_schedule() -> None:
-    config = with_schedule({"num_speculative_tokens": 3, "model": "a-head"}, [(1, 8, 5), (9, 256, 0)])
-    parsed = SpeculativeConfig.model_validate(config)
-    assert method_issues(Method.EAGLE3, config, served=True) == []
-    assert parsed.num_speculative_tokens == 5
-    assert parsed.num_speculative_tokens_per_batch_size == [(1, 8, 5), (9, 256, 0)]
 
 
 def test_each_method_has_a_schedule_or_a_reason_against_it() -> None:
