@@ -94,3 +94,20 @@ def flag_change(model: str, backend: str, flags: Sequence[str] | None, flag: str
             kept.append(one)
     quoted = ", ".join(f'"{one}"' for one in [*kept, flag, *([value] if value else [])])
     return lines(model, backend, "serve:", f"  flags: [{quoted}]")
+
+
+def flag_value(flags: Sequence[str] | None, flag: str) -> str | None:
+    """Return the value of a flag, given as `--flag value` or `--flag=value`; None if it is not given.
+
+    Examples
+    --------
+    >>> flag_value(["--max-num-seqs", "64"], "--max-num-seqs"), flag_value(["--seed=1"], "--seed")
+    ('64', '1')
+    """
+    flags = flags or ()
+    for index, one in enumerate(flags):
+        if one.startswith(f"{flag}="):
+            return one.partition("=")[2]
+        if one == flag and index + 1 < len(flags):
+            return flags[index + 1]
+    return None

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.advice.finding import Finding, Gain, flag_change, gain_of
+from gateway.advice.finding import Finding, Gain, flag_change, flag_value, gain_of
 
 _MIN_MINUTES: Final = 10
 _DRAWS: Final = 400
@@ -46,7 +46,7 @@ def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.i
 
 
 def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
-    utilization = float(_value(backend, "--gpu-memory-utilization") or _DEFAULT_UTILIZATION)
+    utilization = float(flag_value(backend.flags, "--gpu-memory-utilization") or _DEFAULT_UTILIZATION)
     if utilization < _MOST_UTILIZATION:
         flag, value = "--gpu-memory-utilization", f"{_MOST_UTILIZATION:g}"
     else:
@@ -63,7 +63,7 @@ def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
 
 
 def _for_a_place(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
-    sequences = int(_value(backend, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+    sequences = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
     return Finding(
         "batch_limit",
         model,
@@ -73,14 +73,3 @@ def _for_a_place(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
         f"{len(backend.minutes)} minutes of probes; the gain is at most this, where larger batches cost nothing",
         flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * sequences)),
     )
-
-
-def _value(backend: BackendEvidence, flag: str) -> str | None:
-    """Return the value of a flag, given as `--flag value` or `--flag=value`."""
-    flags = list(backend.flags or ())
-    for index, one in enumerate(flags):
-        if one.startswith(f"{flag}="):
-            return one.partition("=")[2]
-        if one == flag and index + 1 < len(flags):
-            return flags[index + 1]
-    return None
