@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any
 import orjson
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
@@ -27,23 +24,19 @@ from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.service.default_temperature import assumed_temperature
 from lab.evaluate.bootstrap import Interval
-from lab.options.policy import policy_reference, with_seed
+from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
-from lab.parallel import all_cores, ray_cluster
-from lab.plan.mixes import USUAL, Kind, Mix, calibration_on, kind_of, kinds, machine_of, title
+from lab.plan.mixes import USUAL, calibration_on, machine_of, title
 from lab.plan.output import pool_file, replicas, serve_commands
 from lab.plan.page import plan_page
-from lab.plan.search import MixRunner, Objective, Plan, RunAll, Task, find_mix
+from lab.plan.planning import Candidates, Effort, Planned, Replica, plan_windows, windows_of
+from lab.plan.search import Objective, Plan
 from lab.replay.pace import paced
 from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import Replayed
 from lab.trace import BrokenLines, TraceRecord, read_trace
 from policies.features.request import Endpoint
 
 _NOTHING_FITS = 1
-_PART = 500
-_MAX_PARTS = 16
-_ROUNDED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class PlanOptions:
     slo: str | None = None
     rate: float | None = None
     speed: float = 1.0
-    limit: int | None = _PART * _MAX_PARTS
+    limit: int | None = 8000
     budget: int = 200
     seeds: int = 2
     jobs: int | None = None
@@ -71,17 +64,6 @@ class PlanOptions:
     report: Path | None = None
     out: Path | None = None
     simulate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan for one GPU type; `plan` is None if no kind of replica fits."""
-
-    calibration: Calibration
-    machine: Machine
-    max_model_len: int
-    plan: Plan | None
-    kinds: tuple[Kind, ...]
 
 
 def run_plan(options: PlanOptions) -> int:
@@ -101,16 +83,22 @@ def run_plan(options: PlanOptions) -> int:
         records = read_trace(
             list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
         )
-        parts, longest, left_out = _parts(islice(records, options.limit), options, base, served)
+        requests, left_out = _requests(islice(records, options.limit), options, base, served)
+        windows = windows_of(requests)
+        present = _present(served)
+        candidates = Candidates(_methods(options.methods))
+        effort = Effort(options.budget, options.seeds, options.jobs, options.ray)
         planned = [
-            _plan(options, objective, calibration, machine, served, reference, parts, longest)
+            plan_windows(
+                windows, calibration, options.replicas, present, reference, candidates, effort,
+                objective=objective, machine=machine,
+            )
             for calibration, machine in _machines(base, options.gpus)
-        ]
+        ]  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from error
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    requests = sum(map(len, parts))
-    used = f"{requests:,} requests in {len(parts)} parts"
+    used = f"{len(requests):,} requests in {len(windows)} windows"
     used += f"; {left_out:,} left out, longer than the target's context" if left_out else ""
     console.print(used)
     for one in planned:
@@ -153,64 +141,27 @@ def _machines(base: Calibration, gpus: Sequence[str]) -> list[tuple[Calibration,
     return machines
 
 
-def _parts(
+def _requests(
     records: Iterable[TraceRecord], options: PlanOptions, base: Calibration, served: ModelSettings | None
-) -> tuple[tuple[tuple[ReplayRequest, ...], ...], int, int]:
-    """Cut the trace into equal parts; return them, the longest request in tokens, and the number left out."""
+) -> tuple[list[ReplayRequest], int]:
+    """Return the requests that the target can serve, and the number of the others."""
     max_model_len = base.scheduler.max_model_len
     kept: list[TraceRecord] = []
-    left_out = longest = 0
+    left_out = 0
     for record in records:
         length = record.prompt_tokens + max(1, record.output_tokens or 1)
         if record.endpoint == Endpoint.OTHER or length > max_model_len:
             left_out += 1
-            continue
-        longest = max(longest, length)
-        kept.append(record)
-    count = max(2, min(_MAX_PARTS, len(kept) // _PART))
-    if len(kept) < 2 * count:
-        raise UsageError(f"{len(kept)} requests are too few to plan on")
-    size = -(-len(kept) // count)
+        else:
+            kept.append(record)
     temperature = assumed_temperature(served) if served is not None else VLLM_DEFAULT
-    requests = [
-        replay_request(record, at_s, temperature) for at_s, record in paced(kept, options.rate, options.speed, seed=0)
-    ]
-    return tuple(tuple(requests[start : start + size]) for start in range(0, len(kept), size)), longest, left_out
+    times = paced(kept, options.rate, options.speed, seed=0) if kept else []
+    return [replay_request(record, at_s, temperature) for at_s, record in times], left_out
 
 
-def _plan(
-    options: PlanOptions,
-    objective: Objective,
-    calibration: Calibration,
-    machine: Machine,
-    served: ModelSettings | None,
-    reference: PolicyReference,
-    parts: tuple[tuple[ReplayRequest, ...], ...],
-    longest: int,
-) -> Planned:
-    known = kinds(calibration, machine, longest, _methods(options.methods))
-    if not known:
-        methods = ", ".join(options.methods)
-        raise UsageError(f"no acceptance and draft of {methods} are published for {calibration.target}")
-    usable = [index for index, kind in enumerate(known) if kind.fit.fits]
-    present = _present(served, calibration, machine, known)
-    if not usable:
-        return Planned(calibration, machine, longest, None, tuple(known))
-    runner = MixRunner(calibration.name, tuple(known), reference.name, with_seed(reference.settings, 0), parts)
-    with _runner(runner, options) as run_all:
-        plan = find_mix(
-            runner,
-            usable,
-            options.replicas,
-            _with_progress(run_all),
-            objective=objective,
-            present=present,
-            budget=options.budget,
-            seeds=options.seeds,
-        )
-    room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
-    rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
-    return Planned(calibration, machine, min(rounded, room, calibration.scheduler.max_model_len), plan, tuple(known))
+def _present(served: ModelSettings | None) -> list[Replica]:
+    backends = served.backends.values() if served is not None else ()
+    return [(one.method, serve_config(one.method, one.speculative_config)) for one in backends]
 
 
 def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
@@ -230,55 +181,6 @@ def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
             raise UsageError(f"--method {text}: write k as {name}=2,3,5") from None
         parsed.append((method, ks))
     return parsed
-
-
-def _present(served: ModelSettings | None, calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:
-    """Return the mix of the present pool, adding its kinds to `known`."""
-    if served is None:
-        return None
-    mix = []
-    for one in served.backends.values():
-        config = serve_config(one.method, one.speculative_config)
-        kind = kind_of(one.method, config, calibration, machine)
-        same = [index for index, other in enumerate(known) if _same(other, kind)]
-        if not same:
-            known.append(kind)
-        mix.append(same[0] if same else len(known) - 1)
-    return tuple(sorted(mix))
-
-
-def _same(one: Kind, other: Kind) -> bool:
-    without = [{key: value for key, value in kind.config.items() if key != "model"} for kind in (one, other)]
-    return one.method is other.method and one.k == other.k and without[0] == without[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _QuietRunner:
-    """A runner that silences the policies' log messages, which concern simulated replicas."""
-
-    runner: MixRunner
-
-    def __call__(self, task: Task) -> Replayed:
-        logging.getLogger("policies").setLevel(logging.ERROR)
-        return self.runner(task)
-
-
-def _runner(runner: MixRunner, options: PlanOptions) -> AbstractContextManager[RunAll]:
-    work = _QuietRunner(runner)
-    return ray_cluster(work, options.ray) if options.ray is not None else all_cores(work, options.jobs)
-
-
-def _with_progress(run_all: RunAll) -> RunAll:
-    """Show progress on a terminal while tasks run."""
-
-    def run(tasks: Sequence[Task]) -> Any:
-        columns = (SpinnerColumn(), TextColumn(f"simulating {len(tasks):,} parts of the trace"), TimeElapsedColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-            progress.add_task("", total=None)
-            return run_all(tasks)
-
-    return run
 
 
 def _print(

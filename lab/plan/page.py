@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from lab.plan.mixes import title
+from lab.plan.planning import Planned
 from lab.plan.search import Objective, Plan
 from lab.report.charts import Bar, Line, bar_chart
 from lab.report.colors import series_colors
 from lab.report.distributions import METRICS, distribution, line_figure
 from lab.report.page import code, figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis
-
-if TYPE_CHECKING:
-    from lab.plan.command import Planned
 
 
 def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[str], commands: Sequence[str]) -> str:
