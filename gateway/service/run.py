@@ -178,17 +178,18 @@ class _Serving:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
             for launch in anew:
-                self._start_anew(launch)
+                await self._start_anew(launch)
         except LaunchError as error:
             raise ReloadError("refused", str(error)) from None
         finally:
             self._discovery.keep(self._settings)
 
-    def _start_anew(self, launch: LaunchSpec) -> None:
-        """Replace an engine; the pool has a new backend in its place, which is not up yet."""
+    async def _start_anew(self, launch: LaunchSpec) -> None:
+        """Replace an engine, even if nobody waits for it any more; the pool has a new backend, which is not up yet."""
         task = asyncio.create_task(self._launcher.replace(launch))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
+        await asyncio.shield(task)
 
     def _plan(self, settings: PoolSettings) -> Replicas:
         return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))

@@ -35,6 +35,9 @@ class Seen:
     value: float
 
 
+_Groups = dict[tuple[object, ...], list[Seen]]
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Seconds per unit of work after a change over those before it.
@@ -83,7 +86,7 @@ def compare(before: Sequence[Seen], after: Sequence[Seen], confidence: float = 0
     ----------
     .. [1] Liang and Zeger, "Longitudinal Data Analysis Using Generalized Linear Models", Biometrika 73(1), 1986.
     """
-    groups: tuple[dict[tuple[object, ...], list[Seen]], dict[tuple[object, ...], list[Seen]]] = ({}, {})
+    groups: tuple[_Groups, _Groups] = ({}, {})
     failed = [0, 0]
     for number, period in enumerate((before, after)):
         for one in period:
@@ -91,15 +94,18 @@ def compare(before: Sequence[Seen], after: Sequence[Seen], confidence: float = 0
                 failed[number] += 1
             else:
                 groups[number].setdefault(one.stratum, []).append(one)
-    shares = [count / max(1, len(period)) for count, period in zip(failed, (before, after), strict=True)]
-    fails_more = failed[1] >= _LEAST_FAILED and _least_share(failed[1], len(after)) > _most_share(failed[0], len(before))
+    failed_before, failed_after = failed[0] / max(1, len(before)), failed[1] / max(1, len(after))
+    fails_more = failed[1] >= _LEAST_FAILED and _least_share(failed[1], len(after)) > _most_share(
+        failed[0], len(before)
+    )
     strata = [key for key in groups[1] if min(len(groups[1][key]), len(groups[0].get(key, ()))) >= _LEAST]
     matched = sum(len(groups[1][key]) for key in strata)
     share = matched / max(1, sum(map(len, groups[1].values())))
-    nothing = Compared(math.nan, math.nan, math.nan, share, *shares, fails_more)
+    nothing = Compared(math.nan, math.nan, math.nan, share, failed_before, failed_after, fails_more)
     if share < _LEAST_SHARE:
         return nothing
-    difference, blocks = 0.0, ({}, {})  # type: tuple[float, tuple[dict[int, float], dict[int, float]]]
+    difference = 0.0
+    blocks: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for key in strata:
         weight = len(groups[1][key]) / matched
         for number, sign in ((0, -1.0), (1, 1.0)):
@@ -114,7 +120,7 @@ def compare(before: Sequence[Seen], after: Sequence[Seen], confidence: float = 0
     variance = sum(len(one) / (len(one) - 1) * sum(value**2 for value in one.values()) for one in blocks)
     margin = margin_at_any_time(max(variance, 1e-9), confidence)
     ratio, low, high = (math.exp(difference + sign * margin) for sign in (0.0, -1.0, 1.0))
-    return Compared(ratio, low, high, share, *shares, fails_more)
+    return Compared(ratio, low, high, share, failed_before, failed_after, fails_more)
 
 
 def _least_share(count: int, of: int) -> float:

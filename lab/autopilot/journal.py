@@ -104,7 +104,9 @@ class Journal:
         try:
             return cls(path, _Document.model_validate_json(path.read_bytes()).changes)
         except (OSError, ValidationError) as error:
-            raise UsageError(f"{path} is not a journal of `gateway autopilot`: {error}; name another with --state") from None
+            raise UsageError(
+                f"{path} is not a journal of `gateway autopilot`: {error}; name another with --state"
+            ) from None
 
     def write(self) -> None:
         """Write the file, whole or not at all."""

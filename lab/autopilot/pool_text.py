@@ -1,4 +1,4 @@
-"""Another method for one backend of a pool file, with everything else in the file as it is written, comments included."""
+"""Another method for one backend of a pool file; everything else stays as it is written, comments included."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def _with_method(
     old = served.backends[backend].model_dump(exclude_unset=True)
     changed = BackendSettings.model_validate(old | {"method": method, _CONFIG: dict(config) or None})
     backends = served.backends | {backend: changed}
-    return settings.model_copy(update={"models": settings.models | {model: served.model_copy(update={"backends": backends})}})
+    return settings.model_copy(
+        update={"models": settings.models | {model: served.model_copy(update={"backends": backends})}}
+    )
 
 
 def _value(node: Any, key: str) -> Any:

@@ -119,7 +119,7 @@ def assigned(
     A replica that runs one of the kinds keeps it, so that as few as possible change. A drafter's weights are those that
     another replica of the pool has with the same method, where there is one.
     """
-    wanted = [_speculation(kind, present.values()) for kind in chosen]
+    wanted = [_speculation(kind, list(present.values())) for kind in chosen]
     changes: dict[str, Speculation] = {}
     kept: dict[str, Speculation] = {}
     for name, runs in present.items():
@@ -135,13 +135,15 @@ def assigned(
 
 def is_same(one: Speculation, other: Speculation) -> bool:
     """Return whether two replicas draft alike; drafters' weights may have several names."""
-    configs = [{key: value for key, value in each.config.items() if key not in ("model", "method")} for each in (one, other)]
+    configs = [
+        {key: value for key, value in each.config.items() if key not in ("model", "method")} for each in (one, other)
+    ]
     return one.method is other.method and configs[0] == configs[1]
 
 
-def _speculation(kind: Kind, present: Sequence[Speculation] | object) -> Speculation:
+def _speculation(kind: Kind, present: Sequence[Speculation]) -> Speculation:
     config = dict(kind.config)
-    for one in present:  # type: ignore[attr-defined]
+    for one in present:
         if one.method is kind.method and "model" in one.config:
             config["model"] = one.config["model"]
     return Speculation(method=kind.method, config=config)

@@ -71,9 +71,7 @@ class Recorded:
             starts = [round(number * (len(usable) - _PART) / (_PARTS - 1)) for number in range(_PARTS)]
             usable = [one for start in starts for one in usable[start : start + _PART]]
         # A sample of a Poisson stream is one with a lower rate: time runs faster, so that the load is right.
-        return [
-            replay_request(one, self.sample * (one.arrived_at or 0.0), self.default_temperature) for one in usable
-        ]
+        return [replay_request(one, self.sample * (one.arrived_at or 0.0), self.default_temperature) for one in usable]
 
 
 def seen(records: Sequence[TraceRecord], sample: float = 1.0) -> list[Seen]:
@@ -116,7 +114,9 @@ def _band(tokens: int) -> int:
 
 
 def _served(record: TraceRecord) -> bool:
-    return record.status == 200 and not record.error and record.endpoint != Endpoint.OTHER and bool(record.output_tokens)
+    return (
+        record.status == 200 and not record.error and record.endpoint != Endpoint.OTHER and bool(record.output_tokens)
+    )
 
 
 def _may_hold(path: Path, start_s: float) -> bool:

@@ -162,7 +162,7 @@ class Guardrail:
 def margin_at_any_time(variance: float, confidence: float) -> float:
     """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
 
-    With the variance V of the estimate and that of the mixture T, the sequential test above rejects no difference within
+    With the variance V of the estimate and that of the mixture T, the test of `Guardrail` rejects no difference within
 
         sqrt(V (V + T) / T (2 log(1 / (1 - confidence)) + log((V + T) / V))).
 
