@@ -18,7 +18,7 @@ from backends.launch.ports import free_port, port_is_free
 from backends.launch.process import EngineProcess, describe_exit
 from backends.launch.vllm_command import vllm_serve_argv
 
-__all__ = ["LaunchError", "LaunchSpec", "LaunchState", "LaunchStatus", "Launcher", "free_port", "vllm_serve_argv"]
+__all__ = ["LaunchError", "LaunchSpec", "LaunchState", "LaunchStatus", "Launcher", "check_command", "free_port", "vllm_serve_argv"]
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -225,7 +225,14 @@ def _last_lines(path: Path) -> list[str]:
         return log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
 
 
-def _check_command(spec: LaunchSpec) -> None:
+def check_command(spec: LaunchSpec) -> None:
+    """Check that the command of an engine exists.
+
+    Raises
+    ------
+    LaunchError
+        If it does not.
+    """
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
         install = "pip install 'speculation-gateway[vllm]', or " if command == "vllm" else ""
@@ -246,7 +253,10 @@ class Launcher:
     """
 
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
-        self._engines = [_Engine(spec, on_event or (lambda _name, _text: None)) for spec in specs]
+        self._on_event = on_event or (lambda _name, _text: None)
+        self._engines = [_Engine(spec, self._on_event) for spec in specs]
+        self._stopped = False
+        self._replacing = asyncio.Lock()
 
     async def start(self) -> None:
         """Start all engines and return at once.
@@ -257,7 +267,7 @@ class Launcher:
             If a command does not exist; no engine is started then.
         """
         for engine in self._engines:
-            _check_command(engine.spec)
+            check_command(engine.spec)
         for engine in self._engines:
             engine.start()
 
@@ -284,8 +294,21 @@ class Launcher:
             engines = "\n".join(engine.describe() for engine in self._unready())
             raise LaunchError(f"not ready after {limit_s:g} s:\n{engines}") from None
 
+    async def replace(self, spec: LaunchSpec) -> None:
+        """Stop the engine of the same name, and start this one once all processes of that have ended.
+
+        Memory of a GPU, and a port, are free only then. Nothing is started if the launcher stops meanwhile.
+        """
+        async with self._replacing:
+            number = next(number for number, engine in enumerate(self._engines) if engine.spec.name == spec.name)
+            await self._engines[number].stop()
+            if not self._stopped:
+                self._engines[number] = _Engine(spec, self._on_event)
+                self._engines[number].start()
+
     async def stop(self) -> None:
         """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
+        self._stopped = True
         await asyncio.gather(*(engine.stop() for engine in self._engines))
 
     def status(self) -> list[LaunchStatus]:

@@ -21,14 +21,31 @@ def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
     return [f"{path}: {text}" for path, text in _differences("", old, new)]
 
 
-def needs_restart(old: PoolSettings, new: PoolSettings) -> list[str]:
-    """Return the lines of `differences` that a reload cannot apply."""
+def needs_restart(old: PoolSettings, new: PoolSettings, restart: str | None = None) -> list[str]:
+    """Return the lines of `differences` that a reload cannot apply.
+
+    Parameters
+    ----------
+    restart
+        A replica that is started anew, as `model/backend`: its settings may differ.
+    """
     lines = [
         f"{path}: {text}"
         for path, text in _differences("", old, new)
         if any(path == key or path.startswith(f"{key}.") for key in _RESTART)
     ]
-    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old), _started(new))]
+    started, later = _started(old), _started(new)
+    if restart is not None and is_launched(old, restart) and is_launched(new, restart):
+        model, _, name = restart.rpartition("/")
+        del started[f"{model}.backends.{name}"], later[f"{model}.backends.{name}"]
+    return lines + [f"{path}: {text}" for path, text in _differences("models", started, later)]
+
+
+def is_launched(settings: PoolSettings, replica: str) -> bool:
+    """Return whether `model/backend` is a replica with `serve`, which has a process of its own."""
+    model, _, name = replica.rpartition("/")
+    backend = settings.models[model].backends.get(name) if model in settings.models else None
+    return backend is not None and backend.serve is not None
 
 
 def _started(settings: PoolSettings) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class ReloadWanted:
     worker: int
     request: int
     dry_run: bool
+    restart: str | None
 
 
 @dataclass(frozen=True, slots=True)

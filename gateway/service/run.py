@@ -20,7 +20,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from backends.launch.supervisor import Launcher, LaunchError
+from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, check_command
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
@@ -115,6 +115,7 @@ class _Serving:
         self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.digest is None else None
         self._admin_digest = settings.admin.digest or digest(self._generated_admin_key or "")
         self._launcher = Launcher(replicas.launches, self._on_launch)
+        self._replacing: set[asyncio.Task[None]] = set()
         self._worker_messages = WorkerMessages()
         self._workers: Workers | None = None
         self.keep_logs = False
@@ -146,6 +147,7 @@ class _Serving:
                 task.cancel()
             self._discovery.keep(None)
             await self._launcher.stop()
+            await asyncio.gather(*self._replacing)
 
     async def _serve_alone(self) -> int:
         gateway = self._gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
@@ -166,14 +168,28 @@ class _Serving:
         try:
             await self._discovery.start(settings)
             replicas = self._plan(settings)
+            anew = [launch for launch in replicas.launches if launch not in self._replicas.launches]
+            for launch in anew:
+                check_command(launch)
             if self._gateway is not None:
                 change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
                 change.commit()
             elif self._workers is not None:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+            for launch in anew:
+                await self._start_anew(launch)
+        except LaunchError as error:
+            raise ReloadError("refused", str(error)) from None
         finally:
             self._discovery.keep(self._settings)
+
+    async def _start_anew(self, launch: LaunchSpec) -> None:
+        """Replace an engine, even if nobody waits for it any more; the pool has a new backend, which is not up yet."""
+        task = asyncio.create_task(self._launcher.replace(launch))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        await asyncio.shield(task)
 
     def _plan(self, settings: PoolSettings) -> Replicas:
         return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))
@@ -213,7 +229,9 @@ class _Serving:
             self._run_dir,
             on_started=self._started.set,
         )
-        self._workers.reload_with(lambda dry_run: self._reloader.reload("admin", dry_run=dry_run))
+        self._workers.reload_with(
+            lambda dry_run, restart: self._reloader.reload("admin", dry_run=dry_run, restart=restart)
+        )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._workers.stop)

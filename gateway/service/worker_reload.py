@@ -50,12 +50,12 @@ class WorkerReload:
         """Begin with the changes that came before connections were accepted."""
         self._started.set()
 
-    async def ask(self, *, dry_run: bool) -> list[str]:
+    async def ask(self, *, dry_run: bool, restart: str | None = None) -> list[str]:
         """Ask the main process for a reload; see `gateway.reload.reloader.Reloader.reload`."""
         self._requests += 1
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._asked[self._requests] = answer
-        self._send(ReloadWanted(self._worker, self._requests, dry_run))
+        self._send(ReloadWanted(self._worker, self._requests, dry_run, restart))
         return await answer
 
     def receive(self, message: ToWorker) -> None:

@@ -132,7 +132,7 @@ class Workers:
         self._drained: dict[tuple[str, str], Drained] = {}
         self._launched = Launched({})
         self._change = _Change(0, {})
-        self._reload: Callable[[bool], Awaitable[list[str]]] | None = None
+        self._reload: Callable[[bool, str | None], Awaitable[list[str]]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         metrics_dir = run_dir / "metrics"
@@ -157,8 +157,8 @@ class Workers:
         self._launched = Launched(replicas)
         self._send_all(self._launched)
 
-    def reload_with(self, reload: Callable[[bool], Awaitable[list[str]]]) -> None:
-        """Set what reloads the pool file when a client of a worker asks for it, given `dry_run`."""
+    def reload_with(self, reload: Callable[[bool, str | None], Awaitable[list[str]]]) -> None:
+        """Set what reloads the pool file when a client of a worker asks for it, given `dry_run` and `restart`."""
         self._reload = reload
 
     async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
@@ -199,7 +199,7 @@ class Workers:
         worker = self._workers[wanted.worker]
         assert self._reload is not None
         try:
-            answer = ReloadAnswered(wanted.request, await self._reload(wanted.dry_run))
+            answer = ReloadAnswered(wanted.request, await self._reload(wanted.dry_run, wanted.restart))
         except ReloadError as error:
             answer = ReloadAnswered(wanted.request, [], error.outcome, error.message)
         self._send(worker, answer)

@@ -167,8 +167,8 @@ def plan_windows(
     if not known:
         names = ", ".join(method for method, _ in candidates.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    usable = [index for index, kind in enumerate(known) if kind.fit.fits]
     present_mix = _present(present, calibration, machine, known)
+    usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
     if not usable:
         return Planned(calibration, machine, longest, None, tuple(known))
     runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)

@@ -132,20 +132,13 @@ class Guardrail:
     def comparison(self, confidence: float) -> Comparison:
         """Return the ratio with an interval that may be looked at at any time, and as often as one likes.
 
-        It holds the ratios that the test of this class would not reject at `confidence`. With the variance V of the
-        difference d of the mean logarithms, and that of the mixture T, these are the ones whose logarithm is within
-
-            sqrt(V (V + T) / T (2 log(1 / (1 - confidence)) + log((V + T) / V)))
-
-        of d [1]_.
+        It holds the ratios that the test of this class would not reject at `confidence`.
         """
         own, control = self._own, self._control
         low = high = math.nan
         if own.count >= _MIN_COUNT and control.count >= _MIN_COUNT:
             difference, variance = own.mean - control.mean, own.variance_of_mean + control.variance_of_mean
-            both = variance + _EFFECT**2
-            bound = -2.0 * math.log(1.0 - confidence) + math.log(both / variance)
-            margin = math.sqrt(variance * both * bound) / _EFFECT
+            margin = margin_at_any_time(variance, confidence)
             low, high = math.exp(difference - margin), math.exp(difference + margin)
         return Comparison(self.ratio, low, high, own.count, control.count)
 
@@ -166,12 +159,29 @@ class Guardrail:
         self._own, self._control = _Group(), _Group()
 
 
+def margin_at_any_time(variance: float, confidence: float) -> float:
+    """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
+
+    With the variance V of the estimate and that of the mixture T, the test of `Guardrail` rejects no difference within
+
+        sqrt(V (V + T) / T (2 log(1 / (1 - confidence)) + log((V + T) / V))).
+
+    Examples
+    --------
+    >>> round(margin_at_any_time(0.01, 0.95), 3)
+    0.308
+    """
+    both = variance + _EFFECT**2
+    bound = -2.0 * math.log(1.0 - confidence) + math.log(both / variance)
+    return math.sqrt(variance * both * bound) / _EFFECT
+
+
 def seconds_per_work(outcome: Outcome) -> float:
     """Return the seconds of a request per unit of work: an output token, or 50 prompt tokens."""
-    return outcome.e2e_s / (outcome.output_tokens + _WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens)
+    return outcome.e2e_s / (outcome.output_tokens + WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens)
 
 
-_WORK_PER_PROMPT_TOKEN: Final = 0.02
+WORK_PER_PROMPT_TOKEN: Final = 0.02
 """Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""
 _KEEP: Final = 0.9995
 """Decay per observation; about the last two thousand count."""
