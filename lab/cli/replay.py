@@ -56,6 +56,9 @@ def replay(
     rate: Rate = None,
     speed: Speed = 1.0,
     limit: Limit = None,
+    copies: Annotated[
+        int, typer.Option(min=1, help="How often each session with think times is played, with prefixes of its own.")
+    ] = 1,
     warmup: Annotated[int, typer.Option(min=0, help="Number of first requests to leave out of the figures.")] = 0,
     seed: Annotated[
         int | None,
@@ -94,6 +97,7 @@ def replay(
             ("--calibration", calibration),
             ("--state", state),
             ("--regret", regret),
+            ("--copies", copies > 1),
         ):
             if given not in {None, False}:
                 raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=option)
@@ -139,6 +143,7 @@ def replay(
                 rate=rate,
                 speed=speed,
                 limit=limit,
+                copies=copies,
                 warmup=warmup,
                 seed=seed or 0,
                 slo=slo,

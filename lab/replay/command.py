@@ -39,6 +39,7 @@ class ReplayOptions:
     model: str | None = None
     rate: float | None = None
     speed: float = 1.0
+    copies: int = 1
     limit: int | None = None
     warmup: int = 0
     seed: int = 0
@@ -178,4 +179,9 @@ def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[Reque
         requests = table[: options.limit]
         if requests and len(requests) <= options.warmup:
             raise UsageError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")
+        if not requests.order.is_open:
+            yield requests.in_sessions(options.rate, options.speed, options.copies, options.seed)
+            return
+        if options.copies > 1:
+            raise UsageError("--copies needs a trace of sessions with think times")
         yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, options.seed))

@@ -41,6 +41,10 @@ class ReplayRequest:
         Text on which n-gram and suffix drafting are replayed if the trace has no acceptance for them.
     prefix_blocks
         As in `Script`.
+    session
+        Id shared by the requests of one session; empty for a request of its own.
+    think_s
+        Seconds from the end of the answer before it in its session; None for a request that does not wait for one.
     """
 
     arrived_s: float
@@ -50,6 +54,8 @@ class ReplayRequest:
     acceptance: Mapping[str, Sequence[int] | float]
     text: Text | None
     prefix_blocks: tuple[int, ...]
+    session: str = ""
+    think_s: float | None = None
     _scripts: dict[tuple[object, ...], Script | None] = field(default_factory=dict)
 
     def script(self, method: Method, k: int, config: Mapping[str, object]) -> Script | None:
@@ -125,6 +131,8 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
         record.acceptance,
         record.text,
         engine_blocks(record),
+        record.session,
+        record.think_time_s,
     )
 
 

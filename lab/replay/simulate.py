@@ -19,6 +19,7 @@ from backends.drafting.script import Script
 from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
+from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.shadow_drafting import ShadowSettings, shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
@@ -119,7 +120,8 @@ def replay(
     Parameters
     ----------
     requests
-        Requests in order of arrival.
+        Requests in order of arrival. In sessions with think times, they are sent when the answers before them have
+        ended (`lab.replay.sessions`).
     policy
         Policy, fresh or with learned statistics; None for the oracle, which knows lengths and acceptance.
     seed
@@ -135,11 +137,26 @@ def replay(
         If a replica cannot be simulated.
     """
     simulation = _Simulation(pool, requests, policy, seed)
-    for number, request in enumerate(requests):
-        simulation.arrive(number, request)
-        if progress is not None:
-            progress()
-    return simulation.finish(warmup)
+    order = Order.of(requests)
+    if order.is_open:
+        for number, request in enumerate(requests):
+            simulation.arrive(number, request, request.arrived_s)
+            if progress is not None:
+                progress()
+        return simulation.finish(warmup)
+    agenda = Agenda(order)
+    now_s = agenda.next_s
+    while True:
+        for at_s, number in agenda.due(now_s):
+            simulation.arrive(number, requests[number], at_s)
+            if progress is not None:
+                progress()
+        if math.isinf(agenda.next_s) and not agenda.awaited:
+            return simulation.finish(warmup)
+        now_s = min(agenda.next_s, now_s + LOOKAHEAD_S) if agenda.awaited else agenda.next_s
+        simulation.advance(now_s)
+        for number, at_s in simulation.taken_ends():
+            agenda.ended(number, at_s, now_s)
 
 
 class _Simulation:
@@ -180,20 +197,32 @@ class _Simulation:
         self._observe = policy.observe if isinstance(policy, Learner) else None
         self._reads_requests = policy is not None and (policy.reads_requests or self._observe is not None)
         self._in_flight = 0
+        self._ends: list[tuple[int, float]] = []
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
         self._output_tokens = array("q", bytes(8 * len(requests)))
         self._backend = array("q", [-1]) * len(requests)
 
-    def arrive(self, number: int, request: ReplayRequest) -> None:
+    def advance(self, until_s: float) -> None:
+        """Advance to a time."""
+        self._complete(self._fleet.advance(until_s))
+        self._now_s = until_s
+
+    def taken_ends(self) -> list[tuple[int, float]]:
+        """Return number and end of the requests that have ended since the last call."""
+        ends, self._ends = self._ends, []
+        return ends
+
+    def arrive(self, number: int, request: ReplayRequest, at_s: float) -> None:
         """Advance to the arrival of a request, and send it to the backend that the policy chooses."""
-        self._complete(self._fleet.advance(request.arrived_s))
-        self._now_s = self._arrived_s[number] = request.arrived_s
+        self.advance(at_s)
+        self._arrived_s[number] = at_s
         self._output_tokens[number] = request.output_tokens
         self._maintain()
         features = self._features(request) if self._reads_requests else ANY_REQUEST
         candidates = self._baselines if request.features.baseline_only else self._replicas
         if not candidates:
+            self._ends.append((number, at_s))
             return
         if self._policy is None:
             assert self._oracle is not None
@@ -207,6 +236,7 @@ class _Simulation:
         except ValueError:  # too long for the replica: vLLM answers 400
             if self._observe is not None:
                 self._observe(_refused(features, decision, self._pool[replica].method))
+            self._ends.append((number, at_s))
             return
         if self._oracle is not None:
             self._oracle.sent(replica, request_id)
@@ -268,6 +298,7 @@ class _Simulation:
         for completion in completions:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
+            self._ends.append((number, completion.ended_s))
             self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.sessions import Order
 from lab.trace import Text, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 
@@ -33,14 +34,17 @@ _ROW = np.dtype(
         ("prompt_tokens", "=i8"),
         ("output_tokens", "=i8"),
         ("max_tokens", "=i8"),  # -1: none
+        ("think_s", "=f8"),  # NaN: does not wait for an answer
         ("at", "=i8"),  # offset and size of the long fields in the file
         ("length", "=i4"),
         ("turns", "=i4"),
         ("kind", "=i4"),  # index of the features that many requests share
         ("template", "=i4"),
+        ("session", "=i4"),
+        ("copy", "=i4"),  # 0: as in the trace
     ]
 )
-_PACK = struct.Struct("=4d4q4i").pack
+_PACK = struct.Struct("=4d3qdq6i").pack
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _ROW_FEATURES = (
@@ -50,6 +54,9 @@ _ROW_FEATURES = (
 _ROW_FEATURE_INDICES = [_NAMES.index(name) for name in _ROW_FEATURES]
 _WORKLOAD = _NAMES.index("workload")
 _ROWS_AT_ONCE = 4096
+_BLOCK_BITS = 2**62 - 1
+_OF_COPY = 0x9E3779B97F4A7C15
+"""Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
 
 LongFields = tuple[dict[str, Sequence[int] | float], Text | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Acceptance, text, the engine's prefix blocks, and `prefix` and `prefix_tokens` of the features."""
@@ -68,11 +75,13 @@ class RequestTable(Sequence[ReplayRequest]):
         arrived_s: Floats,
         kinds: Sequence[tuple[Any, ...]],
         templates: Sequence[str],
+        sessions: Sequence[str],
         long: _LongFieldsFile,
     ) -> None:
         self._rows = rows
         self._arrived_s = arrived_s
-        self._kinds, self._templates, self._long_fields = kinds, templates, long
+        self._kinds, self._templates, self._sessions, self._long_fields = kinds, templates, sessions, long
+        self._shared = kinds, templates, sessions, long
 
     @property
     def arrived_at(self) -> Floats:
@@ -90,9 +99,50 @@ class RequestTable(Sequence[ReplayRequest]):
             self._rows["prompt_tokens"],
         )
 
+    @property
+    def order(self) -> Order:
+        """When the requests are sent."""
+        numbers = self._rows["session"].astype(np.int64)
+        sessions = np.where(numbers < 0, -1, numbers + self._rows["copy"] * (1 + numbers.max(initial=0)))
+        return Order(self._arrived_s, self._rows["think_s"], sessions.tolist())
+
+    def in_sessions(self, rate: float | None, speed: float, copies: int, seed: int) -> RequestTable:
+        """Return the requests of sessions that begin at other times, in nominal order of arrival.
+
+        A nominal arrival is as long after the beginning of its session as in the trace.
+
+        Parameters
+        ----------
+        rate
+            Mean requests per second: sessions begin in random order, by a Poisson process. None for the times of the
+            trace.
+        speed
+            Divisor of the times at which sessions begin in the trace.
+        copies
+            How often each session is played. Copies share no prefix with each other.
+        """
+        rows = np.tile(self._rows, copies)
+        rows["copy"] = np.repeat(np.arange(copies), len(self._rows))
+        arrived_at = np.nan_to_num(rows["arrived_at"])
+        played = RequestTable(rows, arrived_at, *self._shared)
+        numbers = np.array(played.order.sessions)
+        alone = numbers < 0
+        numbers[alone] = numbers.max(initial=0) + 1 + np.arange(np.count_nonzero(alone))
+        _, first, session = np.unique(numbers, return_index=True, return_inverse=True)
+        begun_at = np.full(len(first), np.inf)
+        np.minimum.at(begun_at, session, arrived_at)
+        if rate is None:
+            begins_s = (begun_at - begun_at.min()) / speed
+        else:
+            rng = np.random.default_rng(seed)
+            begins_s = rng.permutation(np.cumsum(rng.exponential(len(rows) / len(first) / rate, len(first))))
+        arrived_s = begins_s[session] + arrived_at - begun_at[session]
+        in_order = np.argsort(arrived_s, kind="stable")
+        return RequestTable(rows[in_order], arrived_s[in_order], *self._shared)
+
     def paced(self, arrived_s: Floats) -> RequestTable:
         """Return the same requests with other arrival times, ascending, shape (requests,)."""
-        return RequestTable(self._rows, arrived_s, self._kinds, self._templates, self._long_fields)
+        return RequestTable(self._rows, arrived_s, *self._shared)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,7 +154,7 @@ class RequestTable(Sequence[ReplayRequest]):
     def __getitem__(self, index: int | slice) -> ReplayRequest | RequestTable:
         if isinstance(index, slice):
             rows, arrived_s = self._rows[index], self._arrived_s[index]
-            return RequestTable(rows, arrived_s, self._kinds, self._templates, self._long_fields)
+            return RequestTable(rows, arrived_s, *self._shared)
         return self._request(float(self._arrived_s[index]), self._rows[index].item())
 
     def __iter__(self) -> Iterator[ReplayRequest]:
@@ -113,8 +163,12 @@ class RequestTable(Sequence[ReplayRequest]):
             yield from map(self._request, self._arrived_s[batch].tolist(), self._rows[batch].tolist())
 
     def _request(self, arrived_s: float, row: tuple[Any, ...]) -> ReplayRequest:
-        _, temperature, overlap, code_share, prompt, output, max_tokens, at, length, turns, kind, template = row
+        _, temperature, overlap, code_share, prompt, output, max_tokens, think_s, at = row[:9]
+        length, turns, kind, template, session, copy = row[9:]
         acceptance, text, blocks, prefix, prefix_tokens = self._long_fields.read(at, length) if length else _NOTHING
+        if copy:
+            own = copy * _OF_COPY & _BLOCK_BITS
+            blocks, prefix = tuple([block ^ own for block in blocks]), tuple([block ^ own for block in prefix])
         values = list(self._kinds[kind])
         of_row = (
             temperature, overlap, code_share, prompt, None if max_tokens < 0 else max_tokens, turns,
@@ -122,7 +176,9 @@ class RequestTable(Sequence[ReplayRequest]):
         )  # fmt: skip
         for index, value in zip(_ROW_FEATURE_INDICES, of_row, strict=True):
             values[index] = value
-        return ReplayRequest(arrived_s, RequestFeatures(*values), prompt or 1, output, acceptance, text, blocks)
+        features, think = RequestFeatures(*values), None if math.isnan(think_s) else think_s
+        of = "" if session < 0 else f"{self._sessions[session]}#{copy}" if copy else self._sessions[session]
+        return ReplayRequest(arrived_s, features, prompt or 1, output, acceptance, text, blocks, of, think)
 
 
 @contextmanager
@@ -137,6 +193,7 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
         rows = bytearray()
         kinds: dict[tuple[Any, ...], int] = {}
         templates: dict[str, int] = {}
+        sessions: dict[str, int] = {}
         with path.open("wb") as file:
             end = 0
             for record in records:
@@ -158,18 +215,23 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
                     features.prompt_tokens,
                     request.output_tokens,
                     -1 if features.max_tokens is None else features.max_tokens,
+                    math.nan if request.think_s is None else request.think_s,
                     end,
                     len(long),
                     features.turns,
                     kinds.setdefault(tuple(kind), len(kinds)),
                     templates.setdefault(features.template, len(templates)),
+                    sessions.setdefault(request.session, len(sessions)) if request.session else -1,
+                    0,
                 )
                 end += len(long)
         table = np.frombuffer(rows, _ROW)
         times = np.where(np.isnan(table["arrived_at"]), -math.inf, table["arrived_at"])
         if (times[1:] < times[:-1]).any():
             table = table[np.argsort(times, kind="stable")]
-        yield RequestTable(table, np.zeros(len(table)), list(kinds), list(templates), _LongFieldsFile(path))
+        yield RequestTable(
+            table, np.zeros(len(table)), list(kinds), list(templates), list(sessions), _LongFieldsFile(path)
+        )
 
 
 def _packed_long_fields(request: ReplayRequest) -> bytes:

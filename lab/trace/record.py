@@ -81,6 +81,9 @@ class TraceRecord:
         Name of the API key, not the key itself.
     session
         Id shared by the requests of one conversation.
+    think_time_s
+        Seconds between the end of the answer before it in its session and this request; None for one that does not wait
+        for an answer.
     n
         Number of sequences requested.
     temperature, top_p
@@ -141,6 +144,7 @@ class TraceRecord:
     endpoint: str = ""
     key: str = ""
     session: str = ""
+    think_time_s: float | None = None
     template: str = ""
     workload: str = ""
     temperature: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -38,8 +39,8 @@ def is_weka(path: Path) -> bool:
 def read_weka(path: Path, report: Report) -> Iterator[TraceRecord]:
     """Read the requests of sessions, of sub-agents where they were started: a file of one session, or one per line.
 
-    Every session begins at time 0. Its think times remain as the gaps between the end of an answer (`arrived_at` +
-    `e2e_s`) and the next request.
+    Every session begins at time 0. The first request of a session or sub-agent has no think time, nor has one that was
+    sent before the last answer had ended. If a request waited for a sub-agent, that time is part of its think time.
     """
     for number, session in _sessions(path, report):
 
@@ -102,16 +103,23 @@ class _Session:
         return self._of(self._requests, self._name, 0.0, _DEEPEST)
 
     def _of(self, entries: list[Any], name: str, begun_s: float, deepest: int) -> Iterator[TraceRecord]:
+        last: TraceRecord | None = None
+        waited = False  # for a sub-agent
         for number, entry in enumerate(entries, 1):
             try:
                 if not _is_subagent(entry, deepest):
-                    yield self._record(entry, f"{name}/{number}", name, begun_s)
+                    record = self._record(entry, f"{name}/{number}", name, begun_s)
+                    if last is not None:
+                        record = replace(record, think_time_s=_think_s(entry, record, last if waited else None))
+                    yield record
+                    last, waited = record, False
                     continue
                 begin_s = _begin(entry, begun_s)
             except (ValueError, KeyError) as error:
                 why = f"has no {error}" if isinstance(error, KeyError) else str(error)
                 self._report(f"request {number} of {name}: {why}")
                 continue
+            waited = True
             agent = entry.get("agent_id") or number
             yield from self._of(entry["requests"], f"{name}/{agent}", begin_s, deepest - 1)
 
@@ -137,6 +145,17 @@ class _Session:
             prefix_blocks=[self._blocks_from + block for block in blocks],
             block_tokens=self._block_tokens,
         )
+
+
+def _think_s(entry: dict[str, Any], record: TraceRecord, last: TraceRecord | None) -> float | None:
+    """Return the think time of a request; None if it was sent before the last answer had ended.
+
+    The trace counts it from the end of sub-agents, so after them it is taken from the times, given the last request.
+    """
+    think_s = entry.get("think_time")
+    if last is not None and last.ended_at is not None and record.arrived_at is not None:
+        think_s = record.arrived_at - last.ended_at
+    return None if think_s is None or read_number(think_s) < 0 else float(think_s)
 
 
 def _is_subagent(entry: Any, deepest: int) -> bool:

@@ -106,7 +106,8 @@ def test_a_session_of_a_coding_agent() -> None:
     assert (first.ttft_s, first.e2e_s, first.tools, first.workload, first.block_tokens) == (0.5, 2.0, True, "code", 64)
     assert second.arrived_at is not None
     assert first.ended_at is not None
-    assert second.arrived_at - first.ended_at == 3.0  # its think time
+    assert second.arrived_at - first.ended_at == second.think_time_s == 3.0
+    assert [one.think_time_s for one in records] == [None, 3.0, None, 0.5, 5.5]
     assert list(last.prefix_blocks[:4]) == list(first.prefix_blocks)
     assert len(replay_request(last, 0.0, 1.0).prefix_blocks) == 512 // 16
 

@@ -77,6 +77,7 @@ FULL = TraceRecord(
     output_hashes=[8, 9],
     hashing=Hashing("piece", 2, "00ff00ff"),
     prefix_blocks=[11, 12],
+    think_time_s=3.5,
     block_tokens=16,
 )
 
