@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from backends.draft_schedule import DraftSchedule, draft_schedule, effective_k
 from backends.speculation import Method
 
 
@@ -72,6 +73,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def draft_schedule(self) -> DraftSchedule:
+        """Tokens drafted per step by batch size."""
+        ...
+
+    @property
     def weight(self) -> float:
         """Share of the traffic that the operator intends for it, relative to the other backends; 1.0 by default."""
         ...
@@ -126,3 +132,9 @@ class Backend:
     state_reason: str = "not yet checked"
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def draft_schedule(self) -> DraftSchedule:
+        """Tokens drafted per step by batch size, from the speculative config."""
+        k = effective_k(self.method, self.num_speculative_tokens)
+        return draft_schedule(self.method, {"num_speculative_tokens": k, **self.speculative_config})

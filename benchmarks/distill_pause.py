@@ -12,6 +12,7 @@ import gc
 import time
 from random import Random
 
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from lab.evaluate.log import LoggedCandidate
 from policies.distill.distill import distill
@@ -22,9 +23,9 @@ from policies.policy import Outcome
 
 _POOL = [
     LoggedCandidate("plain", Method.BASELINE),
-    LoggedCandidate("lookup", Method.NGRAM, 5),
-    LoggedCandidate("tree", Method.SUFFIX, 24),
-    LoggedCandidate("head", Method.EAGLE3, 3),
+    LoggedCandidate("lookup", Method.NGRAM, DraftSchedule(5)),
+    LoggedCandidate("tree", Method.SUFFIX, DraftSchedule(24)),
+    LoggedCandidate("head", Method.EAGLE3, DraftSchedule(3)),
 ]
 _WAKES_S = 0.001
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.calibration.calibration import Calibration
 from backends.calibration.lookup_shares import lookup_shares
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.drafting.ngram import lookup_bounds
 from backends.speculation import Method
 

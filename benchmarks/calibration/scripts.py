@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer

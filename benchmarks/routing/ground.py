@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.draft_schedule import draft_schedule
 from backends.speculation import Method
 from lab.evaluate.log import LoggedCandidate
 from lab.replay.request import ReplayRequest, replay_request
@@ -179,9 +180,7 @@ def prepare(ground: Ground, pool: str) -> None:
 
 def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
     """Return the rules distilled from a learned policy."""
-    candidates = [
-        LoggedCandidate(spec.name, spec.method, spec.config.get("num_speculative_tokens", 0)) for spec in specs
-    ]
+    candidates = [LoggedCandidate(spec.name, spec.method, draft_schedule(spec.method, spec.config)) for spec in specs]
     return distill(policy, candidates)
 
 

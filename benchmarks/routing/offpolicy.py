@@ -25,6 +25,7 @@ from functools import cache, partial
 import numpy as np
 
 from backends.calibration.calibration import load_calibration
+from backends.draft_schedule import draft_schedule
 from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
 from lab.evaluate.estimators import Evaluation, evaluate
@@ -91,10 +92,7 @@ def build(name: str) -> Policy:
 
 def pool() -> list[LoggedCandidate]:
     """Return the idle pool."""
-    return [
-        LoggedCandidate(name, method, int(config.get("num_speculative_tokens", 0)))
-        for name, (method, config) in POOL.items()
-    ]
+    return [LoggedCandidate(name, method, draft_schedule(method, config)) for name, (method, config) in POOL.items()]
 
 
 def logging_shares(request: Request, explored: float) -> list[float]:

@@ -34,6 +34,7 @@ import numpy as np
 from backends.backend import EngineLoad
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import DraftSchedule, draft_schedule
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
 from benchmarks.routing.ground import POOLS, Ground, Task, drawn, ground_of, pool_of, prepare, timed
@@ -64,10 +65,15 @@ class ReplicaView:
 
     name: str
     method: Method
-    num_speculative_tokens: int
+    draft_schedule: DraftSchedule
     weight: float = 1.0
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Maximum tokens drafted per step."""
+        return self.draft_schedule.k
 
 
 @dataclass(slots=True)
@@ -196,10 +202,7 @@ def members(specs: Sequence[ReplicaSpec], count: int, seed: int, stores: Callabl
     gateways = []
     for number in range(count):
         policy = Learned(LearnedSettings(seed=10 * seed + number))
-        views = []
-        for spec in specs:
-            parameters = EngineParameters.of(load_calibration(spec.calibration), spec.method, spec.config)
-            views.append(ReplicaView(spec.name, spec.method, parameters.k))
+        views = [ReplicaView(spec.name, spec.method, draft_schedule(spec.method, spec.config)) for spec in specs]
         member = Member(policy, views)
         if stores is not None:
             member.ledger, member.store = Ledger("m", policy.statistics, uuid4().hex), stores()

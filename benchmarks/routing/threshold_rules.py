@@ -18,6 +18,7 @@ from random import Random
 from statistics import fmean, geometric_mean, quantiles
 
 from backends.backend import EngineLoad
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from benchmarks.routing.recorded import ARMS, Recorded, read, step_s
 from policies.policy import Policy, policies
@@ -45,6 +46,11 @@ class Replica:
     prefill: float = 0.0
     running: list[tuple[int, int, float, Recorded]] = field(default_factory=list)
     """Heap of (last step, order, arrival in seconds, request)."""
+
+    @property
+    def draft_schedule(self) -> DraftSchedule:
+        """A fixed k."""
+        return DraftSchedule(self.num_speculative_tokens)
 
     def admit(self, order: int, at_s: float, request: Recorded) -> None:
         """Add a request; it joins the batch with the next step, which also does its prefill."""

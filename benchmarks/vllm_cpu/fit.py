@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.calibration import Acceptance, Calibration, Drafting
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from benchmarks.vllm_cpu.engines import speculative_config
 from benchmarks.vllm_cpu.measure import Cell

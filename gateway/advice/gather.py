@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from backends.backend import Candidate
+from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from gateway.advice.draft_length import MAX_K
 from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, arm_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH
-from policies.learned.models.prior import StepCost, effective_k, expected_step
+from policies.learned.models.prior import StepCost, expected_step
 from policies.learned.models.step_time import STEPS, TERMS
 from policies.learned.policy import Learned
 from policies.statistics import Sums

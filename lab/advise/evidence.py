@@ -9,6 +9,7 @@ from functools import partial
 
 from scipy.optimize import brentq
 
+from backends.draft_schedule import draft_schedule
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
 from gateway.advice.gather import add_learned
 from gateway.advice.settings import calibration_of, evidence_of
@@ -41,7 +42,10 @@ def evidence_from(
     policy = Learned(
         LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0), **known)
     )
-    candidates = {one.name: LoggedCandidate(one.name, one.method, one.k) for one in model.backends}
+    candidates = {
+        one.name: LoggedCandidate(one.name, one.method, draft_schedule(one.method, one.speculative_config))
+        for one in model.backends
+    }
     watched = _Watched(policy, candidates)
     for record in records:
         watched.arrive(record)

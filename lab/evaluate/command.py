@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from backends.speculation import num_speculative_tokens
+from backends.draft_schedule import draft_schedule
+from backends.speculation import serve_config
 from backends.validation import UsageError, did_you_mean
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
@@ -131,7 +132,7 @@ def _pool(served: ModelSettings | None) -> dict[str, LoggedCandidate]:
         name: LoggedCandidate(
             name,
             backend.method,
-            num_speculative_tokens(backend.method, backend.speculative_config),
+            draft_schedule(backend.method, serve_config(backend.method, backend.speculative_config)),
             weight=backend.weight,
         )
         for name, backend in served.backends.items()

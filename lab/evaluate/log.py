@@ -6,12 +6,14 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.backend import EngineLoad
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from lab.trace import TraceCandidate, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
@@ -50,16 +52,21 @@ class LoggedCandidate:
 
     Examples
     --------
-    >>> LoggedCandidate("a", Method.EAGLE3, 3, in_flight=2).weight
-    1.0
+    >>> LoggedCandidate("a", Method.EAGLE3, DraftSchedule(3), in_flight=2).num_speculative_tokens
+    3
     """
 
     name: str
     method: Method
-    num_speculative_tokens: int = 0
+    draft_schedule: DraftSchedule = field(default_factory=partial(DraftSchedule, 0))
     weight: float = 1.0
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Maximum tokens drafted per step; 0 for a baseline."""
+        return self.draft_schedule.k
 
 
 @dataclass(slots=True)
@@ -263,11 +270,13 @@ class _Reader:
         known = self._pool.get(one.backend)
         if known is None:
             method = Method(one.method) if one.method in set(Method) else Method.CUSTOM_CLASS
-            known = self._pool[one.backend] = LoggedCandidate(one.backend, method, USUAL_K.get(method, 5))
+            known = self._pool[one.backend] = LoggedCandidate(
+                one.backend, method, DraftSchedule(USUAL_K.get(method, 5))
+            )
         return LoggedCandidate(
             known.name,
             known.method,
-            known.num_speculative_tokens,
+            known.draft_schedule,
             known.weight,
             one.in_flight or 0,
             EngineLoad(one.running, one.waiting or 0) if one.running is not None else _IDLE,

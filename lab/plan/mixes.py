@@ -11,7 +11,7 @@ from math import comb
 from typing import Any
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.memory.catalogue import Draft, Gpu, draft, gpu, target
 from backends.memory.estimate import Fit, Footprint, Machine, fit, footprint
 from backends.speculation import Method

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, Floats, Range, ranges_of, why_unscheduled
 from backends.calibration.calibration import Calibration, load_calibration
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec

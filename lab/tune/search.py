@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay

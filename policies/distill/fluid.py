@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from backends.backend import Candidate, EngineLoad
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from policies.features.request import RequestFeatures
 from policies.learned.models.buckets import Key
@@ -48,7 +49,7 @@ class FluidBackend:
 
     Examples
     --------
-    >>> backend = FluidBackend("a", Method.BASELINE, 0, 1.0, StepCost(0.01, 0.0, 0.0, 0.0))
+    >>> backend = FluidBackend("a", Method.BASELINE, DraftSchedule(0), 1.0, StepCost(0.01, 0.0, 0.0, 0.0))
     >>> backend.put(number=7, steps=50.0, context_tokens=300.0, prefill_s=0.1)
     >>> backend.run(until_s=1.0)
     [(7, 0.6)]
@@ -56,7 +57,7 @@ class FluidBackend:
 
     name: str
     method: Method
-    num_speculative_tokens: int
+    draft_schedule: DraftSchedule
     weight: float
     cost: StepCost
     in_flight: int = 0
@@ -66,6 +67,11 @@ class FluidBackend:
     _context: float = 0.0
     _stalled_s: float = 0.0
     _running: list[tuple[float, int, float]] = field(default_factory=list)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Maximum tokens drafted per step; 0 for a baseline."""
+        return self.draft_schedule.k
 
     def put(self, number: int, steps: float, context_tokens: float, prefill_s: float) -> None:
         """Start request `number`: so many steps of that mean context, after the seconds that its prompt takes."""
@@ -110,7 +116,7 @@ def fluid_pool(predictor: Predictor, candidates: Sequence[Candidate]) -> list[Fl
         FluidBackend(
             candidate.name,
             candidate.method,
-            candidate.num_speculative_tokens,
+            candidate.draft_schedule,
             candidate.weight,
             predictor.of(candidate).cost,
         )

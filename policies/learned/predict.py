@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Candidate
+from backends.draft_schedule import effective_k
 from policies.features.request import RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
 from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import Key
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, effective_k, expected_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_step
 from policies.load import LoadMeter
 
 

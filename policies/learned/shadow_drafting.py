@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from backends.draft_schedule import effective_k
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from policies.learned.models.prior import effective_k
 
 SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
 """The methods that can be replayed."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.parameters import draft_tokens
+from backends.draft_schedule import draft_tokens
 from backends.drafting.ngram import UNLIMITED, lookup_bounds, ngram_replay
 from backends.drafting.script import Script, Steps, block_hashes, plain_steps
 from backends.drafting.suffix import SuffixCache

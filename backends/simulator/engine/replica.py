@@ -9,6 +9,7 @@ from backends.backend import EngineLoad
 from backends.calibration.calibration import Calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import DraftSchedule
 from backends.simulator.engine.state import Records, replica_record
 from backends.speculation import Method
 
@@ -91,6 +92,8 @@ class Replica:
         self.num_speculative_tokens = self.parameters.k
         self._calibration = calibration
         self._config = dict(speculative_config or {})
+        adaptive = bool(self._config.get("enable_adaptive_verification"))
+        self.draft_schedule = DraftSchedule(self.parameters.k, self.parameters.k_by_batch, adaptive)
         self._records: Records = replica_record(self.parameters)  # replaced by the fleet's in `join`
         self._number = 0
 

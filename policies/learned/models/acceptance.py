@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backends.backend import Candidate
+from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from policies.learned.models.buckets import (
     OVERLAP,
@@ -21,7 +22,7 @@ from policies.learned.models.buckets import (
     without_template,
 )
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
-from policies.learned.models.prior import DEFAULT_CALIBRATION, effective_k, expected_tokens_per_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_tokens_per_step
 from policies.statistics import Sums, Table
 
 ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)

@@ -61,20 +61,6 @@ class StepCost(NamedTuple):
         return StepCost(*[factor * seconds for seconds in self])
 
 
-_DEFAULT_K = {Method.SUFFIX: 24}
-
-
-def effective_k(method: Method, k: int) -> int:
-    """Return the maximum tokens drafted per step; if `k` is 0 (not set), the method's default.
-
-    Examples
-    --------
-    >>> effective_k(Method.EAGLE3, 5), effective_k(Method.SUFFIX, 0), effective_k(Method.BASELINE, 0)
-    (5, 24, 0)
-    """
-    return 0 if method is Method.BASELINE else k or _DEFAULT_K.get(method, 3)
-
-
 @cache
 def expected_step(calibration: str, method: Method, k: int) -> StepCost:
     """Return the step cost of a method on the calibration's machine."""

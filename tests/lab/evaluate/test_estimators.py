@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from benchmarks.routing import offpolicy as simulated
 from lab.evaluate.estimators import Evaluation, evaluate
@@ -217,7 +218,7 @@ def test_candidates_have_settings_from_the_pool_and_load_from_the_log() -> None:
         backend="a", propensity=0.5, status=200, e2e_s=1.0,
         candidates=[TraceCandidate("a", "eagle3", in_flight=3, running=5, waiting=1), TraceCandidate("b", "mtp")],
     )  # fmt: skip
-    read_log([record], {"p": policy}, {"b": LoggedCandidate("b", Method.MTP, 2, 3.0)})
+    read_log([record], {"p": policy}, {"b": LoggedCandidate("b", Method.MTP, DraftSchedule(2), 3.0)})
     a, b = (next(one for one in seen if one.name == name) for name in "ab")
     assert (a.method, a.in_flight, a.load.running, a.load.waiting) == (Method.EAGLE3, 3, 5, 1)
     assert (b.method, b.num_speculative_tokens, b.weight, b.in_flight) == (Method.MTP, 2, 3.0, 0)

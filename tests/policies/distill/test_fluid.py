@@ -39,7 +39,7 @@ def test_time_in_the_fluid_pool_follows_the_step_costs() -> None:
     cost = StepCost(0.010, 0.001, 1e-6, 1e-4)
     predictor = Predictor(LoadMeter())
     (backend,) = fluid_pool(predictor, pool()[:1])
-    backend = FluidBackend(backend.name, backend.method, 0, 1.0, cost)
+    backend = FluidBackend(backend.name, backend.method, backend.draft_schedule, 1.0, cost)
     features = request(prompt_tokens=200)
     single = Job(features, key_of(features), 100.0, 0.0)
 
@@ -53,7 +53,7 @@ def test_time_in_the_fluid_pool_follows_the_step_costs() -> None:
     # The second arrives half-way, computes its prompt while the first waits, shares its last steps and continues alone.
     half_s = 200 * 1e-4 + 50 * step_s(250)
     both = [single, Job(features, key_of(features), 100.0, half_s)]
-    (backend,) = [FluidBackend(backend.name, backend.method, 0, 1.0, cost)]
+    (backend,) = [FluidBackend(backend.name, backend.method, backend.draft_schedule, 1.0, cost)]
     ended: list[int] = []
     mean_s = play(both, predictor, [backend], lambda job, backends, now_s: 0, ended.append)
     shared_s = 200 * 1e-4 + 50 * (0.010 + 2 * 0.001 + 1e-6 * 500)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from backends.backend import EngineLoad
 from backends.calibration.calibration import calibration_names, load_calibration
-from backends.calibration.parameters import EngineParameters, k_by_batch
+from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
 from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
 from backends.simulator.engine.virtual_time import run_closed_loop, run_virtual
@@ -293,14 +294,6 @@ def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
         assert step.k == k
         assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
         drain(engine)
-
-
-def test_schedules_are_expanded_as_vllm_does() -> None:
-    assert k_by_batch([[1, 2, 3], [5, 6, 1]], 4) == (4, 3, 3, 3, 3, 1, 1)
-    assert k_by_batch([[3, 3, 9], [1, 2, 2]], 4) == (4, 2, 2, 4)
-    for wrong in ([[2, 3, 1]], [[1, 4, 2], [4, 5, 1]], [[1, 0, 1]], [[1, 2]], [[1, 2, -1]]):
-        with pytest.raises(ValueError, match="schedule"):
-            k_by_batch(wrong, 4)
 
 
 def test_parameters_come_from_the_calibration_and_the_configuration() -> None:

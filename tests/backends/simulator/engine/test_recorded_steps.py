@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from backends.calibration.calibration import load_calibration
-from backends.calibration.parameters import EngineParameters, k_by_batch
+from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
