@@ -76,12 +76,12 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
         + step.per_context_token_s * context
     )
     drafting_s: Floats | float = 0.0
-    if parameters.k:
+    if passes := max(parameters.least_passes, k):
+        passes = 1 if drafting.parallel else passes
         drafting_s = (
             drafting.base_s
             + drafting.verify_share * verify_s
-            + parameters.passes(k)
-            * (drafting.per_pass_s + drafting.per_request_s * batches + drafting.per_context_token_s * context)
+            + passes * (drafting.per_pass_s + drafting.per_request_s * batches + drafting.per_context_token_s * context)
             + step.speculation_overhead_s
         )
     return np.asarray(verify_s + step.overhead_s + drafting_s)

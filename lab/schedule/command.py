@@ -135,9 +135,10 @@ def _gains(
     reference = policy_reference(options.policy, served)
     pools = tuple(one.spec for one in replicas), tuple(one.scheduled for one in replicas)
     first = options.replay.seed
-    jobs = 1 if len(requests) < _MIN_PARALLEL_REQUESTS else None
-    with all_cores(Runner(pools, requests, reference.name, reference.settings), jobs) as play_all:
-        return gains(play_all, capacity(play_all), range(first, first + _SEEDS))
+    runner = Runner(pools, requests, reference.name, reference.settings)
+    jobs = 1 if runner.rounds * len(requests) <= _MIN_PARALLEL_REQUESTS else None
+    with all_cores(runner, jobs) as play_all:
+        return gains(play_all, len(requests), capacity(play_all), range(first, first + _SEEDS))
 
 
 def _verdict(at_loads: Sequence[LoadGain]) -> str:
@@ -208,7 +209,7 @@ def _print(replicas: Sequence[ScheduledReplica], at_loads: Sequence[LoadGain]) -
     console.print(table)
     console.print(_verdict(at_loads))
     console.print(
-        "vLLM ignores a schedule under data parallelism, and takes smaller CUDA graphs for it in its old model runner."
+        "Under data parallelism vLLM ignores a schedule; its V1 model runner gives up full CUDA graphs for one."
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from policies.policy import PolicySettings
 
 LOADS: Final = (0.25, 0.5, 0.75, 0.95, 1.1, 1.3)
 """Shares of the pool's capacity."""
+REQUESTS_PER_REPLICA: Final = 1000
+"""Requests to simulate: fewer are repeated, since a pool takes a while to fill up."""
 _WARMUP: Final = 0.1
 """Share of the requests that are simulated but not counted, so that the pool is not idle."""
 _AT_ONCE: Final = 0.9
@@ -45,16 +48,27 @@ class Runner:
     policy: str
     settings: PolicySettings
 
+    @property
+    def rounds(self) -> int:
+        """How often the requests are played one after another."""
+        return math.ceil(REQUESTS_PER_REPLICA * len(self.pools[0]) / len(self.requests))
+
     def __call__(self, run: Run) -> Replayed:
         """Simulate; with the same seed, every pool gets the same arrivals and draws."""
+        count = self.rounds * len(self.requests)
         if run.rate is None:
-            requests = self.requests.paced(np.zeros(len(self.requests)))
-            by_load = build("least_loaded", policy_reference("least_loaded", None).settings)
-            return replay(self.pools[run.pool], requests, by_load, seed=run.seed)
-        times_s = arrivals(self.requests.arrived_at, run.rate, 1.0, run.seed)
-        policy = build(self.policy, with_seed(self.settings, run.seed))
-        warmup = int(_WARMUP * len(self.requests))
-        return replay(self.pools[run.pool], self.requests.paced(times_s), policy, seed=run.seed, warmup=warmup)
+            policy, times_s = build("least_loaded", policy_reference("least_loaded", None).settings), np.zeros(count)
+        else:
+            policy, times_s = build(self.policy, with_seed(self.settings, run.seed)), self._times_s(run.rate, run.seed)
+        repeated = list(self.requests) * self.rounds
+        requests = [replace(one, arrived_s=at_s) for one, at_s in zip(repeated, times_s.tolist(), strict=True)]
+        warmup = 0 if run.rate is None else int(_WARMUP * count)
+        return replay(self.pools[run.pool], requests, policy, seed=run.seed, warmup=warmup)
+
+    def _times_s(self, rate: float, seed: int) -> Floats:
+        """Return the times of the trace, scaled to a rate and repeated."""
+        once_s = arrivals(self.requests.arrived_at, rate, 1.0, seed)
+        return np.concatenate([once_s + number * len(once_s) / rate for number in range(self.rounds)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +100,18 @@ def capacity(play_all: PlayAll) -> float:
     order = np.argsort(played.e2e_s)
     done = np.cumsum(played.output_tokens[order]) / played.output_tokens.sum()
     ended = int(np.searchsorted(done, _AT_ONCE))
-    return float(_AT_ONCE * len(order) / played.e2e_s[order][min(ended, len(order) - 1)])
+    return float(_AT_ONCE * len(order) / played.e2e_s[order][ended])
 
 
-def gains(play_all: PlayAll, per_s: float, seeds: Sequence[int], loads: Sequence[float] = LOADS) -> list[LoadGain]:
+def gains(
+    play_all: PlayAll, requests: int, per_s: float, seeds: Sequence[int], loads: Sequence[float] = LOADS
+) -> list[LoadGain]:
     """Return the gain of the second pool over the first at each load.
 
     Parameters
     ----------
+    requests
+        Number of requests, before they are repeated.
     per_s
         Capacity in requests per second.
     seeds
@@ -103,15 +121,20 @@ def gains(play_all: PlayAll, per_s: float, seeds: Sequence[int], loads: Sequence
     played = iter(play_all(runs))
     result = []
     for load in loads:
-        means = [_mean([next(played) for _ in seeds]) for _ in range(2)]
-        present_s, scheduled_s = (float(mean.mean()) for mean in means)
-        result.append(LoadGain(load, load * per_s, present_s, scheduled_s, _gain(means[1], means[0])))
+        means = [_by_request([next(played) for _ in seeds], requests) for _ in range(2)]
+        both = ~np.isnan(means[0] + means[1])
+        present, scheduled = (mean[both] for mean in means)
+        gain = _gain(scheduled, present)
+        result.append(LoadGain(load, load * per_s, float(present.mean()), float(scheduled.mean()), gain))
     return result
 
 
-def _mean(played: Sequence[Replayed]) -> Floats:
-    """Return each request's mean time to finish over the seeds."""
-    return np.asarray(np.mean([one.e2e_s for one in played], axis=0))
+def _by_request(played: Sequence[Replayed], requests: int) -> Floats:
+    """Return each request's mean time to finish over rounds and seeds, which are no independent requests."""
+    number = np.concatenate([one.number for one in played]) % requests
+    total_s = np.bincount(number, np.concatenate([one.e2e_s for one in played]), requests)
+    with np.errstate(invalid="ignore"):  # a request that was only played in the warm-up
+        return np.asarray(total_s / np.bincount(number, minlength=requests))
 
 
 def _gain(scheduled: Floats, present: Floats) -> Interval | None:

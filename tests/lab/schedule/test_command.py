@@ -6,7 +6,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
@@ -18,7 +17,6 @@ models:
   llama: # a model
     policy: {name: least_loaded}
     backends:
-      tree: {method: suffix, simulate: {calibration: llama-3-70b-2xh200}}
       head: # drafts too much
         method: eagle3
         simulate: {calibration: llama-3-70b-2xh200}
@@ -68,13 +66,7 @@ def test_a_schedule_is_written_with_its_gain_at_each_load(files: tuple[Path, Pat
     assert list(loads) == [0.25, 0.5, 0.75, 0.95, 1.1, 1.3]
     assert loads[1.3]["gain"]["low"] > 0.01
     assert loads[0.25]["gain"]["value"] < loads[1.3]["gain"]["value"]
-    assert document["replicas"]["tree"]["speculative_config"] is None
-    assert "tree (suffix): its drafts are as long as they are likely" in stdout
     assert "The new values save time at" in stdout
-    assert yaml.safe_load(out.read_text())["models"]["llama"]["backends"]["tree"] == {
-        "method": "suffix",
-        "simulate": {"calibration": "llama-3-70b-2xh200"},
-    }
 
 
 def test_a_pool_without_a_method_to_schedule_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:

