@@ -23,6 +23,8 @@ class EngineParameters:
         Maximum tokens drafted per step; 0 for a baseline.
     k_by_batch
         `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
+    drafts_all
+        Whether all k tokens are drafted even where `k_by_batch` says fewer, as by vLLM 0.32 with draft models.
     max_num_seqs, max_num_batched_tokens, max_model_len
         vLLM's limits of the same names.
     kv_blocks
@@ -43,6 +45,7 @@ class EngineParameters:
     drafting: Drafting
     k: int = 0
     k_by_batch: tuple[int, ...] = ()
+    drafts_all: bool = False
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_model_len: int = 131_072
@@ -52,6 +55,10 @@ class EngineParameters:
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:
             raise ValueError("the limits of an engine must be positive")
+
+    def passes(self, k: int) -> int:
+        """Return the passes of the draft in a step that drafts k tokens; the first one runs even for a k of 0."""
+        return 1 if self.drafting.parallel else self.k if self.drafts_all else max(1, k)
 
     @classmethod
     def of(
@@ -84,6 +91,7 @@ class EngineParameters:
             drafting=drafting,
             k=k,
             k_by_batch=k_by_batch(schedule, k) if schedule else (),
+            drafts_all=method is Method.DRAFT_MODEL,
             max_num_seqs=max_num_seqs or limits.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens or limits.max_num_batched_tokens,
             max_model_len=max_model_len or limits.max_model_len,

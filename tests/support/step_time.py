@@ -38,9 +38,9 @@ def step_s(
     verify_s = step.base_s + step.per_token_below_knee_s * below + step.per_token_above_knee_s * (tokens - below)
     verify_s += step.per_context_token_s * context_tokens
     drafting_s = 0.0
-    if k and requests:
+    if parameters.k and requests:
         pass_s = drafting.per_pass_s + drafting.per_request_s * requests + drafting.per_context_token_s * context_tokens
-        passes = 1 if drafting.parallel else k
+        passes = 1 if drafting.parallel else parameters.k if parameters.drafts_all else max(1, k)
         drafting_s = drafting.base_s + drafting.verify_share * verify_s + passes * pass_s
     speculation_s = step.speculation_overhead_s if drafting_s or drafted else 0.0
     return verify_s + drafting_s + step.overhead_s + speculation_s

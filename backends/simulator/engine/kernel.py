@@ -489,8 +489,9 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         + replica.per_context_token_s * context_tokens
     )
     drafting_s = 0.0
-    if k and emitting:
-        passes = 1 if replica.parallel else k
+    if replica.k and emitting:
+        # With a k of 0 by the schedule, the first pass still runs: it keeps the draft's KV cache up to date.
+        passes = 1 if replica.parallel else replica.k if replica.drafts_all else max(1, k)
         drafting_s = (
             replica.draft_base_s
             + replica.draft_verify_share * verify_s

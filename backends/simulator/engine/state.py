@@ -40,6 +40,7 @@ REPLICA = np.dtype(
         ("knee_tokens", np.int64),
         # Limits.
         ("parallel", np.int64),
+        ("drafts_all", np.int64),
         ("k", np.int64),
         ("schedule", np.int64),  # length of its row in `schedules`; 0: always k
         ("max_num_seqs", np.int64),
@@ -181,7 +182,7 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
     for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share"):
         record[f"draft_{name}"] = getattr(drafting, name)
     record["parallel"] = drafting.parallel
-    for name in ("k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching"):
+    for name in ("k", "drafts_all", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching"):
         record[name] = getattr(parameters, name)
     record["schedule"] = len(parameters.k_by_batch)
     for name in ("first", "last", "oldest", "newest", "free_node"):

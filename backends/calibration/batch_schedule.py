@@ -1,0 +1,170 @@
+"""The best k for each batch size, as few ranges of vLLM's `num_speculative_tokens_per_batch_size`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.calibration.parameters import EngineParameters
+from backends.speculation import Method
+
+Floats = npt.NDArray[np.float64]
+Range = tuple[int, int, int]
+"""`(first, last, k)`: batch sizes, both ends included, and the tokens that are drafted for them."""
+
+TOLERANCE: Final = 0.01
+"""Share of the throughput that merging ranges may cost at a batch size."""
+
+SCHEDULED: Final = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
+"""Methods for which a schedule of k is worth anything; `why_unscheduled` says why the others have none."""
+
+_WHY: Final = {
+    Method.BASELINE: "it does not speculate",
+    Method.NGRAM: "its drafts cost next to nothing, and without a match it makes none: fewer only lose tokens",
+    Method.SUFFIX: "its drafts are as long as they are likely, and vLLM 0.32 stops with an error at another k",
+    Method.MEDUSA: "vLLM 0.32 stops with an error at another k than num_speculative_tokens",
+    Method.DSPARK: "it drafts a whole block at once; set enable_adaptive_verification instead",
+}
+
+
+def why_unscheduled(method: Method) -> str:
+    """Return why a method has no schedule; empty for a method that may have one.
+
+    Examples
+    --------
+    >>> why_unscheduled(Method.BASELINE), why_unscheduled(Method.EAGLE3)
+    ('it does not speculate', '')
+    """
+    if method in SCHEDULED:
+        return ""
+    return _WHY.get(method, "all its drafts are made in one pass, whatever the schedule says")
+
+
+def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context_tokens: float) -> Floats:
+    """Return the seconds of steps in which all requests decode and draft k tokens, shape of `batches`.
+
+    The formulas are those of `StepTime` and `Drafting`. A test compares them with the simulated engine.
+
+    Parameters
+    ----------
+    batches
+        Requests in the batch.
+    context_tokens
+        Mean context of a request.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> config = {"num_speculative_tokens": 3}
+    >>> parameters = EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, config)
+    >>> (1e3 * decode_step_s(parameters, np.array([1.0, 64.0]), 3, 600.0)).round(2).tolist()
+    [9.34, 16.37]
+    """
+    step, drafting = parameters.step, parameters.drafting
+    tokens, context = batches * (1 + k), batches * context_tokens
+    below = np.minimum(tokens, step.knee_tokens)
+    verify_s = (
+        step.base_s
+        + step.per_token_below_knee_s * below
+        + step.per_token_above_knee_s * (tokens - below)
+        + step.per_context_token_s * context
+    )
+    drafting_s: Floats | float = 0.0
+    if parameters.k:
+        drafting_s = (
+            drafting.base_s
+            + drafting.verify_share * verify_s
+            + parameters.passes(k)
+            * (drafting.per_pass_s + drafting.per_request_s * batches + drafting.per_context_token_s * context)
+            + step.speculation_overhead_s
+        )
+    return np.asarray(verify_s + step.overhead_s + drafting_s)
+
+
+def goodput(
+    parameters: EngineParameters, tokens_per_step: Sequence[float], context_tokens: float, longest_batch: int
+) -> Floats:
+    """Return the tokens per second of each batch size with each k, shape (longest_batch, k + 1).
+
+    Parameters
+    ----------
+    tokens_per_step
+        Mean tokens that a step emits for a request when it drafts 0, 1, ..., k tokens.
+    """
+    batches = np.arange(1.0, longest_batch + 1)
+    return np.stack(
+        [
+            batches * tokens / decode_step_s(parameters, batches, k, context_tokens)
+            for k, tokens in enumerate(tokens_per_step)
+        ],
+        axis=1,
+    )
+
+
+def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:
+    """Return the fewest ranges of batch sizes in which every k is as good as the best one, or nearly so.
+
+    A k may stand for a batch size if it loses at most `tolerance` there and is within one of the best. Among the
+    schedules with the fewest ranges, that with the least loss is returned. Found by dynamic programming over batch
+    sizes.
+
+    Parameters
+    ----------
+    goodput
+        Throughput, shape (batches, k + 1); only ratios within a batch size count.
+
+    Examples
+    --------
+    >>> ranges_of(np.array([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0], [3.0, 3.5, 2.0]]))
+    [(1, 2, 2), (3, 3, 1)]
+    """
+    best = goodput.argmax(axis=1)
+    loss = 1.0 - goodput / goodput.max(axis=1, keepdims=True)
+    ks = np.arange(goodput.shape[1])
+    loss[(loss > tolerance) | (np.abs(ks - best[:, None]) > 1)] = math.inf
+    # Batch sizes count by their logarithm: 1 to 2 as much as 128 to 256.
+    loss *= np.log1p(1.0 / np.arange(1.0, len(loss) + 1))[:, None]
+    cost = np.where(np.isinf(loss[0]), math.inf, 1.0 + loss[0] / _FEWEST)
+    came_from = np.empty(loss.shape, np.int64)
+    for batch in range(1, len(loss)):
+        cheapest = int(cost.argmin())
+        switches = cost[cheapest] + 1.0 < cost
+        came_from[batch] = np.where(switches, cheapest, ks)
+        cost = np.where(switches, cost[cheapest] + 1.0, cost) + loss[batch] / _FEWEST
+    chosen = [int(cost.argmin())]
+    for batch in range(len(loss) - 1, 0, -1):
+        chosen.append(int(came_from[batch, chosen[-1]]))
+    return _merged(chosen[::-1])
+
+
+_FEWEST: Final = 100.0
+"""A range costs as much as all losses together could: log(longest batch) is far less than this."""
+
+
+def _merged(chosen: Sequence[int]) -> list[Range]:
+    ranges: list[Range] = []
+    for batch, k in enumerate(chosen, 1):
+        if ranges and ranges[-1][2] == k:
+            ranges[-1] = (ranges[-1][0], batch, k)
+        else:
+            ranges.append((batch, batch, k))
+    return ranges
+
+
+def with_schedule(config: dict[str, Any], ranges: Sequence[Range]) -> dict[str, Any]:
+    """Return a speculative config with a schedule, whose `num_speculative_tokens` is the largest k of it.
+
+    Examples
+    --------
+    >>> with_schedule({"num_speculative_tokens": 3}, [(1, 8, 5), (9, 256, 2)])
+    {'num_speculative_tokens': 5, 'num_speculative_tokens_per_batch_size': [[1, 8, 5], [9, 256, 2]]}
+    """
+    return {
+        **config,
+        "num_speculative_tokens": max(k for _, _, k in ranges),
+        "num_speculative_tokens_per_batch_size": [list(one) for one in ranges],
+    }

@@ -1,0 +1,99 @@
+"""The best k for each batch size: the step times of the simulated engine, and ranges that vLLM takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from backends.calibration.batch_schedule import (
+    SCHEDULED,
+    decode_step_s,
+    goodput,
+    ranges_of,
+    why_unscheduled,
+    with_schedule,
+)
+from backends.calibration.calibration import calibration_names, load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script
+from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.step import Step
+from backends.speculation import Method, SpeculativeConfig, method_issues
+
+PROMPT, OUTPUT = 37, 40
+
+
+def decoding_step(parameters: EngineParameters, method: Method, name: str, batch: int) -> Step:
+    """Return the third step of a batch of equal requests, which accept no drafts."""
+    fleet = Fleet([Replica("a", load_calibration(name), method, parameters=parameters)])
+    steps = np.ones(OUTPUT, np.int32), np.full(OUTPUT, parameters.k, np.int32)
+    for _ in range(batch):
+        fleet.submit_script(0, Script(PROMPT, OUTPUT, *steps), 0.0)
+    now_s, taken = 0.0, []
+    for _ in range(3):
+        step = fleet.step(now_s)
+        assert step is not None
+        now_s += step.duration_s
+        taken.append(step)
+    return taken[-1]
+
+
+@pytest.mark.parametrize("method", sorted(SCHEDULED))
+@pytest.mark.parametrize("name", calibration_names())
+def test_a_step_takes_what_the_simulated_engine_takes(name: str, method: Method) -> None:
+    calibration = load_calibration(name)
+    for k in (0, 1, 4):
+        config = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, k]]}
+        parameters = EngineParameters.of(calibration, method, config)
+        for batch in (1, 12):
+            step = decoding_step(parameters, method, name, batch)
+            assert (step.k, step.batch_tokens) == (k, batch * (1 + k))
+            expected = decode_step_s(parameters, np.array([float(batch)]), k, step.context_tokens / batch)
+            assert step.duration_s == pytest.approx(expected[0])
+
+
+def best_of(goodputs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int]:
+    return [int(row.argmax()) for row in goodputs]
+
+
+def k_at(ranges: list[tuple[int, int, int]], batch: int) -> int:
+    [k] = [k for first, last, k in ranges if first <= batch <= last]
+    return k
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
+def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance: float) -> None:
+    parameters = EngineParameters.of(
+        load_calibration("llama-3-70b-2xh200"), Method.EAGLE3, {"num_speculative_tokens": 8}
+    )
+    tokens = np.cumsum([1.0, *(0.75**position for position in range(1, 9))])
+    table = goodput(parameters, tokens.tolist(), 500.0, 512)
+    ranges = ranges_of(table, tolerance)
+    assert ranges[0][0] == 1
+    assert ranges[-1][1] == 512
+    assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(ranges))
+    for batch, best in enumerate(best_of(table), 1):
+        k = k_at(ranges, batch)
+        assert abs(k - best) <= 1
+        assert table[batch - 1, k] >= (1 - tolerance) * table[batch - 1, best]
+    exact = ranges_of(table, 0.0)
+    assert [k for _, _, k in exact] == sorted({k for _, _, k in exact}, reverse=True)
+    assert len(ranges) <= len(exact)
+
+
+def test_one_range_where_one_k_is_best() -> None:
+    assert ranges_of(np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])) == [(1, 3, 1)]
+
+
+def test_the_gateway_takes_the_written_schedule() -> None:
+    config = with_schedule({"num_speculative_tokens": 3, "model": "a-head"}, [(1, 8, 5), (9, 256, 0)])
+    parsed = SpeculativeConfig.model_validate(config)
+    assert method_issues(Method.EAGLE3, config, served=True) == []
+    assert parsed.num_speculative_tokens == 5
+    assert parsed.num_speculative_tokens_per_batch_size == [(1, 8, 5), (9, 256, 0)]
+
+
+def test_each_method_has_a_schedule_or_a_reason_against_it() -> None:
+    assert {method for method in Method if not why_unscheduled(method)} == SCHEDULED
