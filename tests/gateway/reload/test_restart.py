@@ -1,4 +1,4 @@
-"""A replica with `serve` that is started anew by a reload, with one worker and with two."""
+"""A replica with `serve` that is started anew by a reload, with two workers; `tests/lab/autopilot` has one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ models:
     policy: {{name: round_robin}}
     default_temperature: 1
     backends:
-      one: {{method: baseline, serve: &engine {{command: [{python}, -m, tests.support.served_simulator], model: x}}}}
+      one: {{method: baseline, serve: &engine {{command: [{python}, -m, tests.support.served_upstream], model: x}}}}
       two: {{{two}, serve: *engine}}
 admin: {{key: "{admin}"}}
 state: none
@@ -42,11 +42,10 @@ def all_up(command: Command, **two: object) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_launched_replica_is_started_anew_with_another_method(tmp_path: Path, workers: int) -> None:
+def test_a_launched_replica_is_started_anew_with_another_method(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     write(path, "method: baseline")
-    with gateway_command(path, tmp_path, "--workers", str(workers)) as command:
+    with gateway_command(path, tmp_path, "--workers", "2") as command:
         until(lambda: all_up(command), 60)
         before = {name: backend(command, name) for name in ("one", "two")}
         write(path, "method: ngram, speculative_config: {num_speculative_tokens: 3, prompt_lookup_max: 4}")
