@@ -1,0 +1,174 @@
+"""Compare fleets on the same hardware: `python -m benchmarks.routing.fleets FOLDER [--azure TRACE.csv.gz] [--seeds N]`.
+
+Four replicas each, alike or mixed, get the same arrivals at the same absolute rates: from a quarter of what `b/n/s/e`
+carries with full batches to 130% of it (see `benchmarks.routing` for FOLDER and the mixes of traffic). EAGLE-3 drafts 3
+tokens or, where the fleet says "schedule", as many as are best for the batch size on the requests that are not
+reported. Each entry is the mean time to finish in seconds, over all seeds; beside it, how much longer that is than with
+the best fleet and policy at the same rate, with the paired 95% interval over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from scipy.stats import t as student
+
+from backends.calibration.batch_schedule import TOLERANCE
+from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, timed
+from lab.replay.simulate import ReplicaSpec, replay
+from lab.schedule.replicas import from_requests, schedule_replica
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
+from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import Policy
+
+REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}
+"""The pool whose capacity the rates are shares of, by target."""
+
+LOADS = (0.25, 0.5, 0.75, 0.95, 1.1, 1.3)
+MIXES = ("even", "code")
+
+FLEETS: Mapping[str, str] = {
+    "4 baseline": "bbbb",
+    "4 n-gram": "nnnn",
+    "4 suffix": "ssss",
+    "4 EAGLE-3": "eeee",
+    "4 EAGLE-3, schedule": "EEEE",
+    "b/n/s/e": "bnse",
+    "2 suffix, 2 EAGLE-3": "ssee",
+    "2 suffix, 2 EAGLE-3, schedule": "ssEE",
+}
+"""The method of each replica; `E` is EAGLE-3 with a schedule."""
+
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "least_loaded": lambda seed: LeastLoaded(LoadSettings(seed=seed)),
+    "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
+}
+
+
+class Run(NamedTuple):
+    """One run of arrivals."""
+
+    target: str
+    mix: str
+    load: float
+    seed: int
+
+
+Means = dict[tuple[str, str], float]
+"""Mean time to finish in seconds, by fleet and policy."""
+
+
+def specs_of(ground: Ground, target: str, mix: str, fleet: str) -> list[ReplicaSpec]:
+    """Return the replicas of a fleet; schedules are made for the mix, on the requests that are not reported."""
+    calibration, members = POOLS[REFERENCE[target]]
+    by_letter = dict(zip("bnse", members, strict=True))
+    others = from_requests(drawn(ground.others, mix, COUNTED, Random(0)))
+    specs = []
+    for number, letter in enumerate(FLEETS[fleet]):
+        method, config = by_letter[letter.lower()]
+        spec = ReplicaSpec(f"{method.value}-{number}", method, config, calibration)
+        specs.append(schedule_replica(spec, others, None, TOLERANCE).scheduled if letter.isupper() else spec)
+    return specs
+
+
+def play(ground: Ground, run: Run) -> Means:
+    """Play one run of arrivals on every fleet with every policy."""
+    target, mix, load, seed = run
+    task = Task(REFERENCE[target], mix, load, "azure" if seed % 2 else "poisson", seed)
+    requests = timed(ground, task, drawn(ground.requests, mix, WARMUP + COUNTED, Random(seed)))
+    means = {}
+    for fleet in FLEETS:
+        specs = specs_of(ground, target, mix, fleet)
+        for policy, make in POLICIES.items():
+            means[fleet, policy] = float(replay(specs, requests, make(seed), seed=seed, warmup=WARMUP).e2e_s.mean())
+    return means
+
+
+def report(results: Mapping[Run, Means]) -> None:
+    """Print a table for each target and mix."""
+    for target, mix in dict.fromkeys((run.target, run.mix) for run in results):
+        runs = {run: means for run, means in results.items() if (run.target, run.mix) == (target, mix)}
+        loads = sorted({run.load for run in runs})
+        print(f"\n**{target}, {mix}**\n\n| fleet | policy | {' | '.join(f'{load:.0%}' for load in loads)} |")
+        print("|---|---" + "|---" * len(loads) + "|")
+        rows = list(next(iter(runs.values())))
+        columns = [_column([means for run, means in runs.items() if run.load == load], rows) for load in loads]
+        for number, (fleet, policy) in enumerate(rows):
+            print(f"| {fleet} | {policy} | {' | '.join(column[number] for column in columns)} |")
+
+
+def _column(runs: Sequence[Means], rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the entries of one rate."""
+    seconds = {row: fmean(means[row] for means in runs) for row in rows}
+    best = min(rows, key=seconds.__getitem__)
+    entries = []
+    for row in rows:
+        if row == best:
+            entries.append(f"**{seconds[row]:.2f}**")
+            continue
+        logs = [math.log(means[row] / means[best]) for means in runs]
+        entry = f"{seconds[row]:.2f} ({math.expm1(fmean(logs)):+.1%}"
+        if len(logs) > 1:
+            half = student.ppf(0.975, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+            entry += f" ±{half:.1%}"
+        entries.append(entry + ")")
+    return entries
+
+
+_ground: list[Ground] = []
+
+
+def _start_worker(folder: Path, azure: Path | None, tune: bool) -> None:
+    _ground[:] = [ground_of(folder, azure, tune)]
+
+
+def _play(run: Run) -> tuple[Run, Means]:
+    return run, play(_ground[0], run)
+
+
+def main() -> None:
+    """Play all runs on all cores, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the recordings")
+    parser.add_argument("--azure", type=Path, help="trace of which every second seed takes the gaps between arrivals")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--target", action="append", choices=list(REFERENCE), help="only this target; may be repeated")
+    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
+    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    arguments = parser.parse_args()
+    runs = [
+        Run(target, mix, load, seed)
+        for target in arguments.target or REFERENCE
+        for mix in MIXES
+        for load in LOADS
+        for seed in range(arguments.seeds)
+    ]
+    results = {}
+    count = len(os.sched_getaffinity(0))
+    initial = (arguments.folder, arguments.azure, arguments.tune)
+    with get_context("spawn").Pool(count, _start_worker, initial) as workers:
+        for number, (run, means) in enumerate(workers.imap_unordered(_play, runs), 1):
+            results[run] = means
+            print(f"\r{number} of {len(runs)}", end="", file=sys.stderr, flush=True)
+    report({run: results[run] for run in runs})
+    if arguments.json is not None:
+        rows = [
+            run._asdict() | {"means": {f"{fleet}: {policy}": mean for (fleet, policy), mean in means.items()}}
+            for run, means in results.items()
+        ]
+        arguments.json.write_text(json.dumps(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
