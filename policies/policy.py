@@ -132,6 +132,7 @@ def policies() -> dict[str, type[Policy]]:
 ENTRY_POINTS = "speculation_gateway.policies"
 _OWN = (
     "policies.balancing.least_loaded",
+    "policies.balancing.lmetric",
     "policies.balancing.power_of_two",
     "policies.balancing.random",
     "policies.balancing.round_robin",

@@ -48,6 +48,8 @@ class Prediction:
         Requests on the backend at present.
     observations
         Number of similar requests observed on the backend's arm.
+    prefill_s
+        Seconds to compute the prompt.
     """
 
     def __init__(  # noqa: PLR0917 -- a record
@@ -63,6 +65,7 @@ class Prediction:
         prompt_tokens: float,
         requests: int,
         observations: float = 0.0,
+        prefill_s: float = 0.0,
     ) -> None:
         self.ttft_s = ttft_s
         self.decode_s = decode_s
@@ -75,6 +78,7 @@ class Prediction:
         self.prompt_tokens = prompt_tokens
         self.requests = requests
         self.observations = observations
+        self.prefill_s = prefill_s
 
     @property
     def own_s(self) -> float:
@@ -84,7 +88,7 @@ class Prediction:
     @property
     def share(self) -> Share:
         """Work that the request adds to the backend."""
-        return Share(self.steps, self.context_tokens, self.prompt_tokens)
+        return Share(self.steps, self.context_tokens, self.prompt_tokens, self.prefill_s)
 
 
 class _Acceptance:
@@ -112,6 +116,8 @@ class Predictor:
         Model of each backend seen so far, by name.
     slow
         Names of the backends whose slowness is above 1.
+    now_s
+        Time of the next prediction, set by the caller.
 
     Examples
     --------
@@ -134,6 +140,7 @@ class Predictor:
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
         self._acceptance: dict[Key, dict[str, _Acceptance]] = {}  # by key and backend
         self.slow: set[str] = set()
+        self.now_s = 0.0
 
     @property
     def fitted(self) -> FittedModels:
@@ -256,9 +263,10 @@ class Predictor:
             if holders:
                 prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
             prefill_s = slowness * model.per_prompt_token_s * prompt
+            wait_s = backlog.prefill_left_s(self.now_s)
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
-            ttft_s = 1.5 * step_s + prefill_s  # the current step is half done on average
+            ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
             if model.waiting:
                 # A waiting request is admitted when a running one ends; each of those has `steps_left` on average.
                 ttft_s += model.waiting / max(1, requests - model.waiting) * steps_left * step_s
@@ -275,6 +283,7 @@ class Predictor:
                     prompt,
                     requests,
                     acceptance.observations,
+                    prefill_s,
                 )
             )
         return predictions

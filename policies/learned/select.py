@@ -88,6 +88,7 @@ class Chooser:
         ejection = self._outlier_ejection
         eligible = ejection.admit(candidates, now_s) if send else ejection.admitted(candidates, now_s)
         key = key_of(request)
+        self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, eligible)
         costs, mean_urgency = self._cost.of(request, predictions)
         observations = [prediction.observations for prediction in predictions]

@@ -122,6 +122,7 @@ class Observer:
         if steps <= _MIN_STEPS or decode_s <= 0 or memo.mark is None:
             return None
         requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
+        prompt_tokens = max(0.0, prompt_tokens - memo.prediction.prompt_tokens)  # its own came before its first token
         load = step_time.terms(requests, context, prompt_tokens / steps)
         expected_s = step_time.seconds(model.cost, load)
         step_s = decode_s / (steps - 1)

@@ -10,6 +10,7 @@ from backends.calibration.calibration import Calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import DraftSchedule
+from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine.state import Records, replica_record
 from backends.speculation import Method
 
@@ -120,7 +121,8 @@ class Replica:
         """Update `load` and return it."""
         record = self._records[self._number]
         usage = float(record["used"] / record["kv_blocks"])
-        self.load = EngineLoad(int(record["running"]), int(record["waiting"]), usage, at_s=at_s)
+        kv_tokens = int(record["kv_blocks"]) * BLOCK_TOKENS
+        self.load = EngineLoad(int(record["running"]), int(record["waiting"]), usage, at_s=at_s, kv_tokens=kv_tokens)
         return self.load
 
     def join(self, records: Records, number: int) -> None:

@@ -84,6 +84,7 @@ class BackendModel:
         """Replace the engine report."""
         self.load = load
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
+        self.prefixes.resize(load.kv_tokens)
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""

@@ -26,12 +26,15 @@ class Share:
         Mean context of a step: the prompt and half of the answer, in tokens.
     prompt_tokens
         Prompt tokens to compute, without cached ones.
+    prefill_s
+        Seconds that computing them takes.
     """
 
-    def __init__(self, steps: float, context_tokens: float, prompt_tokens: float) -> None:
+    def __init__(self, steps: float, context_tokens: float, prompt_tokens: float, prefill_s: float = 0.0) -> None:
         self.steps = steps
         self.context_tokens = context_tokens
         self.prompt_tokens = prompt_tokens
+        self.prefill_s = prefill_s
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Backlog:
     _request_s: float = 0.0
     _context_s: float = 0.0
     _prompt_tokens: float = 0.0
+    _prefill_until_s: float = 0.0
 
     @property
     def requests(self) -> int:
@@ -91,7 +95,12 @@ class Backlog:
         self.context_tokens += share.context_tokens
         self._prompt_tokens += share.prompt_tokens
         self._requests += 1
+        self._prefill_until_s = max(now_s, self._prefill_until_s) + share.prefill_s
         return Mark(now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens)
+
+    def prefill_left_s(self, now_s: float) -> float:
+        """Return the seconds until the prompts sent here are computed, which an engine does in order of arrival."""
+        return max(0.0, self._prefill_until_s - now_s)
 
     def end(self, share: Share) -> None:
         """Remove a request that has ended."""

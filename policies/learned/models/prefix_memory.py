@@ -8,7 +8,7 @@ from typing import Final
 from policies.features.request import RequestFeatures
 
 MAX_PREFIXES: Final = 20_000
-"""Maximum prefixes per backend; the least recently used is forgotten first, as in vLLM's prefix cache."""
+"""Maximum prefixes per backend, which bounds the memory that a gateway spends on them."""
 
 
 class PrefixMemory:
@@ -81,7 +81,9 @@ class BackendPrefixes:
         self._holders = holders
         self._bit = bit
         self._max_prefixes = max_prefixes
-        self._used: OrderedDict[int, None] = OrderedDict()  # most recently used last
+        self._used: OrderedDict[int, int] = OrderedDict()  # tokens beyond the next shorter one; most recently used last
+        self._tokens = 0
+        self._capacity = 0
         self._trust = 1.0
 
     def cached_tokens(self, request: RequestFeatures, holders: list[int]) -> float:
@@ -98,15 +100,18 @@ class BackendPrefixes:
 
     def remember(self, request: RequestFeatures) -> None:
         """Add the prefixes of a prompt that is sent to the backend."""
-        used, holders = self._used, self._holders
+        used, holders, lengths = self._used, self._holders, request.prefix_tokens
+        index = len(request.prefix)
         for prefix in reversed(request.prefix):  # the shortest last: it is the most useful, so it is evicted last
+            index -= 1
             if prefix in used:
                 used.move_to_end(prefix)
             else:
-                used[prefix] = None
+                tokens = lengths[index] - lengths[index - 1] if index else lengths[0]
+                used[prefix] = tokens
+                self._tokens += tokens
                 holders[prefix] = holders.get(prefix, 0) | self._bit
-        while len(used) > self._max_prefixes:
-            self._forget(used.popitem(last=False)[0])
+        self._evict()
 
     def learn(self, expected_tokens: float, cached_tokens: int) -> None:
         """Update the trust factor from the expected and the reported number of cached tokens."""
@@ -115,13 +120,26 @@ class BackendPrefixes:
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
 
+    def resize(self, capacity_tokens: int) -> None:
+        """Set the tokens that the engine's KV cache holds; 0 if unknown."""
+        if capacity_tokens != self._capacity:
+            self._capacity = capacity_tokens
+            self._evict()
+
     def clear(self) -> int:
         """Forget all prefixes, and return the bit of the backend."""
         while self._used:
-            self._forget(self._used.popitem()[0])
+            self._forget()
         return self._bit
 
-    def _forget(self, prefix: int) -> None:
+    def _evict(self) -> None:
+        """Forget the least recently used prefixes beyond the capacity, as vLLM evicts blocks."""
+        while len(self._used) > self._max_prefixes or (self._capacity and self._tokens > self._capacity):
+            self._forget()
+
+    def _forget(self) -> None:
+        prefix, tokens = self._used.popitem(last=False)
+        self._tokens -= tokens
         holders = self._holders[prefix] & ~self._bit
         if holders:
             self._holders[prefix] = holders

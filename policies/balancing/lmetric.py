@@ -1,0 +1,103 @@
+"""The `lmetric` policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from random import Random
+
+from backends.backend import Candidate
+from policies.balancing.load_policy import LoadPolicy, LoadSettings
+from policies.decision import Outcome
+from policies.features.request import RequestFeatures
+from policies.learned.models.prefix_memory import BackendPrefixes, PrefixMemory
+from policies.load import per_weight
+from policies.policy import Assessment, Decision, register
+
+
+@register
+class LMetric(LoadPolicy):
+    """A policy that picks the least product of prompt tokens to compute and batch size, the score of LMetric [1]_.
+
+    Prompt tokens to compute are those not expected in the backend's prefix cache, at least one; the batch includes the
+    new request, so that an idle backend is not free. Ties are broken at random. The paper also counts the prompt tokens
+    that wait in an engine, which no engine reports to a gateway.
+
+    References
+    ----------
+    .. [1] Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling", OSDI 2026,
+       arXiv 2603.15202.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
+    >>> from policies.features.request import Endpoint
+    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
+    >>> policy = LMetric(LoadSettings())
+    >>> request = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=400, prefix=(1, 2), prefix_tokens=(100, 300))
+    >>> first = policy.choose(request, pool).backend
+    >>> {policy.choose(request, pool).backend for _ in range(9)} == {first}  # 300 of 400 tokens are cached there
+    True
+    """
+
+    name = "lmetric"
+    text_features = frozenset({"prefix"})
+
+    def __init__(self, settings: LoadSettings) -> None:
+        super().__init__(settings)
+        self._memory = PrefixMemory()
+        self._prefixes: dict[str, BackendPrefixes] = {}
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
+        """Choose the candidate of the least score, and remember that it has the prompt."""
+        decision, prefixes = self._decide(request, candidates, rng or self.rng)
+        prefixes.remember(request)
+        return decision
+
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Return the decision that `choose` would make now."""
+        return self._decide(request, candidates, copy.copy(self.rng))[0]
+
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Score each candidate by the product."""
+        return [
+            Assessment(candidate.name, score, f"{new:.0f} prompt tokens to compute, {count} in flight")
+            for candidate, (score, new, count) in zip(candidates, self._scores(request, candidates), strict=True)
+        ]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from the engine's report of cached tokens how far to trust the expectation."""
+        prefixes, expected = self._prefixes.get(outcome.decision.backend), outcome.decision.memo
+        if prefixes is not None and isinstance(expected, float) and outcome.cached_tokens is not None:
+            prefixes.learn(expected, outcome.cached_tokens)
+
+    def forget(self, backend: str) -> None:
+        """Drop the prefixes of a backend that has left."""
+        prefixes = self._prefixes.pop(backend, None)
+        if prefixes is not None:
+            self._memory.remove_backend(prefixes)
+
+    def _decide(
+        self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random
+    ) -> tuple[Decision, BackendPrefixes]:
+        scores = self._scores(request, candidates)
+        least = min(score for score, _, _ in scores)
+        best = [index for index, (score, _, _) in enumerate(scores) if score <= least]
+        index = best[rng.randrange(len(best))] if len(best) > 1 else best[0]
+        chosen, (_, new, _) = candidates[index].name, scores[index]
+        decision = Decision(chosen, self.name, "least_product", 1.0 / len(best), memo=request.prompt_tokens - new)
+        return decision, self._prefixes[chosen]
+
+    def _scores(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
+        """Return score, prompt tokens to compute and requests of each candidate."""
+        holders = self._memory.holders(request)
+        scores = []
+        for candidate, count in zip(candidates, self.meter.counts(candidates), strict=True):
+            prefixes = self._prefixes.get(candidate.name)
+            if prefixes is None:
+                prefixes = self._prefixes[candidate.name] = self._memory.add_backend()
+            prefixes.resize(candidate.load.kv_tokens)
+            new = max(1.0, request.prompt_tokens - prefixes.cached_tokens(request, holders))
+            scores.append((new * per_weight(candidate, count + 1), new, count))
+        return scores
