@@ -8,7 +8,7 @@ from typing import Final
 
 from backends.engine_metrics import EngineMetrics
 
-_PROBES: Final = 30
+PROBES: Final = 30
 """Probes of a minute, at one every two seconds."""
 _MINUTES: Final = 180
 _FULL: Final = 0.9
@@ -32,6 +32,11 @@ class Minute:
     requests: int = 0
     waiting_for_room: int = 0
     waiting_for_a_place: int = 0
+
+    @property
+    def running(self) -> int:
+        """Those in the batch."""
+        return self.requests - self.waiting_for_room - self.waiting_for_a_place
 
 
 class Occupancy:
@@ -58,6 +63,6 @@ class Occupancy:
             self._room += engine.waiting
         else:
             self._place += engine.waiting
-        if self._probes >= _PROBES:
+        if self._probes >= PROBES:
             self.minutes.append(Minute(self._requests, self._room, self._place))
             self._probes = self._requests = self._room = self._place = 0

@@ -18,7 +18,7 @@ Range = tuple[int, int, int]
 
 SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 
-TOLERANCE: Final = 0.01
+TOLERANCE: Final = 0.001
 """Share of the throughput that merging ranges may cost at a batch size."""
 
 SCHEDULED: Final = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})

@@ -9,13 +9,15 @@ from typing import Any, Final
 from gateway.advice.draft_length import draft_length
 from gateway.advice.engine_flags import prefix_caching, reports
 from gateway.advice.evidence import ModelEvidence
-from gateway.advice.finding import Finding
+from gateway.advice.finding import LEAST_GAIN, Finding
 from gateway.advice.losing_method import losing_method
+from gateway.advice.schedule import schedule
 from gateway.advice.tokenizer import tokenizers
 from gateway.advice.waiting import waiting
 
 RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
     draft_length,
+    schedule,
     losing_method,
     waiting,
     prefix_caching,
@@ -24,34 +26,21 @@ RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
 )
 
 
+_EITHER: Final = {"draft_length": 0.0, "schedule": LEAST_GAIN, "losing_method": 0.0}
+"""Rules of which a backend gets one finding, that of the largest gain; and what the others must exceed it by."""
+
+
 def advise(model: ModelEvidence) -> list[Finding]:
-    """Return what to change, the largest gain first.
-
-    A backend whose method loses gets no advice on its k.
-    """
+    """Return what to change, the largest gain first; of another k, a schedule and another method only the best."""
     findings = [finding for rule in RULES for finding in rule(model)]
-    losing = {finding.backend: finding.gain for finding in findings if finding.rule == "losing_method"}
-    kept = [
-        finding
-        for finding in findings
-        if not (
-            finding.rule == "draft_length" and finding.backend in losing and _less(finding, losing[finding.backend])
-        )
-        and not (finding.rule == "losing_method" and _better_k(finding, findings))
-    ]
+    best: dict[str, tuple[float, Finding]] = {}
+    for finding in findings:
+        if finding.rule in _EITHER and finding.gain is not None:
+            worth = finding.gain.share - _EITHER[finding.rule]
+            if finding.backend not in best or worth > best[finding.backend][0]:
+                best[finding.backend] = worth, finding
+    kept = [finding for finding in findings if finding.rule not in _EITHER or best[finding.backend][1] is finding]
     return sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
-
-
-def _less(finding: Finding, gain: Any) -> bool:
-    return finding.gain is not None and gain is not None and finding.gain.share < gain.share
-
-
-def _better_k(losing: Finding, findings: Sequence[Finding]) -> bool:
-    """Return whether another k gains at least as much as another method."""
-    return any(
-        other.rule == "draft_length" and other.backend == losing.backend and not _less(other, losing.gain)
-        for other in findings
-    )
 
 
 def document(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ _FADING: Final = (0.85, 1.0)
 """How the acceptance at a position that was never drafted may compare with that of the last one."""
 _VARIABLE: Final = (Method.BASELINE, Method.NGRAM, Method.SUFFIX)
 """Methods that draft nothing in many steps, so that their k is hardly a cost."""
-_MIN_DRAFTS: Final = 2000
+MIN_DRAFTS: Final = 2000
 _MOST_REQUESTS: Final = 400
 
 
@@ -38,7 +38,7 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
     positions, k = backend.positions, backend.k
     if positions is None or backend.is_silent or backend.method in _VARIABLE:
         return None
-    if backend.answers < MIN_ANSWERS or positions.drafts < _MIN_DRAFTS or k not in backend.cost_by_k:
+    if backend.answers < MIN_ANSWERS or positions.drafts < MIN_DRAFTS or k not in backend.cost_by_k:
         return None
     gains = gains_by_k(backend, positions)
     best = max(gains, key=lambda each: gains[each].share)
@@ -68,8 +68,8 @@ def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain
     if steps is None:
         return {}
     rng = np.random.default_rng(0)
-    reach = _reach(positions, max(backend.cost_by_k), backend.answers, rng)
-    tokens = 1.0 + np.cumsum(reach, axis=1)  # shape (draws, k)
+    drawn = reach(positions, max(backend.cost_by_k), backend.answers, rng)
+    tokens = 1.0 + np.cumsum(drawn, axis=1)  # shape (draws, k)
     error = rng.normal(1.0, COST_SPREAD, DRAWS)
     gains = {}
     for other, cost in backend.cost_by_k.items():
@@ -83,7 +83,7 @@ def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain
     return gains
 
 
-def _reach(positions: Positions, longest: int, answers: float, rng: np.random.Generator) -> Floats:
+def reach(positions: Positions, longest: int, answers: float, rng: np.random.Generator) -> Floats:
     """Return draws of the share of drafts that are accepted at least up to each position, shape (draws, longest)."""
     counted = np.array(positions.accepted, float) / positions.drafts
     before = np.concatenate([[1.0], counted[:-1]])
@@ -97,9 +97,9 @@ def _reach(positions: Positions, longest: int, answers: float, rng: np.random.Ge
         relative[:, position] = survives.mean(axis=1)
     relative /= relative.mean(axis=0)
     relative = 1.0 + (relative - 1.0) * math.sqrt(requests / answers)
-    reach = np.empty((DRAWS, max(longest, len(counted))))
-    reach[:, : len(counted)] = np.clip(counted * relative, 0.0, 1.0)
+    reached = np.empty((DRAWS, max(longest, len(counted))))
+    reached[:, : len(counted)] = np.clip(counted * relative, 0.0, 1.0)
     fading = rng.uniform(*_FADING, DRAWS) * rates[-1]
-    for position in range(len(counted), reach.shape[1]):
-        reach[:, position] = reach[:, position - 1] * fading
-    return reach
+    for position in range(len(counted), reached.shape[1]):
+        reached[:, position] = reached[:, position - 1] * fading
+    return reached

@@ -85,6 +85,8 @@ class BackendEvidence:
         The calibration's step cost for each k that could be set; empty where k cannot be advised.
     baseline_cost
         The calibration's step cost of a baseline.
+    calibration
+        Name of the calibration; empty where nothing is learned.
     has_metrics
         Whether the engine has a page of metrics.
     prefix_caching
@@ -110,6 +112,7 @@ class BackendEvidence:
     positions: Positions | None = None
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
     baseline_cost: StepCost | None = None
+    calibration: str = ""
     is_silent: bool = False
     has_metrics: bool = True
     prefix_caching: bool | None = None

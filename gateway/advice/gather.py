@@ -61,6 +61,7 @@ def add_learned(
             is_silent=backend.name in policy.drafters.silent,
             baseline_cost=expected_step(calibrations[backend.name], Method.BASELINE, 0),
             cost_by_k=_costs(calibrations[backend.name], backend),
+            calibration=calibrations[backend.name],
         )
         for backend in model.backends
     )

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from scipy.optimize import brentq
 
 from backends.draft_schedule import draft_schedule
+from backends.occupancy import PROBES, Minute
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
 from gateway.advice.gather import add_learned
+from gateway.advice.relative_time import Floats
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.config.settings import ModelSettings
 from lab.evaluate.log import LoggedCandidate, features_of
@@ -22,6 +25,7 @@ from policies.policy import Decision, GuardrailSettings, Outcome
 
 _FIT_EVERY = 100
 _OK = 200
+_MINUTE_S = 60.0
 
 
 def evidence_from(
@@ -50,7 +54,9 @@ def evidence_from(
     for record in records:
         watched.arrive(record)
     used = watched.finish()
-    backends = tuple(replace(one, positions=watched.positions(one)) for one in model.backends)
+    backends = tuple(
+        replace(one, positions=watched.positions(one), minutes=watched.minutes(one)) for one in model.backends
+    )
     calibrations = (lambda _: calibration) if calibration else partial(calibration_of, settings)
     return add_learned(replace(model, backends=backends), policy, list(candidates.values()), calibrations), used
 
@@ -66,6 +72,7 @@ class _Watched:
         self._ending: list[tuple[float, int, Outcome]] = []
         self._in_flight = dict.fromkeys(candidates, 0)
         self._drafts: dict[str, tuple[int, int]] = {}
+        self._spans: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
         self._used = 0
 
     def arrive(self, record: TraceRecord) -> None:
@@ -99,6 +106,7 @@ class _Watched:
             record.cached_tokens,
         )
         heapq.heappush(self._ending, (ended_s, self._used, outcome))
+        self._spans[candidate.name].append((arrived_s, ended_s))
         if spec is not None and spec.drafting_steps and spec.accepted_tokens is not None:
             drafts, accepted = self._drafts.get(candidate.name, (0, 0))
             self._drafts[candidate.name] = drafts + spec.drafting_steps, accepted + spec.accepted_tokens
@@ -120,9 +128,24 @@ class _Watched:
         rate = brentq(lambda p: sum(p ** (i + 1) for i in range(backend.k)) - mean, 0.0, 1.0)
         return Positions(drafts, tuple(drafts * rate ** (i + 1) for i in range(backend.k)), is_estimated=True)
 
+    def minutes(self, backend: BackendEvidence) -> tuple[Minute, ...]:
+        """Return how many requests the backend had in each minute, as probes would have seen it."""
+        spans = np.array(self._spans[backend.name]).reshape(-1, 2)
+        if not len(spans):
+            return ()
+        at_s = np.arange(spans.min(), spans.max() + _MINUTE_S, _MINUTE_S)
+        come, gone = (_seconds_since(np.sort(times), at_s) for times in spans.T)
+        return tuple(Minute(round(PROBES * each)) for each in np.diff(come - gone) / _MINUTE_S)
+
     def _end(self, until_s: float) -> None:
         while self._ending and self._ending[0][0] <= until_s:
             ended_s, _, outcome = heapq.heappop(self._ending)
             self._now_s = ended_s
             self._in_flight[outcome.decision.backend] -= 1
             self._policy.observe(outcome)
+
+
+def _seconds_since(times_s: Floats, at_s: Floats) -> Floats:
+    """Return the sum over earlier times of the seconds since each, for every entry of `at_s`; both ascending."""
+    earlier = np.searchsorted(times_s, at_s)
+    return np.asarray(earlier * at_s - np.concatenate([[0.0], np.cumsum(times_s)])[earlier])
