@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,8 +50,9 @@ class Floor:
         if out in down:
             return f"{out} is {backends[out]['state']}"
         left = len(backends) - len(down) - 1
-        if left < max(1.0, self.share * len(backends)):
-            return f"{left} of {len(backends)} replicas would be up, less than {self.share:.0%}"
+        least = max(1, math.ceil(self.share * len(backends)))
+        if left < least:
+            return f"{left} of {len(backends)} replicas would be up, and {least} must be"
         others = {name: runs for name, runs in fleet.items() if name != out and name not in down}
         waiting = sum((backends[name]["engine"] or {}).get("waiting", 0) for name in others)
         if waiting > len(others):

@@ -75,7 +75,7 @@ class Recorded:
 
 
 def seen(records: Sequence[TraceRecord], sample: float = 1.0) -> list[Seen]:
-    """Return what a comparison needs of records in order of arrival."""
+    """Return what a comparison needs of records in order of arrival, except those of the first minute."""
     recent: deque[float] = deque()
     result = []
     for record in records:
@@ -83,7 +83,9 @@ def seen(records: Sequence[TraceRecord], sample: float = 1.0) -> list[Seen]:
         recent.append(at_s)
         while recent[0] < at_s - _BEFORE_S:
             recent.popleft()
-        if record.endpoint == Endpoint.OTHER or record.status is None:
+        if at_s - (records[0].arrived_at or 0.0) < _BEFORE_S or record.endpoint == Endpoint.OTHER:
+            continue  # at first the load is not known
+        if record.status is None:
             continue
         failed = record.status >= _SERVER_ERROR or bool(record.error and record.status < 400)
         work = (record.output_tokens or 0) + WORK_PER_PROMPT_TOKEN * record.prompt_tokens
