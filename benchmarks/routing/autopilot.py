@@ -3,7 +3,8 @@
 FOLDER holds the recordings of SpecDecode-Bench, as for `python -m benchmarks.routing`. The traffic drifts from chat to
 code and back within 24 hours. Its rate goes from 20% to 120% of what the starting mix serves with full batches, and
 back, six hours later. Each hour is played as a sample of its requests, on an idle pool with a policy that has learned
-nothing; the first third does not count. An hour above capacity is therefore only as bad as its sample is long.
+nothing; the first 150 of 500 requests do not count. So an hour above capacity is only as bad as its sample is
+long.
 
 At the start of each hour the autopilot sees what the recorder would have kept of the last two: texts, times, and the
 acceptance of EAGLE-3 only where that served. It judges its last change, or plans, with the code of the command. Each
@@ -58,7 +59,7 @@ KINDS = {
 }
 HOUR_S, RESTART_S, WINDOW_H = 3600.0, 180.0, 2
 MARGIN, TOLERANCE, MOST_LOAD = 0.03, 0.02, 0.8
-WARM, COUNTED = 200, 400
+WARM, COUNTED = 150, 350
 POLICY = PolicyReference.model_validate({"name": "learned", "seed": 0})
 Fleet = dict[str, Speculation]
 
@@ -218,7 +219,7 @@ class Pilot:
             requests += [replace(request, arrived_s=begin_s + request.arrived_s) for request, _ in kept]
             end_s = requests[-1].arrived_s
         return propose(
-            requests, load_calibration(CALIBRATION), self._fleet, POLICY, METHODS, budget=40, jobs=1
+            requests, load_calibration(CALIBRATION), self._fleet, POLICY, METHODS, budget=30, jobs=1
         )  # fmt: skip
 
     def _may(self, proposal: Proposal, hour: Hour) -> bool:
