@@ -21,8 +21,8 @@ from tests.vllm.conftest import ADMIN_KEY, Served
 pytestmark = pytest.mark.vllm
 
 POOL = ROOT / "tests/vllm/pool.rescue.yaml"
-REQUESTS = 520
-TOKENS = 48
+REQUESTS = 510
+TOKENS = 160
 AT_ONCE = 16
 STREAMS = 6
 RUN_S = 500.0
@@ -69,7 +69,7 @@ async def code(client: AsyncOpenAI, number: int) -> tuple[str | None, int]:
     """Stream code that repeats itself; return why it ended, and its tokens."""
     line = f"    heap[{number % 7}] = heap[{number % 5}]\n"
     stream = await client.completions.create(
-        model="tiny", prompt=f"def heapify_{number % 40}(heap):\n" + 6 * line, max_tokens=TOKENS, temperature=0,
+        model="tiny", prompt=f"def heapify_{number % 40}(heap):\n" + 12 * line, max_tokens=TOKENS, temperature=0,
         stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
         extra_headers={"x-gateway-workload": "code"},
     )  # fmt: skip
