@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lab.autopilot.gateway_admin import UP, ChangeError, GatewayAdmin
-from lab.autopilot.journal import Change, Journal, Speculation
+from lab.autopilot.journal import Change, Journal, Speculation, Step
 from lab.autopilot.restart import Restart
 
 _SOON_S = 5.0
@@ -49,8 +50,9 @@ class Floor:
         if out in down:
             return f"{out} is {backends[out]['state']}"
         left = len(backends) - len(down) - 1
-        if left < max(1.0, self.share * len(backends)):
-            return f"{left} of {len(backends)} replicas would be up, less than {self.share:.0%}"
+        least = max(1, math.ceil(self.share * len(backends)))
+        if left < least:
+            return f"{left} of {len(backends)} replicas would be up, and {least} must be"
         others = {name: runs for name, runs in fleet.items() if name != out and name not in down}
         waiting = sum((backends[name]["engine"] or {}).get("waiting", 0) for name in others)
         if waiting > len(others):
@@ -134,11 +136,13 @@ class Changer:
             number = await self._least_busy(change, waiting)
             step = change.steps[number]
             await self._until_allowed(step.backend, running)
-            await self._drain(step.backend)
             try:
-                await self._restart(step.backend, step.after)
-            except (ChangeError, ValueError) as error:
-                await self._put_back(step.backend, step.before, str(error))
+                await self._drain(step.backend)
+                await self._restart(step)
+            except BaseException:  # the user's interrupt too
+                with contextlib.suppress(ChangeError):  # the first one is told
+                    await asyncio.shield(self.gateway.resume(step.backend))
+                raise
             change.steps[number] = step.model_copy(update={"done": True})
             running[step.backend] = step.after
             self.journal.write()
@@ -165,30 +169,29 @@ class Changer:
             await asyncio.sleep(_SOON_S)
 
     async def _drain(self, backend: str) -> None:
-        """Wait until a replica has no requests; if that takes too long, it gets requests again."""
+        """Wait until a replica has no requests."""
         self.say(f"{backend}: draining")
-        try:
-            await self.gateway.drain(backend, move=self.move)
-            await self.gateway.until(f"{backend} is drained", lambda found: _is_idle(found[backend]), self.drain_s)
-        except BaseException:
-            with contextlib.suppress(ChangeError):  # the first one is told
-                await asyncio.shield(self.gateway.resume(backend))
-            raise
+        await self.gateway.drain(backend, move=self.move)
+        await self.gateway.until(f"{backend} is drained", lambda found: _is_idle(found[backend]), self.drain_s)
 
-    async def _restart(self, backend: str, runs: Speculation) -> None:
-        """Restart a drained replica, and have it answer."""
+    async def _restart(self, step: Step) -> None:
+        """Restart a drained replica, and have it answer; put it back if it does not."""
+        backend = step.backend
+        try:
+            await self._run(backend, step.after)
+        except (ChangeError, ValueError) as error:
+            self.say(f"{backend}: {error}; putting back {step.before}")
+            try:
+                await self._run(backend, step.before)
+            except (ChangeError, ValueError) as second:
+                raise ChangeError(f"{error}; {backend} could not be put back to {step.before}: {second}") from None
+            raise ChangeError(f"{error}; {backend} runs {step.before} again") from None
+
+    async def _run(self, backend: str, runs: Speculation) -> None:
         self.say(f"{backend}: restarting with {runs}")
         await self.restarts[backend](backend, runs)
         await self.gateway.try_out(backend)
         self.say(f"{backend}: runs {runs}")
-
-    async def _put_back(self, backend: str, before: Speculation, why: str) -> None:
-        self.say(f"{backend}: {why}; putting back {before}")
-        try:
-            await self._restart(backend, before)
-        except (ChangeError, ValueError) as error:
-            raise ChangeError(f"{why}; {backend} could not be put back to {before}: {error}") from None
-        raise ChangeError(f"{why}; {backend} runs {before} again")
 
 
 def _is_idle(now: Mapping[str, Any]) -> bool:

@@ -53,6 +53,8 @@ class Change(BaseModel):
         Unix time; `ended_s` is 0 until the last replica has changed.
     gain, low, high
         Share of the mean time to finish that it was expected to save, with its interval.
+    undoes
+        Whether it undoes the change before it; such a one is not on trial.
     note
         What came of it.
     """
@@ -67,6 +69,7 @@ class Change(BaseModel):
     low: float
     high: float
     outcome: Outcome = "under way"
+    undoes: bool = False
     note: str = ""
 
 

@@ -25,10 +25,10 @@ from lab.autopilot.change import Changer, Floor, PostponedError
 from lab.autopilot.control import Compared, compare
 from lab.autopilot.deployment import Deployment
 from lab.autopilot.gateway_admin import ChangeError, GatewayAdmin
-from lab.autopilot.journal import Change, Journal, Speculation, Step, only_one
+from lab.autopilot.journal import Change, Journal, Outcome, Speculation, Step, only_one
 from lab.autopilot.proposal import Proposal, Rule, methods_for, propose
 from lab.autopilot.restart import OfDeployment, OfGateway, Restart
-from lab.autopilot.traffic import Recorded, seen
+from lab.autopilot.traffic import Recorded
 from lab.replay.command import served_model
 from lab.replay.request import ReplayRequest
 
@@ -140,11 +140,8 @@ class Autopilot:
 
     def _plan(self, now_s: float) -> int:
         options = self._options
-        records = self._recorded.between(now_s - options.window_s, now_s)
-        requests = self._recorded.requests(records, self._calibration.scheduler.max_model_len)
-        self._say(
-            "traffic", f"{len(records):,} requests in the last {_span(options.window_s)}, {len(requests):,} planned on"
-        )
+        requests = self._requests(now_s - options.window_s, now_s)
+        self._say("traffic", f"{len(requests):,} requests of the last {_span(options.window_s)}")
         if len(requests) < LEAST_REQUESTS:
             self._say("decision", f"no change: at least {LEAST_REQUESTS:,} requests are needed")
             return DONE
@@ -171,7 +168,7 @@ class Autopilot:
         change = Change(model=self._model, began_s=now_s, steps=steps, gain=gain.value, low=gain.low, high=gain.high)
         return self._make(change, requests)
 
-    def _make(self, change: Change, requests: list[ReplayRequest], outcome: str = "on trial") -> int:
+    def _make(self, change: Change, requests: list[ReplayRequest], outcome: Outcome = "on trial") -> int:
         """Make a change, and note in the journal how far it has come."""
         changer = self._changer(requests)
 
@@ -189,7 +186,7 @@ class Autopilot:
                 change.outcome, change.note = "failed", str(error)
                 self._journal.write()
             raise
-        change.outcome = outcome  # type: ignore[assignment]
+        change.outcome = outcome
         self._journal.write()
         self._say("done", f"{len(change.steps)} replicas changed; {outcome}")
         return DONE
@@ -201,8 +198,8 @@ class Autopilot:
         if not self._options.apply:
             return DONE
         now_s = time.time()
-        records = self._recorded.between(now_s - self._options.window_s, now_s)
-        return self._make(change, self._recorded.requests(records, self._calibration.scheduler.max_model_len))
+        outcome: Outcome = "kept" if change.undoes else "on trial"
+        return self._make(change, self._requests(now_s - self._options.window_s, now_s), outcome)
 
     def _judge(self, change: Change, now_s: float) -> int:
         """Compare the time since a change with that before it; undo the change if it is a loss."""
@@ -224,21 +221,20 @@ class Autopilot:
         index = self._journal.changes.index(change)
         earlier = [one.ended_s for one in self._journal.changes[:index] if one.model == self._model]
         start_s = max([change.began_s - BEFORE_S, *earlier])
-        sample = self._recorded.sample
-        before = seen(self._recorded.between(start_s, change.began_s), sample)
-        return compare(before, seen(self._recorded.between(change.ended_s, now_s), sample))
+        return compare(self._recorded.seen(start_s, change.began_s), self._recorded.seen(change.ended_s, now_s))
+
+    def _requests(self, start_s: float, end_s: float) -> list[ReplayRequest]:
+        return self._recorded.requests(start_s, end_s, self._calibration.scheduler.max_model_len)
 
     def _undo(self, change: Change, compared: Compared) -> int:
         self._say("decision", f"the last change is undone: {compared}")
         if not self._options.apply:
             return DONE
         back = [Step(backend=one.backend, before=one.after, after=one.before) for one in change.steps]
-        undoing = Change(model=self._model, began_s=time.time(), steps=back, gain=0.0, low=0.0, high=0.0)
+        now_s = time.time()
+        undoing = Change(model=self._model, began_s=now_s, steps=back, gain=0.0, low=0.0, high=0.0, undoes=True)
         change.outcome, change.note = "undone", str(compared)
-        records = self._recorded.between(change.ended_s, undoing.began_s)
-        requests = self._recorded.requests(records, self._calibration.scheduler.max_model_len)
-        undoing.note = "undoes the change before it"
-        return self._make(undoing, requests, "kept")
+        return self._make(undoing, self._requests(change.ended_s, now_s), "kept")
 
     def _changer(self, requests: list[ReplayRequest]) -> Changer:
         options = self._options

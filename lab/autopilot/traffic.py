@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from lab.autopilot.control import Seen
 from lab.replay.request import ReplayRequest, replay_request
@@ -15,17 +17,15 @@ from policies.features.request import Endpoint
 from policies.guarded.guardrail import WORK_PER_PROMPT_TOKEN
 
 MOST = 300_000
-"""Most records used of a period; of more, the latest."""
+"""Most requests compared in a period; of more, the latest."""
 _PART, _PARTS = 500, 16
 _BEFORE_S = 60.0
 _SERVER_ERROR = 500
-_LATE_S = 3600.0
-"""How much longer than its arrival a request may take to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorder's folder, as far as it holds one model.
+    """A recorder's folder, as far as it holds one model. Periods are given in Unix time, and read as often as needed.
 
     Parameters
     ----------
@@ -40,17 +40,9 @@ class Recorded:
     sample: float = 1.0
     default_temperature: float = 1.0
 
-    def between(self, start_s: float, end_s: float) -> list[TraceRecord]:
-        """Return the records that arrived in a period (Unix time), in order of arrival; at most `MOST`."""
-        files = [path for path in sorted(self.folder.iterdir()) if path.is_file() and _may_hold(path, start_s)]
-        kept = deque(self._of(files, start_s, end_s), maxlen=MOST)
-        return sorted(kept, key=lambda record: record.arrived_at or 0.0)
-
-    def rate(self, now_s: float, period_s: float) -> float:
-        """Return the requests per second that arrived of late, and have ended."""
-        return len(self.between(now_s - period_s, now_s)) / period_s / self.sample
-
-    def _of(self, files: Sequence[Path], start_s: float, end_s: float) -> Iterator[TraceRecord]:
+    def between(self, start_s: float, end_s: float) -> Iterator[TraceRecord]:
+        """Yield the records that arrived in a period, as they ended."""
+        files = [path for path in sorted(self.folder.iterdir()) if path.is_file() and path.stat().st_mtime >= start_s]
         if not files:
             return
         for record in read_trace(files, format="gateway"):
@@ -58,42 +50,72 @@ class Recorded:
             if at_s is not None and start_s <= at_s < end_s and record.model == self.model:
                 yield record
 
-    def requests(self, records: Sequence[TraceRecord], longest: int) -> list[ReplayRequest]:
-        """Return requests to plan on: all, or sixteen stretches of 500 neighbours, spread evenly.
+    def rate(self, now_s: float, period_s: float) -> float:
+        """Return the requests per second that arrived of late, and have ended."""
+        return sum(1 for _ in self.between(now_s - period_s, now_s)) / period_s / self.sample
+
+    def seen(self, start_s: float, end_s: float) -> list[Seen]:
+        """Return what a comparison needs of the requests of a period."""
+        return seen(self.between(start_s, end_s), self.sample)
+
+    def requests(self, start_s: float, end_s: float, longest: int) -> list[ReplayRequest]:
+        """Return requests to plan on, in order of arrival: all, or sixteen stretches of 500 neighbours, spread evenly.
 
         Parameters
         ----------
         longest
             Most tokens of prompt and answer; longer requests are left out.
         """
-        usable = [one for one in records if _served(one) and one.prompt_tokens + (one.output_tokens or 1) <= longest]
-        if len(usable) > _PART * _PARTS:
-            starts = [round(number * (len(usable) - _PART) / (_PARTS - 1)) for number in range(_PARTS)]
-            usable = [one for start in starts for one in usable[start : start + _PART]]
+
+        def usable() -> Iterator[TraceRecord]:
+            for one in self.between(start_s, end_s):
+                if _served(one) and one.prompt_tokens + (one.output_tokens or 1) <= longest:
+                    yield one
+
+        at_s = np.sort(np.fromiter((one.arrived_at or 0.0 for one in usable()), np.float64))
+        first = np.array([0])
+        size = len(at_s)
+        if size > _PART * _PARTS:
+            first, size = np.linspace(0, size - _PART, _PARTS).round().astype(int), _PART
+        begins, ends = at_s[first[: len(at_s)]], at_s[(first + size - 1)[: len(at_s)]]
+
+        def is_in(one: TraceRecord) -> bool:
+            stretch = int(np.searchsorted(begins, one.arrived_at or 0.0, "right")) - 1
+            return stretch >= 0 and bool(ends[stretch] >= (one.arrived_at or 0.0))
+
+        kept = sorted(filter(is_in, usable()), key=lambda one: one.arrived_at or 0.0)
         # A sample of a Poisson stream is one with a lower rate: time runs faster, so that the load is right.
-        return [replay_request(one, self.sample * (one.arrived_at or 0.0), self.default_temperature) for one in usable]
+        return [replay_request(one, self.sample * (one.arrived_at or 0.0), self.default_temperature) for one in kept]
 
 
-def seen(records: Sequence[TraceRecord], sample: float = 1.0) -> list[Seen]:
-    """Return what a comparison needs of records in order of arrival."""
+def seen(records: Iterable[TraceRecord], sample: float = 1.0) -> list[Seen]:
+    """Return what a comparison needs of records, in order of arrival, except those of the first minute."""
+    known = (
+        (one.arrived_at or 0.0, _kind(one), value)
+        for one in records
+        if one.endpoint != Endpoint.OTHER and (value := _value(one)) is not None
+    )
+    ordered = sorted(deque(known, maxlen=MOST), key=lambda one: one[0])
     recent: deque[float] = deque()
     result = []
-    for record in records:
-        at_s = record.arrived_at or 0.0
+    for at_s, kind, value in ordered:
         recent.append(at_s)
         while recent[0] < at_s - _BEFORE_S:
             recent.popleft()
-        if record.endpoint == Endpoint.OTHER or record.status is None:
-            continue
-        failed = record.status >= _SERVER_ERROR or bool(record.error and record.status < 400)
-        work = (record.output_tokens or 0) + WORK_PER_PROMPT_TOKEN * record.prompt_tokens
-        if not failed and not (_served(record) and record.e2e_s and work):
-            continue
-        # By the rate of arrivals, not by requests in flight: a slow fleet has more of those at the same load.
-        load = round(math.log(len(recent) / sample, 1.25))
-        value = math.nan if failed else math.log((record.e2e_s or 1.0) / work)
-        result.append(Seen(at_s, (_kind(record), load), value))
+        if at_s - ordered[0][0] >= _BEFORE_S:  # before that the load is not known
+            # By the rate of arrivals, not by requests in flight: a slow fleet has more of those at the same load.
+            result.append(Seen(at_s, (kind, round(math.log(len(recent) / sample, 1.25))), value))
     return result
+
+
+def _value(record: TraceRecord) -> float | None:
+    """Return the logarithm of the seconds per unit of work; NaN if an engine failed, None if nothing was to be had."""
+    if record.status is None:
+        return None
+    if record.status >= _SERVER_ERROR or (record.error and record.status < 400):
+        return math.nan
+    work = (record.output_tokens or 0) + WORK_PER_PROMPT_TOKEN * record.prompt_tokens
+    return math.log(record.e2e_s / work) if _served(record) and record.e2e_s and work else None
 
 
 def shifted(requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
@@ -117,7 +139,3 @@ def _served(record: TraceRecord) -> bool:
     return (
         record.status == 200 and not record.error and record.endpoint != Endpoint.OTHER and bool(record.output_tokens)
     )
-
-
-def _may_hold(path: Path, start_s: float) -> bool:
-    return path.stat().st_mtime >= start_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from lab.autopilot.gateway_admin import ChangeError, GatewayAdmin
 from lab.autopilot.journal import Change, Journal, Speculation, Step
 from lab.autopilot.restart import OfGateway
 from lab.autopilot.run import AutopilotOptions, run_autopilot
+from lab.trace import TraceRecord
+from lab.trace.write import write_trace
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.served_upstream import TOKENS
 from tests.support.waiting import eventually
@@ -120,10 +123,39 @@ async def test_replicas_change_one_by_one_and_no_request_is_lost(tmp_path: Path)
             assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []
             status, said = await autopilot(apply=True)
             assert (status, "on trial for 2 h" in said) == (0, True), said
+            outcomes = note_a_loss(path, tmp_path / "records")
+            status, said = await autopilot(apply=True)
+            assert (status, "the last change is undone: 1.5" in said, outcomes()) == (0, True, ["undone", "kept"]), said
+            assert {(one["state"], one["method"]) for one in backends(command).values()} == {("up", "baseline")}
         text = path.read_text()
         await fails_and_is_put_back(command, path)
         assert path.read_text() == text
         assert command.end() == 0
+
+
+def note_a_loss(config: Path, folder: Path) -> Callable[[], list[str]]:
+    """Date the change back by an hour and a half, since when requests take half as long again.
+
+    Returns
+    -------
+    Callable
+        Returns the outcomes in the journal.
+    """
+    path = config.with_name(f"{config.name}.autopilot.json")
+    journal = Journal.read(path)
+    (change,) = journal.changes
+    change.began_s -= 5400.0
+    change.ended_s -= 5400.0
+    journal.write()
+    records = [
+        TraceRecord(
+            arrived_at=change.began_s + 5.0 * number, model="m", endpoint="chat", status=200, prompt_tokens=100,
+            output_tokens=50, e2e_s=(1.5 if number > 0 else 1.0) * (1.0 + 0.01 * (number % 7)),
+        )
+        for number in range(-1000, 1080)
+    ]  # fmt: skip
+    write_trace(folder / "requests-earlier.jsonl.zst", records)
+    return lambda: [one.outcome for one in Journal.read(path).changes]
 
 
 async def fails_and_is_put_back(command: Command, path: Path) -> None:
