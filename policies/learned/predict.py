@@ -262,7 +262,7 @@ class Predictor:
             if holders:
                 prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
             prefill_s = slowness * model.per_prompt_token_s * prompt
-            wait_s = backlog.prefill_left_s(self.now_s)
+            wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
             ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
