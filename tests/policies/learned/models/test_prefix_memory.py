@@ -102,6 +102,7 @@ def test_a_cache_forgets_by_tokens_longest_first() -> None:
     backend.remember(_request(5, 6, 7))
     assert _cached(memory, backend, 1, 2, 3, 4) == 300
     assert _cached(memory, backend, 5, 6, 7) == 300
+    assert (backend.is_full_with(0), backend.is_full_with(1)) == (False, True)
     backend.resize(200)
     assert (_cached(memory, backend, 1, 2, 3, 4), _cached(memory, backend, 5, 6, 7)) == (0, 200)
     backend.resize(0)  # not known
