@@ -41,6 +41,9 @@ _SAMPLE = re.compile(
     re.MULTILINE,
 )
 _STARTED = re.compile(rb"process_start_time_seconds[ \t]+([0-9.eE+]+)[ \t\r]*$", re.MULTILINE)
+_KV_TOKENS = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,15})"')
+_KV_BLOCKS = re.compile(rb'[{,]num_gpu_blocks="(\d{1,15})"')
+_BLOCK_TOKENS = re.compile(rb'[{,]block_size="(\d{1,6})"')
 _POSITION = re.compile(rb'position="(\d+)"')
 
 
@@ -64,6 +67,8 @@ class EngineMetrics:
         Engines that are not in sleep mode; None if the server does not say.
     prefix_caching
         Engines with a prefix cache; None if the server does not say.
+    kv_tokens
+        Tokens that the KV cache holds; 0 if the server does not say.
     wake_ups, reloads
         Times that it was woken from sleep mode, and operations that replaced weights.
 
@@ -89,6 +94,7 @@ class EngineMetrics:
     started_s: float = 0.0
     awake: int | None = None
     prefix_caching: int | None = None
+    kv_tokens: int = 0
     wake_ups: int = 0
     reloads: int = 0
 
@@ -151,6 +157,8 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
         if series in _LABELLED:
             label, field = _LABELLED[series]
             sums[field] = sums.get(field, 0.0) + (value if label in labels else 0.0)
+            if field == "prefix_caching":
+                sums["kv_tokens"] = sums.get("kv_tokens", 0.0) + _kv_tokens(labels)
             continue
         field = _NAMES[series]
         if field == "per_position":
@@ -170,6 +178,14 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
         started_s=_started_s(page),
         accepted_per_position=tuple(int(per_position[position]) for position in sorted(per_position)),
     )
+
+
+def _kv_tokens(labels: bytes) -> int:
+    """Return the tokens that an engine's KV cache holds, from the labels of its cache; 0 if they do not say."""
+    if (tokens := _KV_TOKENS.search(labels)) is not None:
+        return int(tokens[1])
+    blocks, size = _KV_BLOCKS.search(labels), _BLOCK_TOKENS.search(labels)
+    return int(blocks[1]) * int(size[1]) if blocks is not None and size is not None else 0
 
 
 def _started_s(page: bytes) -> float:

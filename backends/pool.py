@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.engine_metrics import EngineMetrics, change_between
@@ -396,7 +396,7 @@ class Pool:
         if others != load.others:
             # An engine that has never reported is known by what the gateways sent.
             running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
-            backend.load = EngineLoad(running, load.waiting, load.kv_usage, others, at_s or time.monotonic())
+            backend.load = replace(load, running=running, others=others, at_s=at_s or time.monotonic())
 
     # Called for an operator.
 
@@ -454,7 +454,9 @@ class Pool:
                     self.on_engine_change(backend, change)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
-            backend.load = EngineLoad(engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s)
+            backend.load = EngineLoad(
+                engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s, kv_tokens=engine.kv_tokens
+            )
         if record.drained:
             return
         if result.problem is not None:

@@ -1,4 +1,4 @@
-"""Routing to warm prefix caches: `python -m benchmarks.routing.sessions AGENTS MOONCAKE [--tune] [--seeds N] [--json F]`.
+"""Routing to warm prefix caches: `python -m benchmarks.routing.sessions AGENTS MOONCAKE [--tune] [--seeds N]`.
 
 AGENTS is a folder of sessions of coding agents (kv-cache-tester), played in a closed loop: the next request comes its
 think time after the last answer. MOONCAKE is a Mooncake trace, played by its times. Neither is part of the project.
@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import product
 from math import inf
 from multiprocessing import get_context
@@ -46,7 +47,7 @@ _H100 = "llama-3.1-8b-h100"
 _E = (Method.EAGLE3, {"num_speculative_tokens": 3})
 _S = (Method.SUFFIX, {"num_speculative_tokens": 24})
 MEMBERS = {"4e": (_E,) * 4, "4s": (_S,) * 4, "b/n/s/e": POOLS["b/n/s/e"][1], "2s/2e": POOLS["2s/2e"][1]}
-LOADS = {"agents": (0.5, 1.0, 2.0, 4.0), "mooncake": (1.0, 2.0, 4.0)}
+LOADS = {"agents": (0.5, 2.0, 4.0), "mooncake": (0.5, 2.0, 4.0)}
 COPIES = 10
 BASELINES = ("least_loaded", "affinity", "lmetric")
 
@@ -123,14 +124,12 @@ def play(table: RequestTable, task: Task, names: Sequence[str]) -> dict[str, dic
 
 
 _tables: dict[str, RequestTable] = {}
-_contexts = []  # keep the files of the tables
+_files = ExitStack()  # of the tables
 
 
 def _start(folder: Path, mooncake: Path, tune: bool) -> None:
     for traffic in LOADS:
-        context = request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0)
-        _tables[traffic] = context.__enter__()
-        _contexts.append(context)
+        _tables[traffic] = _files.enter_context(request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0))
 
 
 def _play(given: tuple[Task, Sequence[str]]) -> tuple[Task, dict[str, dict[str, float]]]:
@@ -166,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", type=Path, help="folder of sessions")
     parser.add_argument("mooncake", type=Path, help="Mooncake trace")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tune", action="store_true", help="the half that is for development")
     parser.add_argument("--traffic", action="append", choices=list(LOADS))
     parser.add_argument("--pool", action="append", choices=list(MEMBERS))

@@ -76,7 +76,15 @@ class PolicyRunner:
             if done % _PROGRESS_EVERY == 0:
                 report_progress(_PROGRESS_EVERY)
 
-        result = replay(self.pool, self.requests, policy, seed=self.seed, warmup=self.warmup, progress=on_request)
+        result = replay(
+            self.pool,
+            self.requests,
+            policy,
+            seed=self.seed,
+            warmup=self.warmup,
+            remembers=True,
+            progress=on_request,
+        )
         return result, [] if policy is None else learned_rows(policy)
 
 

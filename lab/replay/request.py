@@ -72,6 +72,20 @@ class ReplayRequest:
             )
         return self._scripts[key]
 
+    def warm_script(self, cache: SuffixCache, learn: bool = False) -> Script | None:
+        """Return the steps on a suffix replica that has a tree of earlier answers; None if the text is not known.
+
+        Parameters
+        ----------
+        learn
+            Whether to add the answer to the tree.
+        """
+        text = self.text
+        if text is None or not text.exact or Method.SUFFIX.value in self.acceptance:
+            return None
+        steps = _padded(cache.replay(text.prompt, text.output[: self.output_tokens], learn), self.output_tokens)
+        return Script(self.prompt_tokens, self.output_tokens, *steps, self.prefix_blocks)
+
     def precompute_steps(self, replicas: Iterable[tuple[Method, int, Mapping[str, object]]]) -> None:
         """Compute the steps on replicas with these methods, k and configs, and discard the text."""
         for replica in replicas:

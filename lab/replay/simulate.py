@@ -16,6 +16,7 @@ import numpy.typing as npt
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
+from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
@@ -113,6 +114,7 @@ def replay(
     *,
     seed: int = 0,
     warmup: int = 0,
+    remembers: bool = False,
     progress: Callable[[], None] | None = None,
 ) -> Replayed:
     """Replay a trace until all requests have finished.
@@ -128,6 +130,9 @@ def replay(
         Seed of all draws; with the same seed, every policy gets the same draws for a request.
     warmup
         Number of requests at the start that are simulated but not counted.
+    remembers
+        Whether suffix replicas also draft from the answers that they have given. Traffic that is drawn from a few texts
+        they would soon know by heart.
     progress
         Called once per request.
 
@@ -136,7 +141,7 @@ def replay(
     ValueError
         If a replica cannot be simulated.
     """
-    simulation = _Simulation(pool, requests, policy, seed)
+    simulation = _Simulation(pool, requests, policy, seed, remembers=remembers)
     order = Order.of(requests)
     if order.is_open:
         for number, request in enumerate(requests):
@@ -163,7 +168,13 @@ class _Simulation:
     """The state of a replay."""
 
     def __init__(
-        self, pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], policy: Policy | None, seed: int
+        self,
+        pool: Sequence[ReplicaSpec],
+        requests: Sequence[ReplayRequest],
+        policy: Policy | None,
+        seed: int,
+        *,
+        remembers: bool,
     ) -> None:
         from backends.simulator.engine.fleet import Fleet, Replica  # importing it compiles code
 
@@ -179,6 +190,11 @@ class _Simulation:
                 Replica(spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight)
             )
         self._fleet = Fleet(self._replicas, seed)
+        self._trees = {
+            number: SuffixCache.of(dict(spec.config), 1 << 30)
+            for number, spec in enumerate(pool)
+            if remembers and spec.method is Method.SUFFIX
+        }
         self._baselines = [
             replica for replica, spec in zip(self._replicas, pool, strict=True) if spec.method is Method.BASELINE
         ]
@@ -280,6 +296,9 @@ class _Simulation:
             steps = np.ones(output_tokens, np.int32), drafted
             script = Script(request.prompt_tokens, output_tokens, *steps, tuple(request.prefix_blocks))
             return self._fleet.submit_script(replica, script, self._now_s)
+        tree = self._trees.get(replica)
+        if tree is not None and (warm := request.warm_script(tree)) is not None:
+            return self._fleet.submit_script(replica, warm, self._now_s)
         if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
             known = request.script(one.method, self._replicas[replica].parameters.k, one.config)
             if known is not None:
@@ -302,6 +321,9 @@ class _Simulation:
             self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
+            tree = self._trees.get(completion.replica)
+            if tree is not None:
+                request.warm_script(tree, learn=True)
             self._finished += 1
             self._in_flight -= 1
             if self._observe is not None:

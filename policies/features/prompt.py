@@ -16,8 +16,11 @@ BYTES_PER_TOKEN: Final = 4.0
 TOKENS_PER_MESSAGE: Final = 5
 """Tokens that a chat template adds to a message: header, role, end of turn."""
 
-MAX_PREFIX_TEXTS: Final = 64
+MAX_PREFIX_TEXTS: Final = 2048
 """Texts of a prompt that are hashed for `prefix_hashes`; later texts of a longer conversation are ignored."""
+
+MAX_PREFIXES: Final = 64
+"""Prefixes of a prompt that `prefix_hashes` returns at most: the longest ones, and some shorter ones."""
 
 MIN_PREFIX_TOKENS: Final = 32
 """Length of the shortest prefix that is worth finding in a prefix cache."""
@@ -130,8 +133,9 @@ def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return a hash for each prefix of a prompt that ends with one of its texts, and the estimated tokens of each.
 
     A request that continues a conversation shares prefixes with the earlier requests, and all requests of an
-    application share its system prompt, as they do in an engine's prefix cache. The hashes are valid in this process
-    only.
+    application share its system prompt, as they do in an engine's prefix cache. Of a long conversation, those that end
+    with its last texts are returned, because its next request shares them, and every second, fourth, eighth ... of the
+    others, counted from the first. The hashes are valid in this process only.
     """
     hashes: list[int] = []
     tokens: list[int] = []
@@ -142,6 +146,13 @@ def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if size >= MIN_PREFIX_TOKENS:
             hashes.append(prefix)
             tokens.append(int(size))
+    if len(hashes) > MAX_PREFIXES:
+        later = len(hashes) - MAX_PREFIXES // 2
+        apart = 1
+        while later > apart * (MAX_PREFIXES // 2):
+            apart *= 2
+        hashes = hashes[:later:apart] + hashes[later:]
+        tokens = tokens[:later:apart] + tokens[later:]
     return tuple(hashes), tuple(tokens)
 
 

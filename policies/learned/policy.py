@@ -203,7 +203,8 @@ class Learned(Policy):
         if self.pinned is not None:
             return assess(self.pinned, request, candidates)
         self._publish_fit()
-        self._chooser.update_slowness(self.clock())
+        self.predictor.now_s = now_s = self.clock()
+        self._chooser.update_slowness(now_s)
         predictions = self.predictor.predict(request, key_of(request), candidates)
         costs, _ = self.cost.of(request, predictions)
         assessments = []

@@ -31,7 +31,7 @@ class Prediction:
     decode_s
         Seconds from the first token to the last.
     others_s
-        Total delay in seconds of the requests already on the backend.
+        Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
     step_s
         Seconds per engine step at the present load with this request added.
     steps
@@ -262,8 +262,9 @@ class Predictor:
             prompt = prompt_tokens
             if holders:
                 prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
-            prefill_s = slowness * model.per_prompt_token_s * prompt
-            wait_s = backlog.prefill_left_s(self.now_s)
+            prefill_s = slowness * model.prompt_time.token_s(model.per_prompt_token_s) * prompt
+            evicted_s = _REUSE * prefill_s if model.prefixes.is_full_with(prompt) else 0.0
+            wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
             ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
@@ -274,7 +275,7 @@ class Predictor:
                 Prediction(
                     ttft_s,
                     steps * alone_s + shared_steps * other_step_s,
-                    shared_steps * own_step_s + requests * prefill_s,
+                    shared_steps * own_step_s + requests * prefill_s + evicted_s,
                     step_s,
                     steps,
                     per_step,
@@ -289,4 +290,6 @@ class Predictor:
         return predictions
 
 
+_REUSE: Final = 0.4
+"""Share of the prompt tokens evicted from a full prefix cache that a later request has to compute again."""
 _MAX_CACHED_KEYS: Final = 10_000

@@ -127,6 +127,7 @@ class Chooser:
         self._outlier_ejection.admit(candidates, now_s)  # ends ejections in time, though the other policy ignores them
         chosen = [candidate for candidate in candidates if candidate.name == decision.backend]
         key = key_of(request)
+        self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, chosen)
         backend = decision.backend
         mark = self._send(request, backend, predictions[0], chosen, predictions, now_s)

@@ -66,6 +66,7 @@ class Observer:
         self._observe_speed(outcome, memo.prediction, model, step_ratio, now_s)
         if memo.control is not None:
             self._guardrail.observe(seconds_per_work(outcome), control=memo.control)
+        self._observe_prompt(outcome, memo.prediction, model)
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
             model.prefixes.learn(expected, outcome.cached_tokens)
@@ -130,6 +131,16 @@ class Observer:
         self._statistics.add_at(now_s, STEPS, (model.name,), sums)
         return step_s / expected_s if model.observed >= _MIN_OBSERVATIONS else None
 
+    @staticmethod
+    def _observe_prompt(outcome: Outcome, prediction: Prediction, model: BackendModel) -> None:
+        """Learn the time of a prompt that hardly had to wait for others."""
+        prefill_s, cached = prediction.prefill_s, outcome.cached_tokens
+        waited_s = prediction.ttft_s - 1.5 * prediction.step_s - prefill_s
+        if outcome.ttft_s is None or model.slowness > 1.0 or waited_s > _MOST_WAIT * prefill_s:
+            return
+        tokens = prediction.prompt_tokens if cached is None else outcome.prompt_tokens - cached
+        model.prompt_time.learn(outcome.ttft_s - 1.5 * prediction.step_s - waited_s, tokens)
+
     def _observe_speed(
         self, outcome: Outcome, prediction: Prediction, model: BackendModel, step_ratio: float | None, now_s: float
     ) -> None:
@@ -158,6 +169,8 @@ def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:
 _OK: Final = 200
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
+_MOST_WAIT: Final = 0.2
+"""Expected wait for other prompts, relative to the time of a prompt, up to which its time is learned from."""
 _MIN_OBSERVATIONS: Final = 20.0
 """Below that, a large deviation from the prediction may be the prediction's fault."""
 _RUNAWAY: Final = 4.0

@@ -38,6 +38,24 @@ def test_the_values_of_two_engines_are_summed() -> None:
     assert metrics.acceptance_length == pytest.approx(2.5)
 
 
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        (b'kv_cache_size_tokens="4096",num_gpu_blocks="100"', 4096),
+        (b'kv_cache_size_tokens="None",num_gpu_blocks="100"', 1600),
+        (b'num_gpu_blocks="100"', 1600),
+        (b'num_gpu_blocks="None",num_gpu_blocks_override="7"', 0),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_read_from_its_labels(labels: bytes, tokens: int) -> None:
+    page = PAGE + b"".join(
+        b'vllm:cache_config_info{block_size="16",engine="%d",%s} 1.0\n' % (i, labels) for i in (0, 1)
+    )
+    metrics = read_metrics(page)
+    assert metrics is not None
+    assert metrics.kv_tokens == 2 * tokens
+
+
 def test_older_series_names_and_crlf_line_ends_are_read() -> None:
     old = PAGE.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b"\n", b"\r\n")
     assert read_metrics(old) == read_metrics(PAGE)

@@ -9,11 +9,13 @@ from pydantic import ValidationError
 from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.lmetric import LMetric
 from policies.balancing.load_policy import LoadSettings
 from policies.balancing.power_of_two import PowerOfTwo
 from policies.balancing.random import RandomChoice, RandomSettings
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
+from policies.decision import Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.load import LoadMeter
 from policies.policy import Policy, PolicySettings
@@ -160,3 +162,41 @@ def test_a_stale_or_missing_report_is_ignored() -> None:
     assert meter.counts([a]) == [50]
     now_s = 105.1
     assert meter.counts([a]) == [2]
+
+
+def prompt(*blocks: int, tokens: int = 1000) -> RequestFeatures:
+    lengths = tuple(100 * (number + 1) for number in range(len(blocks)))
+    return RequestFeatures("m", Endpoint.CHAT, prompt_tokens=tokens, prefix=blocks, prefix_tokens=lengths)
+
+
+def test_lmetric_multiplies_prompt_tokens_to_compute_and_batch_size() -> None:
+    policy = LMetric(LoadSettings(seed=1))
+    a, b = backend("a"), backend("b")
+    policy.choose(prompt(1, 2, 3, 4, 5, 6), [a])  # 600 of 1,000 tokens
+    for in_flight, chosen in ((0, "a"), (1, "a"), (2, "b"), (5, "b")):
+        a.in_flight = in_flight
+        assert policy.preview(prompt(1, 2, 3, 4, 5, 6, 7), [a, b]).backend == chosen  # 400 (n + 1) against 1,000
+    scores = {rating.backend: rating.score for rating in policy.assess(prompt(1, 2, 3, 4, 5, 6, 7), [a, b])}
+    assert scores == {"a": 400.0 * 6, "b": 1000.0}
+
+
+def test_lmetric_breaks_ties_at_random_and_says_how_likely() -> None:
+    policy = LMetric(LoadSettings(seed=1))
+    candidates = [backend(name) for name in "abc"]
+    decisions = [policy.choose(prompt(tokens=50), candidates) for _ in range(300)]
+    assert all(count > 60 for count in Counter(decision.backend for decision in decisions).values())
+    assert {decision.propensity for decision in decisions} == {1 / 3}
+
+
+def test_lmetric_trusts_the_reports_of_engines_and_forgets_who_leaves() -> None:
+    policy = LMetric(LoadSettings(seed=1))
+    a, b = backend("a"), backend("b", in_flight=1)
+    request = prompt(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    for _ in range(100):
+        decision = policy.choose(request, [a])
+        policy.observe(Outcome(request, decision, a.method, 200, 0.1, 0.01, 1.0, 1000, 9, None, cached_tokens=0))
+    assert policy.assess(request, [a])[0].score == pytest.approx(1000, rel=0.03)
+    policy.choose(request, [b])
+    assert policy.preview(request, [a, b]).backend == "b"  # 100 x 2 against about 1,000
+    policy.forget("b")
+    assert policy.preview(request, [a, b]).backend == "a"

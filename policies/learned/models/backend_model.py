@@ -13,6 +13,7 @@ from policies.learned.models.buckets import Key
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
+from policies.learned.models.prompt_time import PromptTime
 from policies.learned.shadow_drafting import SHADOWED
 
 
@@ -66,6 +67,7 @@ class BackendModel:
         self.prior = prior
         self.backlog = Backlog()
         self.prefixes = prefixes
+        self.prompt_time = PromptTime()
         self.has_shadow = arm.partition(":")[0] in SHADOWED
         self.silent = False
         self.slowness = 1.0

@@ -51,6 +51,8 @@ class Backlog:
     steps, context_tokens
         Total steps and mean context expected of those. The mean number of steps also serves as the mean number of steps
         left: at a random time, a running answer is more likely to be a long one (the inspection paradox).
+    prefill_s
+        Total seconds of computing their prompts.
 
     Examples
     --------
@@ -64,6 +66,7 @@ class Backlog:
     sent: int = 0
     steps: float = 0.0
     context_tokens: float = 0.0
+    prefill_s: float = 0.0
     _at_s: float = 0.0
     _requests: int = 0
     _request_s: float = 0.0
@@ -86,7 +89,7 @@ class Backlog:
             self._at_s = now_s
         self._requests = requests
         if requests == 0 and self.sent:
-            self.sent, self.steps, self.context_tokens = 0, 0.0, 0.0
+            self.sent, self.steps, self.context_tokens, self.prefill_s = 0, 0.0, 0.0, 0.0
 
     def send(self, share: Share, now_s: float) -> Mark:
         """Add a request."""
@@ -95,12 +98,13 @@ class Backlog:
         self.context_tokens += share.context_tokens
         self._prompt_tokens += share.prompt_tokens
         self._requests += 1
-        self._prefill_until_s = max(now_s, self._prefill_until_s) + share.prefill_s
+        self._prefill_until_s = now_s + self.prefill_left_s(now_s) + share.prefill_s
+        self.prefill_s += share.prefill_s
         return Mark(now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens)
 
     def prefill_left_s(self, now_s: float) -> float:
-        """Return the seconds until the prompts sent here are computed, which an engine does in order of arrival."""
-        return max(0.0, self._prefill_until_s - now_s)
+        """Return the seconds until the prompts sent here are computed, one after another, in order of arrival."""
+        return min(self.prefill_s, max(0.0, self._prefill_until_s - now_s))
 
     def end(self, share: Share) -> None:
         """Remove a request that has ended."""
@@ -109,6 +113,7 @@ class Backlog:
             self.sent -= 1
             self.steps = max(0.0, self.steps - share.steps)
             self.context_tokens = max(0.0, self.context_tokens - share.context_tokens)
+            self.prefill_s = max(0.0, self.prefill_s - share.prefill_s)
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
         """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""

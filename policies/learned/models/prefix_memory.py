@@ -126,6 +126,10 @@ class BackendPrefixes:
             self._capacity = capacity_tokens
             self._evict()
 
+    def is_full_with(self, tokens: float) -> bool:
+        """Return whether the engine must evict prefixes for that many tokens."""
+        return self._capacity > 0 and self._tokens + tokens > self._capacity
+
     def clear(self) -> int:
         """Forget all prefixes, and return the bit of the backend."""
         while self._used:

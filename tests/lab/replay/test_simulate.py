@@ -246,3 +246,28 @@ def test_shared_prefixes_hit_the_cache() -> None:
     result = play([replica(Method.BASELINE)], alike)
     assert result.ttft_s[1] < 0.5 * result.ttft_s[0]
     assert alike[0].features.prefix_tokens == (512, 1024, 1536)
+
+
+def test_a_suffix_replica_remembers_its_own_answers() -> None:
+    """The same answer to two prompts, on one replica, and on one each."""
+    rng = np.random.default_rng(3)
+    answer = rng.integers(0, 30_000, 200).tolist()
+    requests = [
+        replay_request(
+            record(
+                prompt_tokens=50,
+                output_tokens=200,
+                prompt_token_ids=rng.integers(0, 30_000, 50).tolist(),
+                output_token_ids=answer,
+            ),
+            60.0 * number,
+            0.0,
+        )
+        for number in range(2)
+    ]
+    pool = [replica(Method.SUFFIX, 24)]
+    again = replay(pool, requests, policy("least_loaded"), remembers=True).e2e_s
+    apart = replay(pool, requests[1:], policy("least_loaded"), remembers=True).e2e_s
+    forgetful = replay(pool, requests, policy("least_loaded")).e2e_s
+    assert again[1] < 0.3 * again[0]
+    assert [apart[0], forgetful[1], again[0]] == pytest.approx([forgetful[0]] * 3, rel=1e-3)

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from policies.features.request import Endpoint, RequestFeatures, describe
+from policies.learned.models.prefix_memory import PrefixMemory
 
 SYSTEM = {"role": "system", "content": "You review contracts. " * 20}
 
@@ -37,3 +40,21 @@ def test_a_short_prompt_has_no_prefixes() -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}]}
     features = describe(Endpoint.CHAT, body, model="m", default_temperature=1.0, qps=0.0, in_flight=0)
     assert features.prefix == ()
+
+
+def _long(count: int) -> RequestFeatures:
+    texts = [f"text {number} of a conversation that grows, " * 8 for number in range(count)]
+    return features_of(*[{"role": "user", "content": text} for text in texts])
+
+
+@pytest.mark.parametrize("later", [2, 20, 60])
+def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
+    memory = PrefixMemory()
+    backend, other = memory.add_backend(), memory.add_backend()
+    first, second = _long(300), _long(300 + later)
+    backend.remember(first)
+    other.remember(_long(40))
+    assert len(second.prefix) <= 64
+    assert backend.cached_tokens(second, memory.holders(second)) > 0.95 * first.prefix_tokens[-1]
+    assert other.cached_tokens(second, memory.holders(second)) < 0.2 * first.prefix_tokens[-1]
+    assert list(second.prefix_tokens) == sorted(set(second.prefix_tokens))

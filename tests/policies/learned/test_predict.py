@@ -168,6 +168,20 @@ def test_slowness_scales_every_predicted_time() -> None:
         assert getattr(after, name) == pytest.approx(2 * getattr(before, name))
 
 
+def test_a_request_waits_for_the_prompts_before_it() -> None:
+    predictor = _predictor()
+    backend = _backend()
+    idle = _predict(predictor, backend)
+    predictor.of(backend).backlog.send(Share(50.0, 800.0, 90_000.0, prefill_s=2.0), now_s=100.0)
+    backend.in_flight = 1
+    waits = []
+    for predictor.now_s in (100.0, 101.5, 103.0):
+        waits.append(_predict(predictor, backend).ttft_s)
+    assert waits[0] - waits[1] == pytest.approx(1.5)
+    assert waits[1] - waits[2] == pytest.approx(0.5)
+    assert waits[2] < idle.ttft_s + 0.1
+
+
 def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Prediction:
     return Prediction(ttft_s, 100 * step_s, others_s, step_s, 100.0, 2.0, 200.0, 500.0, 400.0, 3)
 

@@ -92,3 +92,20 @@ def test_prefixes_without_holders_are_removed() -> None:
     assert len(held) <= 30
     for prefix, holders in memory._holders.items():
         assert holders == sum(1 << index for index in range(3) if prefix in backends[index]._used)
+
+
+def test_a_cache_forgets_by_tokens_longest_first() -> None:
+    memory = PrefixMemory()
+    backend = memory.add_backend()
+    backend.resize(600)
+    backend.remember(_request(1, 2, 3, 4))
+    backend.remember(_request(5, 6, 7))
+    assert _cached(memory, backend, 1, 2, 3, 4) == 300
+    assert _cached(memory, backend, 5, 6, 7) == 300
+    assert (backend.is_full_with(0), backend.is_full_with(1)) == (False, True)
+    backend.resize(200)
+    assert (_cached(memory, backend, 1, 2, 3, 4), _cached(memory, backend, 5, 6, 7)) == (0, 200)
+    backend.resize(0)  # not known
+    for number in range(10, 50):
+        backend.remember(_request(number, number + 100))
+    assert _cached(memory, backend, 5, 6, 7) == 200
