@@ -37,12 +37,15 @@ class Group:
         Rule name, made of the conditions.
     when
         Conditions by feature.
+    bounds
+        The same conditions as (column, highest value).
     indices
         Indices of the situations in the group.
     """
 
     name: str
     when: dict[str, Any]
+    bounds: tuple[tuple[int, int], ...]
     indices: Indices
 
 
@@ -155,19 +158,20 @@ def _groups(root: _Node, columns: Sequence[Column]) -> list[Group]:
     groups: list[Group] = []
     taken: set[str] = set()
 
-    def walk(node: _Node, path: dict[str, tuple[Any, str]]) -> None:
+    def walk(node: _Node, path: dict[str, tuple[Any, str]], bounds: tuple[tuple[int, int], ...]) -> None:
         if node.children is not None:
             column = columns[node.column]
             split = column.conditions[node.bound], column.labels[node.bound]
-            walk(node.children[0], path | {column.feature: split})
-            walk(node.children[1], path)
+            walk(node.children[0], path | {column.feature: split}, (*bounds, (node.column, node.bound)))
+            walk(node.children[1], path, bounds)
             return
         features = sorted(path, key=lambda feature: feature not in _NAMED_FIRST)
         name = _name([path[feature][1] for feature in features], taken)
         taken.add(name)
-        groups.append(Group(name, {feature: condition for feature, (condition, _) in path.items()}, node.indices))
+        when = {feature: condition for feature, (condition, _) in path.items()}
+        groups.append(Group(name, when, bounds, node.indices))
 
-    walk(root, {})
+    walk(root, {}, ())
     return groups
 
 
