@@ -22,7 +22,7 @@ from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
 from policies.distill.report import Distilled, Leaf
 from policies.distill.support import RuleList
 from policies.distill.traffic import LikelyTraffic, Mix
-from policies.distill.tree import Group, grow
+from policies.distill.tree import Group, grow, unique_names
 from policies.distill.weights import RuleWeights
 from policies.learned.models.acceptance import arm_of
 from policies.learned.models.length import LENGTH
@@ -115,16 +115,17 @@ def _fit_rules(
 
 
 def _settings(fitted: Sequence[tuple[Group, RuleWeights]], slack_factor: float) -> ThresholdSettings:
+    names = unique_names([group for group, _ in fitted])
     rules = [
         Rule.model_validate(
             {
-                "name": group.name,
+                "name": name,
                 "when": group.when,
                 "weights": weights.weights,
                 "slack": round(slack_factor * weights.slack),
             }
         )
-        for group, weights in fitted
+        for name, (group, weights) in zip(names, fitted, strict=True)
     ]
     return ThresholdSettings(rules=tuple(rules), seed=0)
 
