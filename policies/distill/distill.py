@@ -20,9 +20,10 @@ from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid import Job
 from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
 from policies.distill.report import Distilled, Leaf
+from policies.distill.support import RuleList
 from policies.distill.traffic import LikelyTraffic, Mix
-from policies.distill.tree import Group, grow
-from policies.distill.weights import RuleWeights, fit_weights
+from policies.distill.tree import Group, grow, unique_names
+from policies.distill.weights import RuleWeights
 from policies.learned.models.acceptance import arm_of
 from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
@@ -83,19 +84,16 @@ def distill(
     for jobs in runs:
         choice.by_prediction(jobs, log)
     situations = log.situations([candidate.weight for candidate in candidates])
-    groups, weights = _fit_rules(situations, candidates)
+    fitted = _fit_rules(situations, candidates, sum(counts.values()))
     comparison = _Comparison(choice, runs)
-    settings = max((_settings(groups, weights, factor) for factor in _SLACK_FACTORS), key=comparison.gain_of_rules)
+    settings = max((_settings(fitted, factor) for factor in _SLACK_FACTORS), key=comparison.gain_of_rules)
 
     # The report compares them on new requests, which did not influence the rules.
     validation = _Comparison(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
     count = len(situations.keys)
     return Distilled(
         settings.model_copy(update={"seed": None}),
-        tuple(
-            Leaf(float((group.indices < count).sum()) / count, group_weights.idle_s)
-            for group, group_weights in zip(groups, weights, strict=True)
-        ),
+        tuple(Leaf(float((group.indices < count).sum()) / count, weights.idle_s) for group, weights in fitted),
         validation.gain(choice.by_prediction),
         validation.gain_of_rules(settings),
         validation.gain_of_rules(ThresholdSettings(seed=0)),
@@ -103,26 +101,31 @@ def distill(
     )
 
 
-def _fit_rules(situations: Situations, candidates: Sequence[Candidate]) -> tuple[list[Group], list[RuleWeights]]:
+def _fit_rules(
+    situations: Situations, candidates: Sequence[Candidate], requests: float
+) -> list[tuple[Group, RuleWeights]]:
+    """Return the rules that earn their place, with their weights."""
     columns = columns_of(situations.keys)
     extended = situations.with_undeclared(_UNDECLARED)
     rows = np.array([row_of(columns, key) for key in extended.keys])
     groups = grow(columns, rows, extended, MAX_LEAVES)
-    targets = _targets(candidates)
-    return groups, [fit_weights(extended, group.indices, targets) for group in groups]
+    rules = RuleList(groups, rows, extended, requests, _targets(candidates))
+    rules.drop_unearned()
+    return rules.fitted
 
 
-def _settings(groups: Sequence[Group], weights: Sequence[RuleWeights], slack_factor: float) -> ThresholdSettings:
+def _settings(fitted: Sequence[tuple[Group, RuleWeights]], slack_factor: float) -> ThresholdSettings:
+    names = unique_names([group for group, _ in fitted])
     rules = [
         Rule.model_validate(
             {
-                "name": group.name,
+                "name": name,
                 "when": group.when,
-                "weights": group_weights.weights,
-                "slack": round(slack_factor * group_weights.slack),
+                "weights": weights.weights,
+                "slack": round(slack_factor * weights.slack),
             }
         )
-        for group, group_weights in zip(groups, weights, strict=True)
+        for name, (group, weights) in zip(names, fitted, strict=True)
     ]
     return ThresholdSettings(rules=tuple(rules), seed=0)
 

@@ -62,14 +62,17 @@ class Situations:
 
         With them, rules made from requests that declare a workload also work for requests that do not.
         """
-        bare = []
-        for key in self.keys:
-            fields = list(key)
-            fields[WORKLOAD] = fields[TEMPLATE] = ""
-            bare.append(tuple(fields))
+        bare = map(undeclared, self.keys)
         requests, idle_s, each_s = (np.vstack([part, part]) for part in (self.requests, self.idle_s, self.each_s))
         weights = np.concatenate([self.weights, weight * self.weights])
         return Situations((*self.keys, *bare), requests, idle_s, each_s, weights)
+
+
+def undeclared(key: Key) -> Key:
+    """Return a key without workload and template."""
+    fields = list(key)
+    fields[WORKLOAD] = fields[TEMPLATE] = ""
+    return tuple(fields)
 
 
 @dataclass(slots=True)

@@ -77,9 +77,10 @@ class Distilled:
             f"# From {self.requests:.0f} requests. Predicted mean time to finish, relative to least_loaded:",
             f"# learned {-self.learned_gain:+.1%}, these rules {-self.rules_gain:+.1%} ({kept}),",
             f"# default rules {-self.default_gain:+.1%}.",
-            "name: thresholds",
-            "rules:",
         ]
+        if len(self.settings.rules) == 1:
+            lines.append("# No condition on requests earned a rule of its own: all requests are treated alike.")
+        lines += ["name: thresholds", "rules:"]
         for rule, leaf in zip(self.settings.rules, self.leaves, strict=True):
             lines += [f"  # {leaf.text}", *(f"  {line}" for line in rule.lines())]
         return "\n".join(lines) + "\n"

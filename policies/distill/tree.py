@@ -21,7 +21,9 @@ _MIN_LEAF_SHARE = 0.003
 """Minimum share of the total weight in a leaf; small, because a few long answers may be worth a rule."""
 
 _NAMED_FIRST = ("workload", "template")
-"""Features that come first in a rule's name, which is cut at its end if it is too long."""
+"""Features that come first in a rule's name, for which there is not always room."""
+
+_NAME_CHARS = 36
 
 _TYPICAL_REQUESTS = 12.0
 """Requests on a backend at which the tree compares costs per request with costs on an idle backend."""
@@ -34,15 +36,18 @@ class Group:
     Parameters
     ----------
     name
-        Rule name, made of the conditions.
+        Made of the conditions; see `unique_names`.
     when
         Conditions by feature.
+    bounds
+        The same conditions as (column, highest value).
     indices
         Indices of the situations in the group.
     """
 
     name: str
     when: dict[str, Any]
+    bounds: tuple[tuple[int, int], ...]
     indices: Indices
 
 
@@ -153,27 +158,40 @@ def _forks(node: _Node) -> list[_Node]:
 
 def _groups(root: _Node, columns: Sequence[Column]) -> list[Group]:
     groups: list[Group] = []
-    taken: set[str] = set()
 
-    def walk(node: _Node, path: dict[str, tuple[Any, str]]) -> None:
+    def walk(node: _Node, path: dict[str, tuple[Any, str]], bounds: tuple[tuple[int, int], ...]) -> None:
         if node.children is not None:
             column = columns[node.column]
             split = column.conditions[node.bound], column.labels[node.bound]
-            walk(node.children[0], path | {column.feature: split})
-            walk(node.children[1], path)
+            walk(node.children[0], path | {column.feature: split}, (*bounds, (node.column, node.bound)))
+            walk(node.children[1], path, bounds)
             return
         features = sorted(path, key=lambda feature: feature not in _NAMED_FIRST)
-        name = _name([path[feature][1] for feature in features], taken)
-        taken.add(name)
-        groups.append(Group(name, {feature: condition for feature, (condition, _) in path.items()}, node.indices))
+        name = _name([path[feature][1] for feature in features])
+        when = {feature: condition for feature, (condition, _) in path.items()}
+        groups.append(Group(name, when, bounds, node.indices))
 
-    walk(root, {})
+    walk(root, {}, ())
     return groups
 
 
-def _name(parts: Sequence[str], taken: set[str]) -> str:
-    name = "-".join(parts)[:36].rstrip("-_") or "default"
-    number = 1
-    while (numbered := name if number == 1 else f"{name}-{number}") in taken:
-        number += 1
-    return numbered
+def unique_names(groups: Sequence[Group]) -> list[str]:
+    """Return the names of groups as rules have them, those after the first of a name with a number."""
+    names: list[str] = []
+    for group in groups:
+        name, number = group.name, 1
+        while name in names:
+            number += 1
+            name = f"{group.name}-{number}"
+        names.append(name)
+    return names
+
+
+def _name(labels: Sequence[str]) -> str:
+    """Return as many of the labels as a rule's name has room for, with a number after it."""
+    name = ""
+    for label in labels:
+        longer = f"{name}-{label}" if name else label[:_NAME_CHARS].rstrip("-_")
+        if len(longer) <= _NAME_CHARS:
+            name = longer
+    return name or "default"

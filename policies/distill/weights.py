@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.distill.fluid_choice import Situations
+from policies.distill.fluid_choice import Floats, Situations
 from policies.distill.tree import Indices, mean_costs
 
 _MAX_SLACK = 1000.0
@@ -32,6 +32,15 @@ class RuleWeights(NamedTuple):
     weights: dict[str, float]
     slack: float
     idle_s: dict[str, float]
+
+
+def chosen_by(weights: RuleWeights, requests: Floats, targets: Mapping[str, Sequence[int]]) -> Indices:
+    """Return the index of the backend that a rule chooses at some loads, of shape (situations, backends)."""
+    weight = np.empty(requests.shape[1])
+    for target, members in targets.items():
+        weight[list(members)] = weights.weights[target]
+    chosen: Indices = ((requests + 1.0 + weights.slack) / weight).argmin(axis=1)
+    return chosen
 
 
 def fit_weights(situations: Situations, indices: Indices, targets: Mapping[str, Sequence[int]]) -> RuleWeights:

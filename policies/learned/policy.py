@@ -22,10 +22,10 @@ from policies.learned.cost import Cost, cost_of
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.buckets import key_of
 from policies.learned.models.length import LENGTH, LengthModel
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.models.step_time import STEPS
+from policies.learned.models.templates import Templates, fitted_templates
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
 from policies.learned.settings import Exploration, Objective
@@ -117,6 +117,7 @@ class Learned(Policy):
         self.guardrail = Guardrail(settings.guardrail)
         self.outlier_ejection = OutlierEjection(ejects=settings.outlier_ejection)
         self.drafters = SilentDrafters()
+        self.templates = Templates()
         self.shadow = settings.shadow_drafting
         self._shadow_bias = ShadowBias()
         self.cost = settings.cost()
@@ -136,6 +137,7 @@ class Learned(Policy):
             self.outlier_ejection,
             self.cost,
             self.settings.exploration,
+            self.templates,
         )
         self._observer = Observer(
             self.predictor,
@@ -144,6 +146,7 @@ class Learned(Policy):
             self.drafters,
             self.statistics,
             self._shadow_bias,
+            self.templates,
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -157,6 +160,7 @@ class Learned(Policy):
         if isinstance(previous, Learned):
             self.set_clock(previous.clock)
             self.predictor.take_over(previous.predictor)
+            self.templates = previous.templates
             if self.predictor.backend_models:  # else nothing is expected of them yet
                 self.drafters = previous.drafters
             self._shadow_bias, self.pinned = previous._shadow_bias, previous.pinned
@@ -205,7 +209,7 @@ class Learned(Policy):
         self._publish_fit()
         self.predictor.now_s = now_s = self.clock()
         self._chooser.update_slowness(now_s)
-        predictions = self.predictor.predict(request, key_of(request), candidates)
+        predictions = self.predictor.predict(request, self.templates.key(request, counts=False), candidates)
         costs, _ = self.cost.of(request, predictions)
         assessments = []
         for candidate, prediction, cost in zip(candidates, predictions, costs, strict=True):
@@ -225,6 +229,7 @@ class Learned(Policy):
         """Take over the models of a fit that has ended."""
         if self._pending is not None:
             self.predictor.learn(self._pending)
+            self.templates.learn(self._pending.templates)
             self._pending = None
 
     def distill(self, candidates: Sequence[Candidate]) -> Distilled:
@@ -272,11 +277,14 @@ class Learned(Policy):
         buckets = self.statistics.buckets
         acceptance = AcceptanceModel.fit(buckets(ACCEPTANCE), self.settings.calibration, pause)
         pause()
-        length = LengthModel.fit(buckets(LENGTH))
+        lengths = buckets(LENGTH)
+        length = LengthModel.fit(lengths)
+        templates = fitted_templates(lengths)
         pause()
         sums = buckets(STEPS)
         steps = step_time.fit_steps(sums, priors, pause)
-        return FittedModels(acceptance, length, steps, {name: sums[name,][0] for name in priors if (name,) in sums})
+        observed = {name: sums[name,][0] for name in priors if (name,) in sums}
+        return FittedModels(acceptance, length, steps, observed, templates)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

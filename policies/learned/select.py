@@ -14,7 +14,8 @@ from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.cost import Cost
 from policies.learned.exploration import explore
 from policies.learned.models.backlog import Mark
-from policies.learned.models.buckets import Key, key_of
+from policies.learned.models.buckets import Key
+from policies.learned.models.templates import Templates
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.propensity import argmin, draw, least_loaded_propensities, mixed
 from policies.learned.settings import Exploration
@@ -55,12 +56,14 @@ class Chooser:
         outlier_ejection: OutlierEjection,
         cost: Cost,
         exploration: Exploration,
+        templates: Templates,
     ) -> None:
         self._policy = policy
         self._predictor = predictor
         self._guardrail = guardrail
         self._outlier_ejection = outlier_ejection
         self._cost = cost
+        self._templates = templates
         self._share, self._most = exploration.share, exploration.most
 
     def choose(
@@ -87,7 +90,7 @@ class Chooser:
             self.update_slowness(now_s)
         ejection = self._outlier_ejection
         eligible = ejection.admit(candidates, now_s) if send else ejection.admitted(candidates, now_s)
-        key = key_of(request)
+        key = self._templates.key(request, counts=send)
         self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, eligible)
         costs, mean_urgency = self._cost.of(request, predictions)
@@ -126,7 +129,7 @@ class Chooser:
         self.update_slowness(now_s)
         self._outlier_ejection.admit(candidates, now_s)  # ends ejections in time, though the other policy ignores them
         chosen = [candidate for candidate in candidates if candidate.name == decision.backend]
-        key = key_of(request)
+        key = self._templates.key(request)
         self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, chosen)
         backend = decision.backend

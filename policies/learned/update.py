@@ -12,9 +12,10 @@ from policies.guarded.silent_drafters import LEAST_TOKENS, SilentDrafters
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
-from policies.learned.models.buckets import Key, key_of
+from policies.learned.models.buckets import Key
 from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.learned.models.step_time import STEPS
+from policies.learned.models.templates import Templates
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowBias
@@ -32,6 +33,7 @@ class Observer:
         drafters: SilentDrafters,
         statistics: Statistics,
         shadow_bias: ShadowBias,
+        templates: Templates,
     ) -> None:
         self._predictor = predictor
         self._guardrail = guardrail
@@ -39,6 +41,7 @@ class Observer:
         self._drafters = drafters
         self._statistics = statistics
         self._shadow_bias = shadow_bias
+        self._templates = templates
 
     def observe(self, outcome: Outcome, now_s: float) -> None:
         """Learn from a finished request."""
@@ -50,7 +53,7 @@ class Observer:
             backlog.end(memo.prediction.share)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
-        key = memo.key if memo is not None else key_of(request)
+        key = memo.key if memo is not None else self._templates.key(request, counts=False)
         log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / request.n))
         self._statistics.add_at(now_s, LENGTH, key, (1.0, log_tokens, log_tokens**2))
         if outcome.shadow:
@@ -74,7 +77,7 @@ class Observer:
     def observe_shadow(self, outcome: Outcome, now_s: float) -> None:
         """Learn from shadow drafting. For the backend's own arm it only calibrates the replay against the engine."""
         memo = _memo(outcome)
-        key = memo.key if memo is not None else key_of(outcome.request)
+        key = memo.key if memo is not None else self._templates.key(outcome.request, counts=False)
         is_overlong = _is_overlong(outcome, memo)
         model, measured = self._predictor.backend_models.get(outcome.decision.backend), outcome.tokens_per_step
         for arm, replayed in outcome.shadow.items():

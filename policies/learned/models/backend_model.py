@@ -27,12 +27,15 @@ class FittedModels:
         Step costs by backend; a backend that is missing has the calibration's.
     observed
         Number of requests that each entry of `steps` was fitted to.
+    templates
+        Templates that the statistics tell apart.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
     length: LengthModel = field(default_factory=LengthModel)
     steps: Mapping[str, StepCost] = field(default_factory=dict)
     observed: Mapping[str, float] = field(default_factory=dict)
+    templates: frozenset[str] = frozenset()
 
 
 class BackendModel:

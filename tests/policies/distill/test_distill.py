@@ -14,7 +14,7 @@ from gateway.service.policy_versions import settings_of
 from lab.options.policy import named_policies
 from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 from policies.rules.policy import Thresholds, ThresholdSettings
@@ -104,6 +104,27 @@ def test_the_text_parses_to_the_same_rules(distilled: Distilled, tmp_path: Path)
     assert isinstance(from_file, Thresholds)
     assert from_file.settings == distilled.settings
     assert f"{distilled.kept_share:.0%} of that gain" in distilled.text
+
+
+def test_single_prompts_earn_no_rule_and_one_kind_of_request_gets_one_rule() -> None:
+    policy, backends, now_s = Learned(LearnedSettings(seed=0)), pool(), 1e9
+    policy.set_clock(lambda: now_s)
+    for number in range(60):
+        body = {
+            "messages": [{"role": "user", "content": f"Question {number % 12}: " + "why is that? " * (number % 12)}]
+        }
+        features = describe(Endpoint.CHAT, body, model="m", default_temperature=0.0, qps=0.0, in_flight=0)
+        decision = policy.choose(features, backends)
+        per_step = CHAT[decision.backend] * (1.0 + 0.02 * (number % 12))
+        now_s += 0.1
+        method = Method(decision.backend)
+        policy.observe(Outcome(features, decision, method, 200, 0.02, 0.009 / per_step, 1.0, 20, 110, per_step))
+    distilled = distill(policy, backends, levels=LEVELS)
+    (rule,) = distilled.settings.rules
+    assert (rule.name, rule.when.conditions()) == ("default", {})
+    assert max(rule.weights, key=rule.weights.__getitem__) == "eagle3"
+    assert "# No condition on requests earned a rule" in distilled.text
+    assert settings_of(distilled.text) == distilled.settings
 
 
 def test_distilling_is_deterministic_and_has_no_side_effects(policy: Learned, distilled: Distilled) -> None:

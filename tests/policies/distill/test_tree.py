@@ -11,7 +11,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid_choice import Floats, Situations
-from policies.distill.tree import Group, grow
+from policies.distill.tree import Group, _name, grow, unique_names
 from policies.distill.weights import fit_weights
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.buckets import LIMITS, Key, key_of
@@ -67,9 +67,10 @@ def test_every_request_matches_the_rule_of_its_leaf() -> None:
 
     costs = np.array([[1.0 if name == best(features) else 2.0 for name in METHODS] for features in examples])
     observed = situations([key_of(features) for features in examples], costs)
+    groups = grown(observed, 12)
     rules = [
-        {"name": group.name, "when": group.when, "weights": fit_weights(observed, group.indices, TARGETS).weights}
-        for group in grown(observed, 12)
+        {"name": name, "when": group.when, "weights": fit_weights(observed, group.indices, TARGETS).weights}
+        for name, group in zip(unique_names(groups), groups, strict=True)
     ]
     thresholds = Thresholds(ThresholdSettings.model_validate({"rules": rules}))
     for features in examples:
@@ -94,7 +95,14 @@ def test_a_rule_name_starts_with_the_workload() -> None:
     with_both = [group for group in groups if {"workload", "prompt_tokens"} <= set(group.when)]
     assert with_both
     assert all(group.name.startswith(f"{group.when['workload']}-prompt") for group in with_both)
-    assert len({group.name for group in groups}) == 4
+    assert len(set(unique_names(groups))) == 4
+
+
+def test_rule_names_have_whole_labels_and_are_unique() -> None:
+    groups = [Group(name, {}, (), np.arange(0)) for name in ("code", "code", "default", "code")]
+    assert unique_names(groups) == ["code", "code-2", "default", "code-3"]
+    assert _name(["chat", "prompt-below-1024", "overlap-below-0_12", "limited"]) == "chat-prompt-below-1024-limited"
+    assert _name(["a" * 40, "limited"]) == "a" * 36
 
 
 def test_a_tree_separates_examplesthat_differ_only_under_load() -> None:

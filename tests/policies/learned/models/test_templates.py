@@ -1,0 +1,109 @@
+"""Which templates are told apart: those that several different prompts have shared."""
+
+from __future__ import annotations
+
+from backends.backend import Backend
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures, describe
+from policies.learned.models import templates as module
+from policies.learned.models.buckets import TEMPLATE
+from policies.learned.models.length import LENGTH
+from policies.learned.models.templates import MOST, PROMPTS, Templates
+from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import Outcome
+from tests.support.simulated import fit
+
+
+def chat(*texts: str, system: str = "") -> RequestFeatures:
+    roles = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+    body = {"messages": [*([{"role": "system", "content": system}] if system else []), *roles]}
+    return describe(Endpoint.CHAT, body, model="m", default_temperature=0.0, qps=0.0, in_flight=0)
+
+
+def token_ids(*ids: int) -> RequestFeatures:
+    body = {"prompt": list(ids)}
+    return describe(Endpoint.COMPLETIONS, body, model="m", default_temperature=0.0, qps=0.0, in_flight=0)
+
+
+def known(templates: Templates, request: RequestFeatures) -> bool:
+    assert request.template
+    return bool(templates.key(request, counts=False)[TEMPLATE])
+
+
+def test_several_prompts_with_the_same_head_make_a_template() -> None:
+    templates = Templates()
+    for number in range(PROMPTS):
+        request = chat("Translate into French:\n" + "word " * (10 + number))
+        assert not known(templates, request)
+        templates.key(request)
+    assert known(templates, chat("Translate into French:\nsomething else"))
+    ids = [token_ids(*range(40), *range(number)) for number in range(PROMPTS)]
+    for request in ids:
+        assert not known(templates, request)
+        templates.key(request)
+    assert known(templates, ids[0])
+
+
+def test_one_prompt_makes_none_however_often_it_is_sent() -> None:
+    templates = Templates()
+    for _ in range(50):
+        templates.key(chat("Why is the sky blue?"))
+        templates.key(token_ids(*range(100)))
+    assert not known(templates, chat("Why is the sky blue?"))
+    assert not known(templates, token_ids(*range(100)))
+
+
+def test_the_turns_of_a_conversation_are_one_prompt() -> None:
+    templates = Templates()
+    for turns in range(1, 20, 2):
+        request = chat("Why is the sky blue?", *["and then " * number for number in range(1, turns)])
+        templates.key(request)
+        assert not known(templates, request)
+    agent = [chat("Example of a task", "Example of an answer", "Task " * number) for number in range(1, PROMPTS + 1)]
+    for request in agent:  # each has several messages, the first of which never changes
+        templates.key(request)
+    assert known(templates, agent[0])
+
+
+def test_templates_of_the_statistics_are_known() -> None:
+    templates, request = Templates(), chat("Be nice to me.", system="You are helpful.")
+    templates.learn(frozenset({request.template}))
+    assert known(templates, request)
+
+
+def test_what_is_counted_and_known_has_a_bound(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    assert MOST >= 1000
+    monkeypatch.setattr(module, "MOST", 8)
+    templates = Templates()
+    for number in range(100):
+        for tokens in range(PROMPTS if number % 2 else 1):
+            templates.key(RequestFeatures("m", Endpoint.CHAT, template=f"{number:08x}", prompt_tokens=tokens))
+    assert len(templates._known) == 8
+    assert len(templates._counted) <= 8
+    assert f"{99:08x}" in templates._known
+
+
+def test_one_off_prompts_do_not_fill_the_statistics() -> None:
+    policy = Learned(LearnedSettings(seed=0))
+    pool = [Backend("b", "m", Method.BASELINE, "http://127.0.0.1:1")]
+
+    def serve(request: RequestFeatures) -> None:
+        decision = policy.choose(request, pool)
+        policy.observe(Outcome(request, decision, Method.BASELINE, 200, 0.1, 0.01, 1.0, 50, 90, 1.0))
+
+    for number in range(60):
+        serve(chat(f"Question {number}: what is it?"))
+    for number in range(60):
+        serve(chat("Tell me. " * (number + 1), system="You are helpful."))
+    counts: dict[str, float] = {}
+    for key, sums in policy.statistics.buckets(LENGTH).items():
+        counts[key[TEMPLATE]] = counts.get(key[TEMPLATE], 0.0) + sums[0]
+    assert len(counts) == 2
+    assert sorted(map(round, counts.values())) == [60 - PROMPTS + 1, 60 + PROMPTS - 1]
+    fresh = Learned(LearnedSettings(seed=0))
+    fresh.statistics.set_others(policy.statistics.own())
+    fit(fresh)
+    request = chat("Tell me.", system="You are helpful.")
+    fresh.choose(request, pool)  # takes over the fit
+    assert known(fresh.templates, request)
+    assert not known(fresh.templates, chat("Question 3: what is it?"))
