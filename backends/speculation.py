@@ -53,6 +53,9 @@ _OTHER_VERSIONS = {
     "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
+# vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: the engine dies at another one.
+_NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -172,6 +175,9 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
         for key, owner in _ONLY_WITH.items()
         if key in values and method is not owner and (values[key] is not False or key not in _MAY_BE_FALSE)
     ]
+    if served and method in _NO_SCHEDULE and _SCHEDULE in values:
+        what = f"vLLM 0.32 cannot change k with {method}: the engine would die in its first larger batch"
+        issues.append(Issue((_SCHEDULE,), what, "remove it", at_key=True))
     if served:
         issues += [
             Issue((key,), "not supported by vLLM 0.32", hint, at_key=True)
@@ -244,7 +250,7 @@ def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
 
 
 def _schedule_issues(schedule: list[BatchRange]) -> Iterator[Issue]:
-    key = "num_speculative_tokens_per_batch_size"
+    key = _SCHEDULE
     order = sorted(range(len(schedule)), key=lambda index: schedule[index][0])
     end = 0
     for index in order:

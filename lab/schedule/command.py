@@ -20,6 +20,7 @@ from backends.speculation import SpeculativeConfig
 from backends.validation import UsageError
 from gateway.advice.finding import LEAST_GAIN, flag_value
 from gateway.config.settings import ModelSettings
+from lab.evaluate.bootstrap import Interval
 from lab.options.policy import policy_reference
 from lab.parallel import all_cores
 from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
@@ -34,6 +35,9 @@ _MOST_REQUESTS = 4000
 """Requests that are simulated at each load and with each seed."""
 _MIN_PARALLEL_REQUESTS = 1000  # fewer are simulated before other processes would have started
 _SEEDS = 2
+_WORTH = "The new values save time at {} of the capacity."
+_NOTHING = "They are worth nothing at {}: less than 1%, or it may be chance."
+_WORSE = "They lose at {}."
 _SHOWN = (1, 8, 32, 128)
 """Batch sizes at which the gain in tokens per second is shown."""
 
@@ -133,31 +137,23 @@ def _gains(
     if all(one.values is None for one in replicas):
         return []
     reference = policy_reference(options.policy, served)
-    pools = tuple(one.spec for one in replicas), tuple(one.scheduled for one in replicas)
+    pools = tuple(tuple(getattr(one, which) for one in replicas) for which in ("spec", "scheduled", "unscheduled"))
     first = options.replay.seed
     runner = Runner(pools, requests, reference.name, reference.settings)
     jobs = 1 if runner.rounds * len(requests) <= _MIN_PARALLEL_REQUESTS else None
     with all_cores(runner, jobs) as play_all:
-        return gains(play_all, len(requests), capacity(play_all), range(first, first + _SEEDS))
+        return gains(play_all, len(pools), len(requests), capacity(play_all), range(first, first + _SEEDS))
 
 
 def _verdict(at_loads: Sequence[LoadGain]) -> str:
     """Return in a sentence at which loads the schedules are worth something."""
-    worth = [one for one in at_loads if one.gain is not None and one.gain.low > 0 and one.gain.value >= LEAST_GAIN]
-    worse = [one for one in at_loads if one.gain is not None and one.gain.high < 0]
-    others = [one for one in at_loads if one not in worth and one not in worse]
-    sentences = []
-    if worth:
-        sentences.append(f"The new values save time at {_loads(worth)} of the capacity.")
-    if others:
-        sentences.append(f"They are worth nothing at {_loads(others)}: less than 1%, or it may be chance.")
-    if worse:
-        sentences.append(f"They lose at {_loads(worse)}.")
-    return " ".join(sentences)
-
-
-def _loads(gains: Sequence[LoadGain]) -> str:
-    return ", ".join(f"{one.load:.0%}" for one in gains)
+    loads: dict[str, list[str]] = {_WORTH: [], _NOTHING: [], _WORSE: []}
+    for one in at_loads:
+        gain = one.gains[0]
+        is_worth_it = gain is not None and gain.low > 0 and gain.value >= LEAST_GAIN
+        verdict = _WORTH if is_worth_it else _WORSE if gain is not None and gain.high < 0 else _NOTHING
+        loads[verdict].append(f"{one.load:.0%}")
+    return " ".join(verdict.format(", ".join(at)) for verdict, at in loads.items() if at)
 
 
 def _document(replicas: Sequence[ScheduledReplica], at_loads: Sequence[LoadGain]) -> Mapping[str, Any]:
@@ -190,27 +186,33 @@ def _print(replicas: Sequence[ScheduledReplica], at_loads: Sequence[LoadGain]) -
         console.print("  speculative_config:\n" + "".join(f"    {line}\n" for line in values.splitlines()), end="")
         shares = ", ".join(f"{share:.0%}" for share in one.measured.drafts.accepted)
         console.print(f"  tokens that draft 1, 2, ... adds to a step: {shares}")
-        console.print(f"  mean context: {one.measured.context_tokens:,.0f} tokens; {_by_batch(one)}")
+        context = f"{one.measured.context_tokens:,.0f} tokens"
+        console.print(f"  mean context: {context}; step times of {one.spec.calibration}")
+        console.print(f"  {_by_batch(one)}")
     if not at_loads:
         return
+    ks = sorted({one.single_k for one in replicas if one.values is not None})
+    single = f"k = {', '.join(map(str, ks))} for all"
     table = Table(title="\nMean time to finish on requests not used for choosing", title_justify="left")
     table.box, table.title_style = box.SIMPLE_HEAD, ""
-    for heading in ("load", "requests/s", "present, s", "new, s", "time saved", "95% interval"):
+    for heading in ("load", "requests/s", "present, s", "new, s", "time saved", "95% interval", single):
         table.add_column(heading, justify="right")
     for each in at_loads:
-        gain = each.gain
-        saved = (
-            ("-", "too few requests")
-            if gain is None
-            else (f"{gain.value:+.1%}", f"{gain.low:+.1%} to {gain.high:+.1%}")
-        )
-        times = (f"{each.present_s:.3f}", f"{each.scheduled_s:.3f}")
-        table.add_row(f"{each.load:.0%}", f"{each.rate:.2f}", *times, *saved)
+        times = [f"{seconds:.3f}" for seconds in each.seconds[:2]]
+        saved, by_single = map(_saved, each.gains)
+        table.add_row(f"{each.load:.0%}", f"{each.rate:.2f}", *times, *saved, by_single[0])
     console.print(table)
     console.print(_verdict(at_loads))
     console.print(
         "Under data parallelism vLLM ignores a schedule; its V1 model runner gives up full CUDA graphs for one."
     )
+
+
+def _saved(gain: Interval | None) -> tuple[str, str]:
+    """Return a gain and its interval in words."""
+    if gain is None:
+        return "-", "too few requests"
+    return f"{gain.value:+.1%}", f"{gain.low:+.1%} to {gain.high:+.1%}"
 
 
 def _by_batch(one: ScheduledReplica) -> str:

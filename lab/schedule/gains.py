@@ -81,17 +81,17 @@ class LoadGain:
         Share of the capacity of the present pool.
     rate
         Requests per second.
-    present_s, scheduled_s
-        Mean time to finish.
-    gain
-        Share of the mean time that is saved, with its 95% interval over blocks of requests; None with too few requests.
+    seconds
+        Mean time to finish in each pool.
+    gains
+        Share of the first pool's time that each of the others saves, with its 95% interval over blocks of requests;
+        None with too few requests.
     """
 
     load: float
     rate: float
-    present_s: float
-    scheduled_s: float
-    gain: Interval | None
+    seconds: tuple[float, ...]
+    gains: tuple[Interval | None, ...]
 
 
 def capacity(play_all: PlayAll) -> float:
@@ -104,28 +104,27 @@ def capacity(play_all: PlayAll) -> float:
 
 
 def gains(
-    play_all: PlayAll, requests: int, per_s: float, seeds: Sequence[int], loads: Sequence[float] = LOADS
+    play_all: PlayAll, pools: int, requests: int, per_s: float, seeds: Sequence[int], loads: Sequence[float] = LOADS
 ) -> list[LoadGain]:
-    """Return the gain of the second pool over the first at each load.
+    """Return the gains of the other pools over the first at each load.
 
     Parameters
     ----------
-    requests
-        Number of requests, before they are repeated.
+    pools, requests
+        Number of pools, and of requests before they are repeated.
     per_s
         Capacity in requests per second.
     seeds
         Seeds of the draws; their results for a request are averaged.
     """
-    runs = [Run(pool, load * per_s, seed) for load in loads for pool in (0, 1) for seed in seeds]
+    runs = [Run(pool, load * per_s, seed) for load in loads for pool in range(pools) for seed in seeds]
     played = iter(play_all(runs))
     result = []
     for load in loads:
-        means = [_by_request([next(played) for _ in seeds], requests) for _ in range(2)]
-        both = ~np.isnan(means[0] + means[1])
-        present, scheduled = (mean[both] for mean in means)
-        gain = _gain(scheduled, present)
-        result.append(LoadGain(load, load * per_s, float(present.mean()), float(scheduled.mean()), gain))
+        means = np.stack([_by_request([next(played) for _ in seeds], requests) for _ in range(pools)])
+        means = means[:, ~np.isnan(means).any(axis=0)]
+        saved = tuple(_gain(other, means[0]) for other in means[1:])
+        result.append(LoadGain(load, load * per_s, tuple(means.mean(axis=1).tolist()), saved))
     return result
 
 
@@ -137,10 +136,10 @@ def _by_request(played: Sequence[Replayed], requests: int) -> Floats:
         return np.asarray(total_s / np.bincount(number, minlength=requests))
 
 
-def _gain(scheduled: Floats, present: Floats) -> Interval | None:
+def _gain(other: Floats, present: Floats) -> Interval | None:
     length = block_length(len(present))
     try:
-        ratio = interval([block_sums(scheduled, length)], [block_sums(present, length)])
+        ratio = interval([block_sums(other, length)], [block_sums(present, length)])
     except ValueError:  # too few blocks
         return None
     return Interval(1.0 - ratio.value, 1.0 - ratio.high, 1.0 - ratio.low)

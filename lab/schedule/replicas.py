@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from backends.calibration.batch_schedule import SCHEDULE_KEY, Floats, Range, ranges_of, why_unscheduled
 from backends.calibration.calibration import Calibration, load_calibration
 from backends.draft_schedule import draft_tokens
@@ -56,6 +58,22 @@ class ScheduledReplica:
     def scheduled(self) -> ReplicaSpec:
         """The replica with its new values."""
         return self.spec if self.values is None else replace(self.spec, config={**self.spec.config, **self.values})
+
+    @property
+    def single_k(self) -> int:
+        """The k that is best for all batch sizes, of which doublings count alike."""
+        assert self.goodput is not None
+        shares = self.goodput / self.goodput.max(axis=1, keepdims=True)
+        weights = 1.0 / np.arange(1.0, len(shares) + 1)
+        return max(1, int((weights @ shares).argmax()))
+
+    @property
+    def unscheduled(self) -> ReplicaSpec:
+        """The replica with one k for all batch sizes."""
+        if self.values is None:
+            return self.spec
+        config = {key: value for key, value in self.spec.config.items() if key != SCHEDULE_KEY}
+        return replace(self.spec, config={**config, "num_speculative_tokens": self.single_k})
 
     def is_like(self, other: ScheduledReplica) -> bool:
         """Return whether another replica has the same method and the same outcome."""

@@ -209,6 +209,19 @@ def test_keys_of_another_method_are_refused() -> None:
     assert keys_of(Method.MTP, {**config, "use_heterogeneous_vocab": False}, served=False) == set()
 
 
+def test_a_schedule_is_refused_where_the_engine_would_die_of_it() -> None:
+    config = {
+        "num_speculative_tokens": 3,
+        "model": "m",
+        "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 1]],
+    }
+    refused = {
+        method for method in Method if "num_speculative_tokens_per_batch_size" in keys_of(method, config, served=True)
+    }
+    assert refused == {Method.SUFFIX, Method.MEDUSA}
+    assert keys_of(Method.SUFFIX, config, served=False) == set()  # of another version, perhaps
+
+
 def test_keys_of_other_vllm_versions_are_allowed_only_for_running_replicas() -> None:
     config = {"disable_by_batch_size": 16, "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     assert SpeculativeConfig.model_validate(config).model_extra == {"disable_by_batch_size": 16}

@@ -64,8 +64,11 @@ def test_a_schedule_is_written_with_its_gain_at_each_load(files: tuple[Path, Pat
     document = orjson.loads(figures.read_bytes())
     loads = {each["load"]: each for each in document["loads"]}
     assert list(loads) == [0.25, 0.5, 0.75, 0.95, 1.1, 1.3]
-    assert loads[1.3]["gain"]["low"] > 0.01
-    assert loads[0.25]["gain"]["value"] < loads[1.3]["gain"]["value"]
+    at_little, at_most = (loads[load]["gains"] for load in (0.25, 1.3))
+    assert at_most[0]["low"] > 0.01
+    assert at_little[0]["value"] < at_most[0]["value"]
+    assert at_most[1]["value"] != at_most[0]["value"]  # of one k for all
+    assert loads[1.3]["seconds"][1] == pytest.approx(loads[1.3]["seconds"][0] * (1 - at_most[0]["value"]))
     assert "The new values save time at" in stdout
 
 
