@@ -18,7 +18,16 @@ from backends.launch.ports import free_port, port_is_free
 from backends.launch.process import EngineProcess, describe_exit
 from backends.launch.vllm_command import vllm_serve_argv
 
-__all__ = ["LaunchError", "LaunchSpec", "LaunchState", "LaunchStatus", "Launcher", "check_command", "free_port", "vllm_serve_argv"]
+__all__ = [
+    "LaunchError",
+    "LaunchSpec",
+    "LaunchState",
+    "LaunchStatus",
+    "Launcher",
+    "check_command",
+    "free_port",
+    "vllm_serve_argv",
+]
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0

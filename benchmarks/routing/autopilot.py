@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -265,6 +266,7 @@ _hours: list[Hour] = []
 
 
 def _start_worker(folder: Path, count: int, seed: int) -> None:
+    logging.getLogger("policies").setLevel(logging.ERROR)  # what they say concerns simulated replicas
     _hours[:] = hours_of(ground_of(folder, None, tune=False), count, seed)
 
 

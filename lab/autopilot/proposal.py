@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from gateway.config.settings import PolicyReference
@@ -142,7 +144,7 @@ def is_same(one: Speculation, other: Speculation) -> bool:
 
 
 def _speculation(kind: Kind, present: Sequence[Speculation]) -> Speculation:
-    config = dict(kind.config)
+    config = orjson.loads(orjson.dumps(kind.config))  # lists, as in a pool file
     for one in present:
         if one.method is kind.method and "model" in one.config:
             config["model"] = one.config["model"]

@@ -5,29 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import orjson
 
-from backends.calibration.calibration import Calibration, calibration_names, load_calibration
-from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
-from gateway.config.settings import ModelSettings
-from gateway.discovery.kubernetes import ApiServer
-from gateway.discovery.source import SourceError
 from gateway.service.default_temperature import assumed_temperature
 from lab.autopilot.capacity import requests_per_second
 from lab.autopilot.change import Changer, Floor, PostponedError
 from lab.autopilot.control import Compared, compare
-from lab.autopilot.deployment import Deployment
 from lab.autopilot.gateway_admin import ChangeError, GatewayAdmin
-from lab.autopilot.journal import Change, Journal, Outcome, Speculation, Step, only_one
+from lab.autopilot.journal import Change, Journal, Outcome, Step, only_one
+from lab.autopilot.options import AutopilotOptions, calibration_of, fleet_of, restarts_of
 from lab.autopilot.proposal import Proposal, Rule, methods_for, propose
-from lab.autopilot.restart import OfDeployment, OfGateway, Restart
 from lab.autopilot.traffic import Recorded
 from lab.replay.command import served_model
 from lab.replay.request import ReplayRequest
@@ -37,36 +29,6 @@ LEAST_REQUESTS = 500
 BEFORE_S = 86400.0
 """How far back requests are compared with, and for how long an undone change is not made again."""
 _RATE_S = 300.0
-_READY_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class AutopilotOptions:
-    """Options of the command line; see `gateway autopilot --help`."""
-
-    config: Path
-    records: Path
-    model: str | None = None
-    calibration: str | None = None
-    methods: tuple[str, ...] = ()
-    window_s: float = 7200.0
-    every_s: float | None = None
-    margin: float = 0.03
-    tolerance: float = 0.02
-    restart_s: float = 180.0
-    budget: int = 100
-    jobs: int | None = None
-    apply: bool = False
-    gateway: str = "http://127.0.0.1:8080"
-    admin: str | None = None
-    admin_key: str = ""
-    key: str | None = None
-    floor: float = 0.5
-    load: float = 0.8
-    patience_s: float = 600.0
-    deployments: Mapping[str, str] | None = None
-    state: Path | None = None
-    json_file: Path | None = None
 
 
 def run_autopilot(options: AutopilotOptions, say: Callable[[str], None]) -> int:
@@ -111,7 +73,7 @@ class Autopilot:
         if not options.records.is_dir():
             raise UsageError(f"{options.records} is no folder; name the recorder's: `recorder: {{path: ...}}`")
         self._recorded = Recorded(options.records, self._model, sample, assumed_temperature(self._served))
-        self._calibration = _calibration(self._served, options.calibration)
+        self._calibration = calibration_of(self._served, options.calibration)
         self._report: dict[str, object] = {"model": self._model, "at": datetime.now(UTC).isoformat()}
         self._tell = say
 
@@ -132,11 +94,15 @@ class Autopilot:
 
     def _judge_or_plan(self, now_s: float) -> int:
         last = self._journal.last(self._model)
-        if last is not None and last.outcome == "under way":
-            return self._go_on(last)
-        if last is not None and last.outcome == "on trial":
-            return self._judge(last, now_s)
-        return self._plan(now_s)
+        if last is None or last.outcome not in ("under way", "on trial"):
+            return self._plan(now_s)
+        if any(self._fleet.get(step.backend) != (step.after if step.done else step.before) for step in last.steps):
+            self._say("decision", "the replicas are not as the last change left them: it is no longer followed")
+            if self._options.apply:
+                last.outcome, last.note, last.ended_s = "kept", "changed by someone else", now_s
+                self._journal.write()
+            return DONE
+        return self._go_on(last) if last.outcome == "under way" else self._judge(last, now_s)
 
     def _plan(self, now_s: float) -> int:
         options = self._options
@@ -183,7 +149,7 @@ class Autopilot:
             asyncio.run(make())
         except ChangeError as error:
             if change in self._journal.changes:
-                change.outcome, change.note = "failed", str(error)
+                change.outcome, change.note, change.ended_s = "failed", str(error), time.time()
                 self._journal.write()
             raise
         change.outcome = outcome
@@ -268,53 +234,6 @@ class Autopilot:
     def _say(self, what: str, text: str) -> None:
         self._report[what] = text
         self._tell(f"{what}: {text}")
-
-
-def fleet_of(served: ModelSettings) -> dict[str, Speculation]:
-    """Return what each replica of the pool file runs."""
-    return {
-        name: Speculation(
-            method=one.method,
-            config={
-                key: value for key, value in serve_config(one.method, one.speculative_config).items() if key != "method"
-            },
-        )
-        for name, one in served.backends.items()
-    }
-
-
-def restarts_of(
-    served: ModelSettings, admin: GatewayAdmin, config: Path, deployments: Mapping[str, str]
-) -> dict[str, Restart]:
-    """Return how each replica is restarted, as far as it can be."""
-    for name in deployments:
-        if name not in served.backends or served.backends[name].url is None:
-            raise UsageError(f"--deployment {name}=...: the pool file has no backend {name} with `url`")
-    launched = {name: one.serve for name, one in served.backends.items() if one.serve is not None}
-    of_gateway = OfGateway(admin, config, {name: one.startup_timeout_s + _READY_S for name, one in launched.items()})
-    restarts: dict[str, Restart] = dict.fromkeys(launched, of_gateway)
-    if deployments:
-        try:
-            api = ApiServer.of_cluster()
-        except SourceError as error:
-            raise UsageError(str(error)) from None
-        known = {name: deployment_of(text, api) for name, text in deployments.items()}
-        restarts |= dict.fromkeys(known, OfDeployment(admin, config, known))
-    return restarts
-
-
-def deployment_of(text: str, api: ApiServer) -> Deployment:
-    """Return the Deployment of `[NAMESPACE/]NAME[:CONTAINER]`."""
-    namespace, _, rest = text.rpartition("/")
-    name, _, container = rest.partition(":")
-    return Deployment(api, name, namespace or None, container or None)
-
-
-def _calibration(served: ModelSettings, name: str | None) -> Calibration:
-    simulated = [one.simulate.calibration for one in served.backends.values() if one.simulate]
-    if name is None and not simulated:
-        raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
-    return load_calibration(name or simulated[0])
 
 
 def _span(seconds: float) -> str:

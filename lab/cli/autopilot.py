@@ -90,7 +90,8 @@ def autopilot(
     Exits 1 if a change failed, 2 if the input is wrong.
     """
     require("lab", "numba", "scipy")
-    from lab.autopilot.run import AutopilotOptions, run_autopilot
+    from lab.autopilot.options import AutopilotOptions
+    from lab.autopilot.run import run_autopilot
 
     pairs = [text.partition("=") for text in deployment or ()]
     if wrong := [name for name, equals, where in pairs if not (name and equals and where)]:

@@ -120,5 +120,6 @@ class DeploymentApi:
                     container.update(change)
         metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
         metadata["generation"] += 1
-        self._left = list(self.rollout)
+        stale = {**READY, "observedGeneration": metadata["generation"] - 1}  # the controller has not looked yet
+        self._left = [stale, *self.rollout]
         return 200

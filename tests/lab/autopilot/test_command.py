@@ -16,8 +16,9 @@ from backends.speculation import Method
 from lab.autopilot.change import Changer, Floor
 from lab.autopilot.gateway_admin import ChangeError, GatewayAdmin
 from lab.autopilot.journal import Change, Journal, Speculation, Step
+from lab.autopilot.options import AutopilotOptions
 from lab.autopilot.restart import OfGateway
-from lab.autopilot.run import AutopilotOptions, run_autopilot
+from lab.autopilot.run import run_autopilot
 from lab.trace import TraceRecord
 from lab.trace.write import write_trace
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until

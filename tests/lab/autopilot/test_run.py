@@ -13,7 +13,8 @@ from backends.speculation import Method
 from backends.validation import UsageError
 from lab.autopilot import traffic
 from lab.autopilot.journal import Change, Journal, Speculation, Step
-from lab.autopilot.run import AutopilotOptions, run_autopilot
+from lab.autopilot.options import AutopilotOptions
+from lab.autopilot.run import run_autopilot
 from lab.autopilot.traffic import Recorded
 from lab.trace import TraceRecord
 from lab.trace.write import write_trace
@@ -43,12 +44,12 @@ def records(start_s: float, hours: float, per_s: float, token_s: float, seed: in
     ]  # fmt: skip
 
 
-def after_a_change(folder: Path, token_s: float, hours_ago: float) -> tuple[int, str, str]:
+def after_a_change(folder: Path, token_s: float, hours_ago: float, pool: str = POOL) -> tuple[int, str, str]:
     """Return status, what is said, and the outcome in the journal, after a change from 10 ms a token."""
     now_s = time.time()
     changed_s = now_s - 3600.0 * hours_ago
     (folder / "records").mkdir()
-    (folder / "pool.yaml").write_text(POOL)
+    (folder / "pool.yaml").write_text(pool)
     kept = records(changed_s - 7200.0, 2.0, 0.2, 0.010, 1) + records(changed_s, hours_ago, 0.2, token_s, 2)
     write_trace(folder / "records" / "requests-1.jsonl.zst", kept)
     step = Step(backend="a", before=BASELINE, after=SUFFIX, done=True)
@@ -61,6 +62,12 @@ def after_a_change(folder: Path, token_s: float, hours_ago: float) -> tuple[int,
     options = AutopilotOptions(folder / "pool.yaml", folder / "records", calibration="llama-3.1-8b-h100", jobs=1)
     status = run_autopilot(options, said.append)
     return status, "\n".join(said), Journal.read(path).changes[0].outcome
+
+
+def test_replicas_that_someone_else_has_changed_are_left_to_them(tmp_path: Path) -> None:
+    pool = POOL.replace("method: suffix", "method: ngram, speculative_config: {num_speculative_tokens: 3}")
+    status, said, _ = after_a_change(tmp_path, 0.013, 1.5, pool)
+    assert (status, "not as the last change left them" in said) == (0, True), said
 
 
 @pytest.mark.parametrize(
