@@ -43,10 +43,10 @@ class EngineLoad:
     others
         Requests that this gateway process did not send: those that its peers have in flight, some 0.1 s old, and what
         the engine reported beyond that.
-    kv_tokens
-        Tokens that the KV cache holds; 0 if unknown.
     at_s
         Time of the reading on the clock of `time.monotonic`; 0.0 means never.
+    kv_tokens
+        Tokens that the KV cache holds; 0 if unknown.
     """
 
     running: int = 0

@@ -77,7 +77,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay: served requests after the warm-up, in order of arrival; arrays of shape (requests,).
+    """The result of a replay: served requests after the warm-up, in order of the trace; arrays of shape (requests,).
 
     Parameters
     ----------
@@ -146,6 +146,7 @@ def replay(
     if order.is_open:
         for number, request in enumerate(requests):
             simulation.arrive(number, request, request.arrived_s)
+            simulation.ends.clear()
             if progress is not None:
                 progress()
         return simulation.finish(warmup)
@@ -160,8 +161,9 @@ def replay(
             return simulation.finish(warmup)
         now_s = min(agenda.next_s, now_s + LOOKAHEAD_S) if agenda.awaited else agenda.next_s
         simulation.advance(now_s)
-        for number, at_s in simulation.taken_ends():
+        for number, at_s in simulation.ends:
             agenda.ended(number, at_s, now_s)
+        simulation.ends.clear()
 
 
 class _Simulation:
@@ -213,7 +215,7 @@ class _Simulation:
         self._observe = policy.observe if isinstance(policy, Learner) else None
         self._reads_requests = policy is not None and (policy.reads_requests or self._observe is not None)
         self._in_flight = 0
-        self._ends: list[tuple[int, float]] = []
+        self.ends: list[tuple[int, float]] = []  # number and end of requests that have ended; the caller empties it
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
         self._output_tokens = array("q", bytes(8 * len(requests)))
@@ -224,11 +226,6 @@ class _Simulation:
         self._complete(self._fleet.advance(until_s))
         self._now_s = until_s
 
-    def taken_ends(self) -> list[tuple[int, float]]:
-        """Return number and end of the requests that have ended since the last call."""
-        ends, self._ends = self._ends, []
-        return ends
-
     def arrive(self, number: int, request: ReplayRequest, at_s: float) -> None:
         """Advance to the arrival of a request, and send it to the backend that the policy chooses."""
         self.advance(at_s)
@@ -238,7 +235,7 @@ class _Simulation:
         features = self._features(request) if self._reads_requests else ANY_REQUEST
         candidates = self._baselines if request.features.baseline_only else self._replicas
         if not candidates:
-            self._ends.append((number, at_s))
+            self.ends.append((number, at_s))
             return
         if self._policy is None:
             assert self._oracle is not None
@@ -252,7 +249,7 @@ class _Simulation:
         except ValueError:  # too long for the replica: vLLM answers 400
             if self._observe is not None:
                 self._observe(_refused(features, decision, self._pool[replica].method))
-            self._ends.append((number, at_s))
+            self.ends.append((number, at_s))
             return
         if self._oracle is not None:
             self._oracle.sent(replica, request_id)
@@ -317,7 +314,7 @@ class _Simulation:
         for completion in completions:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
-            self._ends.append((number, completion.ended_s))
+            self.ends.append((number, completion.ended_s))
             self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later

@@ -20,8 +20,8 @@ class LMetric(LoadPolicy):
     """A policy that picks the least product of prompt tokens to compute and batch size, the score of LMetric [1]_.
 
     Prompt tokens to compute are those not expected in the backend's prefix cache, at least one; the batch includes the
-    new request, so that an idle backend is not free. Ties are broken at random. The paper also counts the prompt tokens
-    that wait in an engine, which no engine reports to a gateway.
+    new request, so that an idle backend is not free. Ties are broken at random. Prompt tokens that wait in an engine
+    are left out, because no engine reports them.
 
     References
     ----------

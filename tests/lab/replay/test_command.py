@@ -278,3 +278,12 @@ def test_wrong_input_is_reported_and_exits_2(pool: Path, options: list[str], mes
     code, printed, error = run(MOONCAKE, "--config", pool, *options)
     assert (code, printed) == (2, "")
     assert message in error
+
+
+def test_copies_of_sessions(pool: Path, tmp_path: Path) -> None:
+    session, figures = DATA / "made_up" / "weka.json", tmp_path / "f.json"
+    status, out, _ = run(session, "--config", pool, "--copies", 4, "--rate", 0.5, "--json", figures)
+    assert (status, "20 requests" in out) == (0, True)
+    assert orjson.loads(figures.read_bytes())["policies"]["thresholds"]["requests"] == 20
+    status, _, error = run(MOONCAKE, "--config", pool, "--copies", 4)
+    assert (status, "--copies needs a trace of sessions" in error) == (2, True)
