@@ -19,14 +19,19 @@ PROMPTS: Final = 4
 """Number of different prompts that make a template of what they share."""
 
 MOST: Final = 4096
-"""Maximum templates that are counted, and that are known; the oldest one is dropped for a further one."""
+"""Maximum templates that are told apart."""
 
 
 class Templates:
-    """Which templates were seen often enough, at most `MOST` of them.
+    """Which templates were seen often enough.
 
     The turns of a conversation share their head but are one prompt. So only prompts with the same number of turns count
     as different ones: the smallest number seen with that head.
+
+    Parameters
+    ----------
+    most
+        Maximum templates that are counted, and that are known; the oldest one is dropped for a further one.
 
     Examples
     --------
@@ -42,7 +47,8 @@ class Templates:
     a3989997
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._fitted: frozenset[str] = frozenset()
         self._known: dict[str, None] = {}
         self._counted: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -78,12 +84,12 @@ class Templates:
             return False
         prompts = (*prompts, prompt)
         if len(prompts) < PROMPTS:
-            if len(self._counted) >= MOST and template not in self._counted:
+            if len(self._counted) >= self._most and template not in self._counted:
                 del self._counted[next(iter(self._counted))]
             self._counted[template] = fewest, prompts
             return False
         self._counted.pop(template, None)
-        if len(self._known) >= MOST:
+        if len(self._known) >= self._most:
             del self._known[next(iter(self._known))]
         self._known[template] = None
         return True

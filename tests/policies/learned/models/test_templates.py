@@ -5,10 +5,9 @@ from __future__ import annotations
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures, describe
-from policies.learned.models import templates as module
 from policies.learned.models.buckets import TEMPLATE
 from policies.learned.models.length import LENGTH
-from policies.learned.models.templates import MOST, PROMPTS, Templates
+from policies.learned.models.templates import PROMPTS, Templates
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 from tests.support.simulated import fit
@@ -71,10 +70,8 @@ def test_templates_of_the_statistics_are_known() -> None:
     assert known(templates, request)
 
 
-def test_what_is_counted_and_known_has_a_bound(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    assert MOST >= 1000
-    monkeypatch.setattr(module, "MOST", 8)
-    templates = Templates()
+def test_what_is_counted_and_known_has_a_bound() -> None:
+    templates = Templates(most=8)
     for number in range(100):
         for tokens in range(PROMPTS if number % 2 else 1):
             templates.key(RequestFeatures("m", Endpoint.CHAT, template=f"{number:08x}", prompt_tokens=tokens))
