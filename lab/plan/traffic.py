@@ -83,7 +83,9 @@ def sample(
     Raises
     ------
     ValueError
-        If there are too few requests, or no arrival times and no rate.
+        If there are too few requests.
+    UsageError
+        If there are no arrival times and no rate.
     """
     left_out = 0
     first_s = last_s = math.nan

@@ -213,6 +213,8 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     assert present.loss is not None
     assert 0 < present.loss.low < present.loss.value < present.loss.high
     assert present.loss.value == pytest.approx(present.e2e_s / results[0].e2e_s - 1)
+    assert present.gain is not None
+    assert present.gain.value == pytest.approx(1 - results[0].e2e_s / present.e2e_s)
     assert present.worse_in == 1.0
 
 
