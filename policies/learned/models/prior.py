@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -60,13 +61,21 @@ class StepCost(NamedTuple):
         """Return the cost of an engine that takes `factor` times as long."""
         return StepCost(*[factor * seconds for seconds in self])
 
+    def over(self, other: StepCost) -> StepCost:
+        """Return the ratio of each part to that of another cost, 1 where that is nothing."""
+        return StepCost(*[mine / theirs if theirs else 1.0 for mine, theirs in zip(self, other, strict=True)])
+
+    def times(self, ratios: StepCost) -> StepCost:
+        """Return this cost with each part multiplied by a ratio."""
+        return StepCost(*[seconds * ratio for seconds, ratio in zip(self, ratios, strict=True)])
+
 
 @cache
 def expected_step(calibration: str, method: Method, k: int) -> StepCost:
     """Return the step cost of a method on the calibration's machine."""
     known = load_calibration(calibration)
-    method = _calibrated(calibration, method)
-    parameters = EngineParameters.of(known, method, {"num_speculative_tokens": max(1, k)} if k else {})
+    method = _calibrated(calibration, method) if k else Method.BASELINE
+    parameters = EngineParameters.of(known, method, _config(k))
     verified = 1.0 + _drafted_per_step(draft_profile(known, method, _config(k)), k)
     step, drafting = parameters.step, parameters.drafting
     passes = 0 if k == 0 else 1 if drafting.parallel else k
@@ -81,18 +90,46 @@ def expected_step(calibration: str, method: Method, k: int) -> StepCost:
     )
 
 
-@cache
 def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
     """Return the mean tokens per step of a method, for a workload in `Kind` (any other counts as chat)."""
+    return math.exp(expected_by_k(calibration, method, k, workload, temperature)[-1].log_tokens)
+
+
+class ExpectedDepth(NamedTuple):
+    """What is expected of drafting to some depth, up to the maximum k.
+
+    Parameters
+    ----------
+    log_tokens
+        Logarithm of the mean tokens per step.
+    sensitivity
+        Its change when that at the maximum k changes by one, if all chances of acceptance change alike.
+    """
+
+    log_tokens: float
+    sensitivity: float
+
+
+@cache
+def expected_by_k(
+    calibration: str, method: Method, k: int, workload: str, temperature: float
+) -> tuple[ExpectedDepth, ...]:
+    """Return what is expected of each depth from 0 to `k`, for a workload in `Kind` (any other counts as chat).
+
+    With a chance s_j that at least j drafts are accepted, tokens per step are 1 + s_1 + ... + s_k; if all conditional
+    chances grow by the same small factor, s_j grows j times as much.
+    """
     if k == 0 or method is Method.BASELINE:
-        return 1.0
+        return (ExpectedDepth(0.0, 1.0),)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
     kind = workload if workload in set(Kind) else Kind.CHAT
     profile = draft_profile(known, method, _config(k), temperature=temperature, kind=kind)
-    if profile.drafted:
-        return 1.0 + sum(profile.accepted)
-    return 1.0 + float(np.cumprod(np.array(profile.accepted) * profile.factor).sum())
+    accepted = np.array(profile.accepted)
+    survival = accepted if profile.drafted else np.cumprod(accepted * profile.factor)
+    tokens = 1.0 + np.concatenate([[0.0], np.cumsum(survival)])
+    growth = np.concatenate([[0.0], np.cumsum(survival * np.arange(1, len(survival) + 1))]) / tokens
+    return tuple(map(ExpectedDepth, np.log(tokens).tolist(), (growth / max(1e-9, growth[-1])).tolist()))
 
 
 def _drafted_per_step(profile: DraftProfile, k: int) -> float:
