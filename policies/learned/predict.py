@@ -18,7 +18,7 @@ from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import Key
 from policies.learned.models.depth import Depth
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, expected_step
 from policies.load import LoadMeter
 
 
@@ -188,10 +188,13 @@ class Predictor:
         model = self.backend_models.get(candidate.name)
         if model is None:
             k = effective_k(candidate.method, candidate.num_speculative_tokens)
-            depth = depth_of(candidate.draft_schedule)
             prior = expected_step(self.calibration, candidate.method, k)
-            levels = [] if depth is None else depth.levels
-            priors = [expected_step(self.calibration, candidate.method, level) for level in levels]
+            schedule = candidate.draft_schedule
+            if schedule.adaptive:
+                schedule = adaptive_schedule(self.calibration, candidate.method, schedule)
+            depth = depth_of(schedule)
+            costs = [(k, level) if schedule.adaptive else (level, None) for level in depth.levels] if depth else []
+            priors = [expected_step(self.calibration, candidate.method, *each) for each in costs]
             prefixes = self.prefixes.add_backend()
             model = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes, depth, priors)
             self.backend_models[candidate.name] = model

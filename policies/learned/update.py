@@ -187,7 +187,8 @@ def _place(outcome: Outcome, memo: Memo | None, model: BackendModel, now_s: floa
     depth = model.depth
     if depth is None:
         return None
-    if outcome.drafted_tokens is not None and outcome.tokens_per_step is not None and not model.has_shadow:
+    tells = not model.has_shadow and not depth.adaptive
+    if tells and outcome.drafted_tokens is not None and outcome.tokens_per_step is not None:
         steps = outcome.output_tokens / outcome.tokens_per_step - 1.0  # the step that ends the prefill drafts nothing
         return depth.place_of_k(outcome.drafted_tokens / max(1.0, steps))
     if memo is None or memo.mark is None:

@@ -23,6 +23,8 @@ class Depth:
     ----------
     levels
         Values of k in the schedule, ascending; at least two.
+    adaptive
+        Whether k stands for the drafts that are verified, of which engines report nothing.
 
     Examples
     --------
@@ -32,6 +34,7 @@ class Depth:
     """
 
     def __init__(self, schedule: DraftSchedule) -> None:
+        self.adaptive = schedule.adaptive
         ks = schedule.by_batch
         self.levels = sorted(set(ks[1:]))
         last = len(ks) - 1

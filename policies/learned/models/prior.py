@@ -11,12 +11,13 @@ import numpy as np
 from backends.calibration.calibration import Kind, load_calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 
 DEFAULT_CALIBRATION = "llama-3.1-8b-h100"
 
 _CONTEXT_TOKENS = 600
-"""Context at which a relative verification cost is converted to seconds."""
+"""Context at which adaptive verification is expected to weigh tokens against seconds."""
 
 _SIMILAR = {
     Method.MLP_SPECULATOR: Method.MEDUSA,
@@ -71,12 +72,19 @@ class StepCost(NamedTuple):
 
 
 @cache
-def expected_step(calibration: str, method: Method, k: int) -> StepCost:
-    """Return the step cost of a method on the calibration's machine."""
+def expected_step(calibration: str, method: Method, k: int, verified_drafts: int | None = None) -> StepCost:
+    """Return the step cost of a method on the calibration's machine.
+
+    Parameters
+    ----------
+    verified_drafts
+        Draft tokens that a step verifies per request; None for all that are drafted.
+    """
     known = load_calibration(calibration)
     method = _calibrated(calibration, method) if k else Method.BASELINE
     parameters = EngineParameters.of(known, method, _config(k))
-    verified = 1.0 + _drafted_per_step(draft_profile(known, method, _config(k)), k)
+    drafted = _drafted_per_step(draft_profile(known, method, _config(k)), k)
+    verified = 1.0 + (drafted if verified_drafts is None else verified_drafts)
     step, drafting = parameters.step, parameters.drafting
     passes = 0 if k == 0 else 1 if drafting.parallel else k
     share = 1.0 + (drafting.verify_share if k else 0.0)
@@ -88,6 +96,28 @@ def expected_step(calibration: str, method: Method, k: int) -> StepCost:
         per_context_token_s=share * step.per_context_token_s + passes * drafting.per_context_token_s,
         per_prompt_token_s=share * step.per_token_above_knee_s,
     )
+
+
+@cache
+def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -> DraftSchedule:
+    """Return how many drafts an engine with adaptive verification verifies, as a schedule.
+
+    It verifies those for which it expects the most tokens per second, by step times that it measured at its start. Here
+    all requests of a batch have the same number, in chat at temperature 0.
+    """
+    tokens = [math.exp(one.log_tokens) for one in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
+    costs = [expected_step(calibration, method, drafts.k, verified) for verified in range(drafts.k + 1)]
+
+    def rate(verified: int, batch: int) -> float:
+        cost = costs[verified]
+        step_s = cost.base_s + batch * (cost.per_request_s + cost.per_context_token_s * _CONTEXT_TOKENS)
+        return tokens[verified] / step_s
+
+    batches = range(load_calibration(calibration).scheduler.max_num_seqs + 1)
+    best = [
+        max(range(drafts.at(batch) + 1), key=lambda verified, batch=batch: rate(verified, batch)) for batch in batches
+    ]
+    return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
 def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
