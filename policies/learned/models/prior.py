@@ -107,16 +107,13 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     """
     tokens = [math.exp(one.log_tokens) for one in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
     costs = [expected_step(calibration, method, drafts.k, verified) for verified in range(drafts.k + 1)]
-
-    def rate(verified: int, batch: int) -> float:
-        cost = costs[verified]
-        step_s = cost.base_s + batch * (cost.per_request_s + cost.per_context_token_s * _CONTEXT_TOKENS)
-        return tokens[verified] / step_s
-
-    batches = range(load_calibration(calibration).scheduler.max_num_seqs + 1)
-    best = [
-        max(range(drafts.at(batch) + 1), key=lambda verified, batch=batch: rate(verified, batch)) for batch in batches
-    ]
+    best = []
+    for batch in range(load_calibration(calibration).scheduler.max_num_seqs + 1):
+        rates = [
+            gained / (cost.base_s + batch * (cost.per_request_s + cost.per_context_token_s * _CONTEXT_TOKENS))
+            for gained, cost in zip(tokens[: drafts.at(batch) + 1], costs, strict=False)
+        ]
+        best.append(rates.index(max(rates)))
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
