@@ -13,7 +13,7 @@ from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.buckets import Key, key_of
-from policies.learned.models.depth import Place, between
+from policies.learned.models.depth import Place
 from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.learned.models.step_time import STEPS
 from policies.learned.predict import Predictor
@@ -165,9 +165,7 @@ class Observer:
         acceptance_ratio, prediction = None, memo.prediction
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
         if outcome.tokens_per_step is not None and known:
-            expected = prediction.tokens_per_step
-            if place is not None:
-                expected = between(model.acceptance_by_level(memo.key), place)
+            expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
             acceptance_ratio = outcome.tokens_per_step / expected
         slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
         self._predictor.set_slowness(model.name, slowness)

@@ -119,6 +119,14 @@ class BackendModel:
         levels = self.depth.levels
         return [1.0] * len(levels) if self.silent else self.fitted.acceptance.by_level(self.arm, self.name, key, levels)
 
+    def tokens_per_step(self, key: Key, place: Place | None) -> float:
+        """Return the expected tokens per step for a request key at a place of `depth`; None for the maximum k."""
+        return self.acceptance(key)[0] if place is None else between(self.acceptance_by_level(key), place)
+
+    def place(self, batch: float) -> Place | None:
+        """Return the place of the k that a batch has; None for one that is fixed."""
+        return None if self.depth is None else self.depth.place(batch)
+
     def meet(self, batch: int, by_level: Sequence[float]) -> float:
         """Set the costs to those of a batch of so many requests, and return the tokens per step of one of them.
 
