@@ -10,7 +10,9 @@ import numpy as np
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest
+from policies.learned.models.depth import between
 from policies.learned.models.prior import expected_step
+from policies.learned.predict import depth_of
 from policies.learned.shadow_drafting import steps_of
 
 if TYPE_CHECKING:  # importing it compiles code
@@ -51,15 +53,13 @@ class Oracle:
 
     def __init__(self, pool: Sequence[Spec], fleet: Fleet, requests: int) -> None:
         self._fleet = fleet
-        k_of = [replica.num_speculative_tokens for replica in fleet.replicas]
+        self._pool = pool
+        self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
+        self._depths = [depth_of(replica.draft_schedule) for replica in fleet.replicas]
+        self._k = [replica.num_speculative_tokens for replica in fleet.replicas]
         self._costs = np.array(
-            [expected_step(one.calibration, one.method, k) for one, k in zip(pool, k_of, strict=True)]
+            [expected_step(one.calibration, one.method, k) for one, k in zip(pool, self._k, strict=True)]
         )
-        self._speculating = [
-            (number, one.method, k, one.config)
-            for number, (one, k) in enumerate(zip(pool, k_of, strict=True))
-            if one.method is not Method.BASELINE
-        ]
         self._only_baselines = np.array([DRAWN if one.method is Method.BASELINE else EXCLUDED for one in pool])
         self._steps = np.zeros(len(pool), np.int64)
         self._last_steps = np.zeros(requests, np.int64)  # by id
@@ -71,10 +71,10 @@ class Oracle:
             steps[:] = self._only_baselines
         else:
             steps[:] = DRAWN
-            for number, method, k, config in self._speculating:
-                script = request.script(method, k, config)
-                if script is not None:
-                    steps[number] = steps_of(script.emitted)
+            for number in self._speculating:
+                taken = self._steps_on(number, request)
+                if taken is not None:
+                    steps[number] = taken
         return self._fleet.least_delay(
             request.prompt_tokens,
             request.output_tokens,
@@ -85,6 +85,32 @@ class Oracle:
             self._last_steps,
         )
 
+    def _steps_on(self, number: int, request: ReplayRequest) -> int | None:
+        """Return the steps on a replica; with a schedule at the k of its present batch, whose cost is set too.
+
+        None if they must be drawn, which is done at the maximum k.
+        """
+        one, depth = self._pool[number], self._depths[number]
+        if depth is None:
+            return _steps(request, one, self._k[number])
+        place = depth.place(self._fleet.replicas[number].in_flight + 1)
+        levels = depth.levels[place[0] : place[0] + 2]
+        costs = [expected_step(one.calibration, one.method, k) for k in levels]
+        here = (0, place[1])
+        self._costs[number] = [between(column, here) for column in zip(*costs, strict=True)]
+        low, high = (_steps(request, one, k) for k in levels)
+        if low is None or high is None:
+            return None
+        return round(1.0 / between((1.0 / low, 1.0 / high), here))
+
     def sent(self, replica: int, request_id: int) -> None:
         """Register the request of the last choice, which was sent to that replica."""
         self._last_steps[request_id] = self._fleet.replicas[replica].steps + self._steps[replica]
+
+
+def _steps(request: ReplayRequest, one: Spec, k: int) -> int | None:
+    """Return the steps of a request on a replica that always drafts k tokens; None if they must be drawn."""
+    if k == 0:
+        return request.output_tokens
+    script = request.script(one.method, k, one.config)
+    return None if script is None else steps_of(script.emitted)

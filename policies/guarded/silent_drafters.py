@@ -40,8 +40,8 @@ _MAX_EVIDENCE: Final = 2.0
 """Maximum evidence of one answer, so that at least six must agree."""
 _MAX_HELD: Final = 256
 
-Learned = tuple[tuple[str, ...], float, bool, float]
-"""What would be learned from an answer: request key, tokens per step, whether it is overlong, time."""
+Learned = tuple[tuple[str, ...], float, float, bool, float]
+"""What would be learned from an answer: request key, tokens per step and weight, whether it is overlong, time."""
 
 
 class Silence:

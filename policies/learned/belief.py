@@ -39,7 +39,7 @@ class GroupBelief:
     tokens_per_step
         Expected by the fit.
     observed_tokens_per_step
-        Geometric mean of those observed; None without any.
+        Geometric mean of those observed, as they would have been at the maximum k; None without any.
     requests
         Requests of the group observed on its method and k, shadow drafts included, discounted by age.
     """
@@ -131,7 +131,8 @@ def present_step_s(model: BackendModel, requests: int) -> float:
     """Return the step time that the fit expects of a backend, with the work that it has of this gateway process."""
     backlog = model.backlog
     context_tokens = backlog.context_tokens / backlog.sent * requests if backlog.sent else 0.0
-    return step_time.seconds(model.cost, step_time.terms(max(1, requests), context_tokens, 0.0))
+    cost = model.cost_at(model.place(max(1, requests)))
+    return step_time.seconds(cost, step_time.terms(max(1, requests), context_tokens, 0.0))
 
 
 class _Observed:
@@ -172,14 +173,16 @@ def _group(key: Key) -> Key:
 def _of_backend(model: BackendModel, group: _Observed, reference: StepCost, batch: float) -> GroupBelief:
     """Return what is expected of a backend: the mean over the most frequent buckets, of logarithms."""
     weights = log_speedup = log_tokens = 0.0
+    place = model.place(batch)
+    cost = model.cost_at(place)
     for key, weight in heapq.nlargest(_MOST_KEYS, group.keys.items(), lambda item: item[1]):
         context_tokens = _prompt_tokens(int(key[PROMPT])) + TYPICAL_TOKENS / 2
         load = step_time.terms(batch, batch * context_tokens, 0.0)
-        per_step, _ = model.acceptance(key)
+        per_step = model.tokens_per_step(key, place)
         weights += weight
         log_tokens += weight * math.log(per_step)
         log_speedup += weight * math.log(per_step * step_time.seconds(reference, load))
-        log_speedup -= weight * math.log(step_time.seconds(model.cost, load))
+        log_speedup -= weight * math.log(step_time.seconds(cost, load))
     count = group.counts[model.arm]
     return GroupBelief(
         model.name,

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Candidate
-from backends.draft_schedule import effective_k
+from backends.draft_schedule import DraftSchedule, effective_k
 from policies.features.request import RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
 from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.backlog import Share
 from policies.learned.models.buckets import Key
+from policies.learned.models.depth import Depth
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, expected_step
 from policies.load import LoadMeter
 
 
@@ -94,9 +95,10 @@ class Prediction:
 class _Acceptance:
     """Predicted tokens per step of one request key on one backend."""
 
-    def __init__(self, model: BackendModel, per_step: float, observations: float) -> None:
+    def __init__(self, model: BackendModel, per_step: float, by_level: list[float], observations: float) -> None:
         self.model = model
         self.per_step = per_step
+        self.by_level = by_level
         self.observations = observations
 
 
@@ -194,13 +196,19 @@ class Predictor:
         if model is None:
             k = effective_k(candidate.method, candidate.num_speculative_tokens)
             prior = expected_step(self.calibration, candidate.method, k)
+            schedule = candidate.draft_schedule
+            if schedule.adaptive:
+                schedule = adaptive_schedule(self.calibration, candidate.method, schedule)
+            depth = depth_of(schedule)
+            costs = [(k, level) if schedule.adaptive else (level, None) for level in depth.levels] if depth else []
+            priors = [expected_step(self.calibration, candidate.method, *each) for each in costs]
             prefixes = self.prefixes.add_backend()
-            model = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes)
+            model = BackendModel(candidate.name, arm_of(candidate), prior, self._fitted, prefixes, depth, priors)
             self.backend_models[candidate.name] = model
         return model
 
     def tokens_per_step(self, backend: str, key: Key) -> float:
-        """Return the predicted tokens per step of a request key on a backend that has a model."""
+        """Return the predicted tokens per step of a request key, at its maximum k, on a backend that has a model."""
         by_backend = self._acceptance_of(key)
         acceptance = by_backend.get(backend)
         if acceptance is None:
@@ -209,7 +217,7 @@ class Predictor:
 
     def _evaluate(self, model: BackendModel, key: Key) -> _Acceptance:
         per_step, observations = model.acceptance(key)
-        return _Acceptance(model, per_step, observations)
+        return _Acceptance(model, per_step, model.acceptance_by_level(key), observations)
 
     def _acceptance_of(self, key: Key) -> dict[str, _Acceptance]:
         """Return the cached predictions for a key, by backend."""
@@ -249,6 +257,8 @@ class Predictor:
                 requests += model.others
             backlog, slowness = model.backlog, model.slowness
             per_step = acceptance.per_step
+            if model.depth is not None:
+                per_step = model.meet(requests - model.waiting + sequences, acceptance.by_level)
             steps = tokens / per_step if tokens > per_step else 1.0
             own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
             sent = backlog.sent if requests else 0
@@ -267,6 +277,9 @@ class Predictor:
             wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
+            adds_s = own_step_s  # to each step of the others
+            if sent and model.depth is not None:
+                adds_s = step_s - slowness * model.without_s(requests, per_step, acceptance.by_level)
             ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
             if model.waiting:
                 # A waiting request is admitted when a running one ends; each of those has `steps_left` on average.
@@ -275,7 +288,7 @@ class Predictor:
                 Prediction(
                     ttft_s,
                     steps * alone_s + shared_steps * other_step_s,
-                    shared_steps * own_step_s + requests * prefill_s + evicted_s,
+                    shared_steps * adds_s + requests * prefill_s + evicted_s,
                     step_s,
                     steps,
                     per_step,
@@ -292,4 +305,11 @@ class Predictor:
 
 _REUSE: Final = 0.4
 """Share of the prompt tokens evicted from a full prefix cache that a later request has to compute again."""
+
+
+def depth_of(schedule: DraftSchedule) -> Depth | None:
+    """Return the depth by batch size; None if it is always the same."""
+    return Depth(schedule) if len({*schedule.by_batch[1:]}) > 1 else None
+
+
 _MAX_CACHED_KEYS: Final = 10_000

@@ -13,6 +13,7 @@ from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.buckets import Key
+from policies.learned.models.depth import Place
 from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
 from policies.learned.models.step_time import STEPS
 from policies.learned.models.templates import Templates
@@ -61,12 +62,13 @@ class Observer:
         if model is None:
             return
         per_step = outcome.tokens_per_step if outcome.output_tokens >= _MIN_TOKENS else None
+        place = _place(outcome, memo, model, now_s)
         if per_step is not None:
-            self._observe_drafter(outcome, memo, model, key, per_step, now_s)
+            self._observe_drafter(outcome, memo, model, key, per_step, place, now_s)
         if memo is None:
             return
-        step_ratio = self._step_ratio(outcome, memo, model, per_step, now_s)
-        self._observe_speed(outcome, memo.prediction, model, step_ratio, now_s)
+        step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
+        self._observe_speed(outcome, memo, model, step_ratio, place, now_s)
         if memo.control is not None:
             self._guardrail.observe(seconds_per_work(outcome), control=memo.control)
         self._observe_prompt(outcome, memo.prediction, model)
@@ -80,8 +82,13 @@ class Observer:
         key = memo.key if memo is not None else self._templates.key(outcome.request, counts=False)
         is_overlong = _is_overlong(outcome, memo)
         model, measured = self._predictor.backend_models.get(outcome.decision.backend), outcome.tokens_per_step
+        if model is not None and measured is not None:
+            measured, weight = model.at_max_k(key, _place(outcome, memo, model, now_s), measured)
+            measured = measured if weight else None
         for arm, replayed in outcome.shadow.items():
-            if model is not None and arm == model.arm and measured is not None:
+            if model is not None and arm == model.arm:
+                if measured is None:
+                    continue
                 if outcome.output_tokens >= LEAST_TOKENS:
                     expected = self._shadow_bias.corrected(arm, replayed)
                     self._drafters.observe(model.name, arm, expected, measured, now_s)
@@ -90,33 +97,49 @@ class Observer:
                     self._shadow_bias.compare(arm, measured, replayed)
             else:
                 per_step = self._shadow_bias.corrected(arm, replayed)
-                self._add_acceptance(arm, "", key, per_step, is_overlong, now_s)
+                self._add_acceptance(arm, "", key, per_step, 1.0, is_overlong, now_s)
 
     def _observe_drafter(
-        self, outcome: Outcome, memo: Memo | None, model: BackendModel, key: Key, per_step: float, now_s: float
+        self,
+        outcome: Outcome,
+        memo: Memo | None,
+        model: BackendModel,
+        key: Key,
+        per_step: float,
+        place: Place | None,
+        now_s: float,
     ) -> None:
         """Learn the tokens per step of an answer, unless they show that the drafter is silent."""
-        learned = key, per_step, _is_overlong(outcome, memo), now_s
+        learned = key, *model.at_max_k(key, place, per_step), _is_overlong(outcome, memo), now_s
         expected = None  # where shadow drafting replays the text, that is the better evidence
         if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
-            expected = model.usual_acceptance(key)
+            expected = model.usual_acceptance(key, place)
         for each in self._drafters.observe(model.name, model.arm, expected, per_step, now_s, learned):
             self._add_acceptance(model.arm, model.name, *each)
         self._predictor.set_silent(model.name, model.name in self._drafters.silent)
 
     def _add_acceptance(
-        self, arm: str, backend: str, key: Key, per_step: float, is_overlong: bool, now_s: float
+        self, arm: str, backend: str, key: Key, per_step: float, weight: float, is_overlong: bool, now_s: float
     ) -> None:
         """Add an observation of tokens per step, except of runaway repetition, which is not typical of the arm."""
+        if weight <= 0.0:
+            return
         if is_overlong:
             expected = self._predictor.fitted.acceptance.tokens_per_step(arm, backend, key)
             if per_step > _RUNAWAY_PER_STEP * expected:
                 return
         log_tokens = math.log(max(1.0, per_step))
-        self._statistics.add_at(now_s, ACCEPTANCE, (arm, backend, *key), (1.0, log_tokens, log_tokens**2))
+        sums = weight, weight * log_tokens, weight * log_tokens**2
+        self._statistics.add_at(now_s, ACCEPTANCE, (arm, backend, *key), sums)
 
     def _step_ratio(
-        self, outcome: Outcome, memo: Memo, model: BackendModel, per_step: float | None, now_s: float
+        self,
+        outcome: Outcome,
+        memo: Memo,
+        model: BackendModel,
+        per_step: float | None,
+        place: Place | None,
+        now_s: float,
     ) -> float | None:
         """Add an observation of the mean step time at the mean load, and return its ratio to the prediction."""
         if per_step is None or outcome.tpot_s is None:
@@ -127,7 +150,7 @@ class Observer:
             return None
         requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
         prompt_tokens = max(0.0, prompt_tokens - memo.prediction.prompt_tokens)  # its own came before its first token
-        load = step_time.terms(requests, context, prompt_tokens / steps)
+        load = model.load_at_max_k(step_time.terms(requests, context, prompt_tokens / steps), place)
         expected_s = step_time.seconds(model.cost, load)
         step_s = decode_s / (steps - 1)
         sums = step_time.observation(step_s, load, model.prior, expected_s)
@@ -145,13 +168,20 @@ class Observer:
         model.prompt_time.learn(outcome.ttft_s - 1.5 * prediction.step_s - waited_s, tokens)
 
     def _observe_speed(
-        self, outcome: Outcome, prediction: Prediction, model: BackendModel, step_ratio: float | None, now_s: float
+        self,
+        outcome: Outcome,
+        memo: Memo,
+        model: BackendModel,
+        step_ratio: float | None,
+        place: Place | None,
+        now_s: float,
     ) -> None:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
-        acceptance_ratio = None
+        acceptance_ratio, prediction = None, memo.prediction
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
         if outcome.tokens_per_step is not None and known:
-            acceptance_ratio = outcome.tokens_per_step / prediction.tokens_per_step
+            expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
+            acceptance_ratio = outcome.tokens_per_step / expected
         slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
         self._predictor.set_slowness(model.name, slowness)
 
@@ -160,6 +190,23 @@ def _memo(outcome: Outcome) -> Memo | None:
     """Return the memo of the decision; None if another policy decided."""
     memo = outcome.decision.memo
     return memo if isinstance(memo, Memo) else None
+
+
+def _place(outcome: Outcome, memo: Memo | None, model: BackendModel, now_s: float) -> Place | None:
+    """Return the place of the mean k that an answer met; None on a backend whose k is fixed.
+
+    Methods that draft in every step tell it; for others it follows from the mean batch.
+    """
+    depth = model.depth
+    if depth is None:
+        return None
+    tells = not model.has_shadow and not depth.adaptive
+    if tells and outcome.drafted_tokens is not None and outcome.tokens_per_step is not None:
+        steps = outcome.output_tokens / outcome.tokens_per_step - 1.0  # the step that ends the prefill drafts nothing
+        return depth.place_of_k(outcome.drafted_tokens / max(1.0, steps))
+    if memo is None or memo.mark is None:
+        return depth.place(model.backlog.requests)
+    return depth.place(model.backlog.since(memo.mark, now_s)[0])
 
 
 def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,8 +21,9 @@ from policies.learned.models.buckets import (
     Key,
     without_template,
 )
+from policies.learned.models.depth import Place, between
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_tokens_per_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, ExpectedDepth, expected_by_k
 from policies.statistics import Sums, Table
 
 ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
@@ -84,6 +85,7 @@ class AcceptanceModel:
     arms: Mapping[str, Effects] = field(default_factory=dict)
     calibration: str = DEFAULT_CALIBRATION
     _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _depths: dict[tuple[str, str, str], tuple[ExpectedDepth, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _kinds: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
@@ -139,11 +141,49 @@ class AcceptanceModel:
         cached = (arm, workload, temperature_bin)
         value = self._expected.get(cached)
         if value is None:
+            value = self._expected[cached] = self.depths(arm, workload, temperature_bin)[-1].log_tokens
+        return value
+
+    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[ExpectedDepth, ...]:
+        """Return what the calibration expects of each depth up to the arm's k."""
+        cached = (arm, workload, temperature_bin)
+        value = self._depths.get(cached)
+        if value is None:
             method, _, k = arm.partition(":")
             temperature = _BIN_CENTRES[int(temperature_bin)]
-            tokens = expected_tokens_per_step(self.calibration, Method(method), int(k), workload, temperature)
-            value = self._expected[cached] = math.log(tokens)
+            value = expected_by_k(self.calibration, Method(method), int(k), workload, temperature)
+            self._depths[cached] = value
         return value
+
+    def by_level(self, arm: str, backend: str, request: Key, levels: Sequence[int]) -> list[float]:
+        """Return the expected tokens per step of a backend for a request key at each k of `levels`, at least 1.
+
+        An arm is learned at its maximum k. What a request has there beyond the calibration's expectation, it has at
+        other depths in proportion to their sensitivity.
+        """
+        depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
+        beyond = math.log(self.tokens_per_step(arm, backend, request)) - depths[-1].log_tokens
+        return [math.exp(max(0.0, depths[k].log_tokens + depths[k].sensitivity * beyond)) for k in levels]
+
+    def at_max_k(
+        self, arm: str, request: Key, levels: Sequence[int], place: Place, per_step: float
+    ) -> tuple[float, float]:
+        """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that.
+
+        Parameters
+        ----------
+        place
+            Place of its mean k among `levels`.
+        per_step
+            Its tokens per step.
+        """
+        depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
+        expected = math.log(between([math.exp(depths[k].log_tokens) for k in levels], place))
+        sensitivity = between([depths[k].sensitivity for k in levels], place)
+        if sensitivity < _LEAST_SENSITIVITY:
+            return 1.0, 0.0
+        log = depths[-1].log_tokens + (math.log(max(1.0, per_step)) - expected) / sensitivity
+        return math.exp(min(max(0.0, log), math.log(len(depths)))), sensitivity
 
 
 def _group(arm: str, request: Key) -> tuple[str, str, str]:
@@ -154,6 +194,8 @@ def _kind(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPERATURE]
 
 
+_LEAST_SENSITIVITY: Final = 0.1
+"""Below that, an answer says next to nothing of acceptance: its steps had hardly any drafts."""
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
 """Temperature that represents each bin of `buckets.TEMPERATURES`."""

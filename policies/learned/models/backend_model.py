@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,10 +10,12 @@ from backends.backend import EngineLoad
 from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.backlog import Backlog
 from policies.learned.models.buckets import Key
+from policies.learned.models.depth import Depth, Place, between
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
 from policies.learned.models.prompt_time import PromptTime
+from policies.learned.models.step_time import Load
 from policies.learned.shadow_drafting import SHADOWED
 
 
@@ -50,6 +52,12 @@ class BackendModel:
         Step cost from the calibration.
     cost
         Fitted step cost, or the prior.
+    depth
+        The k in force by batch size; None where it is always the maximum, for which `prior` and `cost` hold.
+    level_ratios, level_costs
+        Step cost at each level of `depth`, over that at the maximum k, and as fitted.
+    base_s, per_request_s, per_context_token_s, per_prompt_token_s
+        `cost`; with a `depth`, the cost at the batch of the last prediction.
     observed
         Number of requests that `cost` was fitted to.
     spread
@@ -64,10 +72,21 @@ class BackendModel:
         Engine report at the last prediction; `waiting`, `others` and `reported_s` are copied from it.
     """
 
-    def __init__(self, name: str, arm: str, prior: StepCost, fitted: FittedModels, prefixes: BackendPrefixes) -> None:
+    def __init__(
+        self,
+        name: str,
+        arm: str,
+        prior: StepCost,
+        fitted: FittedModels,
+        prefixes: BackendPrefixes,
+        depth: Depth | None = None,
+        level_priors: Sequence[StepCost] = (),
+    ) -> None:
         self.name = name
         self.arm = arm
         self.prior = prior
+        self.depth = depth
+        self.level_ratios = [one.over(prior) for one in level_priors]
         self.backlog = Backlog()
         self.prefixes = prefixes
         self.prompt_time = PromptTime()
@@ -84,6 +103,7 @@ class BackendModel:
         self.observed = fitted.observed.get(self.name, 0.0)
         self.spread = fitted.acceptance.spread(self.arm)
         self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
+        self.level_costs = [self.cost.times(ratios) for ratios in self.level_ratios]
 
     def read(self, load: EngineLoad) -> None:
         """Replace the engine report."""
@@ -98,12 +118,91 @@ class BackendModel:
         model = self.fitted.acceptance
         return model.tokens_per_step(self.arm, self.name, key), model.observations(self.arm, key)
 
-    def usual_acceptance(self, key: Key) -> float | None:
-        """Return the tokens per step of a drafter in order; None if similar requests are not known well enough."""
+    def acceptance_by_level(self, key: Key) -> list[float]:
+        """Return the expected tokens per step for a request key at each level of `depth`; empty without one."""
+        if self.depth is None:
+            return []
+        levels = self.depth.levels
+        return [1.0] * len(levels) if self.silent else self.fitted.acceptance.by_level(self.arm, self.name, key, levels)
+
+    def tokens_per_step(self, key: Key, place: Place | None) -> float:
+        """Return the expected tokens per step for a request key at a place of `depth`; None for the maximum k."""
+        return self.acceptance(key)[0] if place is None else between(self.acceptance_by_level(key), place)
+
+    def place(self, batch: float) -> Place | None:
+        """Return the place of the k that a batch has; None for one that is fixed."""
+        return None if self.depth is None else self.depth.place(batch)
+
+    def meet(self, batch: int, by_level: Sequence[float]) -> float:
+        """Set the costs to those of a batch of so many requests, and return the tokens per step of one of them.
+
+        Parameters
+        ----------
+        by_level
+            Its tokens per step at each level of `depth`.
+        """
+        assert self.depth is not None
+        place = self.depth.place(batch)
+        self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost_at(place)
+        return between(by_level, place)
+
+    def without_s(self, requests: int, per_step: float, by_level: Sequence[float]) -> float:
+        """Return the seconds that the requests here would need, without another one, for what a step gives them now.
+
+        Joining a batch may lower its k, which changes the tokens per step of all others.
+
+        Parameters
+        ----------
+        per_step
+            Tokens per step with the other one, see `meet`.
+        """
+        assert self.depth is not None
+        place = self.depth.place(requests - self.waiting)
+        cost, backlog = self.cost_at(place), self.backlog
+        context_s = cost.per_context_token_s * backlog.context_tokens / backlog.sent
+        return per_step / between(by_level, place) * (cost.base_s + requests * (cost.per_request_s + context_s))
+
+    def cost_at(self, place: Place | None) -> StepCost:
+        """Return the step cost at a place of `depth`; None for the maximum k."""
+        if place is None:
+            return self.cost
+        lower, share = place
+        low, high = self.level_costs[lower], self.level_costs[lower + 1]
+        return StepCost(
+            low.base_s + share * (high.base_s - low.base_s),
+            low.per_request_s + share * (high.per_request_s - low.per_request_s),
+            low.per_context_token_s + share * (high.per_context_token_s - low.per_context_token_s),
+            low.per_prompt_token_s + share * (high.per_prompt_token_s - low.per_prompt_token_s),
+        )
+
+    def at_max_k(self, key: Key, place: Place | None, per_step: float) -> tuple[float, float]:
+        """Return an answer's tokens per step as it would have had them at the maximum k, and the weight of that."""
+        if self.depth is None or place is None:
+            return per_step, 1.0
+        return self.fitted.acceptance.at_max_k(self.arm, key, self.depth.levels, place, per_step)
+
+    def load_at_max_k(self, load: Load, place: Place | None) -> Load:
+        """Return a load in whose terms `cost` holds, from one at another k: each weighs as it costs there."""
+        if place is None:
+            return load
+        ratios = [between(column, place) for column in zip(*self.level_ratios, strict=True)]
+        ones, requests, context, prompts = load
+        return ones * ratios[0], requests * ratios[1], context * ratios[2], prompts * ratios[3]
+
+    def usual_acceptance(self, key: Key, place: Place | None) -> float | None:
+        """Return the tokens per step of a drafter in order; None if similar requests are not known well enough.
+
+        Parameters
+        ----------
+        place
+            Place of the mean k among the levels of `depth`; None for the maximum k.
+        """
         model = self.fitted.acceptance
         if model.observations_of_kind(self.arm, key) < _MIN_OBSERVATIONS:
             return None
-        return model.tokens_per_step(self.arm, self.name, key)
+        if self.depth is None or place is None:
+            return model.tokens_per_step(self.arm, self.name, key)
+        return between(model.by_level(self.arm, self.name, key, self.depth.levels), place)
 
 
 _MIN_OBSERVATIONS: Final = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -10,12 +11,13 @@ import numpy as np
 from backends.calibration.calibration import Kind, load_calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 
 DEFAULT_CALIBRATION = "llama-3.1-8b-h100"
 
 _CONTEXT_TOKENS = 600
-"""Context at which a relative verification cost is converted to seconds."""
+"""Context at which adaptive verification is expected to weigh tokens against seconds."""
 
 _SIMILAR = {
     Method.MLP_SPECULATOR: Method.MEDUSA,
@@ -60,14 +62,29 @@ class StepCost(NamedTuple):
         """Return the cost of an engine that takes `factor` times as long."""
         return StepCost(*[factor * seconds for seconds in self])
 
+    def over(self, other: StepCost) -> StepCost:
+        """Return the ratio of each part to that of another cost, 1 where that is nothing."""
+        return StepCost(*[mine / theirs if theirs else 1.0 for mine, theirs in zip(self, other, strict=True)])
+
+    def times(self, ratios: StepCost) -> StepCost:
+        """Return this cost with each part multiplied by a ratio."""
+        return StepCost(*[seconds * ratio for seconds, ratio in zip(self, ratios, strict=True)])
+
 
 @cache
-def expected_step(calibration: str, method: Method, k: int) -> StepCost:
-    """Return the step cost of a method on the calibration's machine."""
+def expected_step(calibration: str, method: Method, k: int, verified_drafts: int | None = None) -> StepCost:
+    """Return the step cost of a method on the calibration's machine.
+
+    Parameters
+    ----------
+    verified_drafts
+        Draft tokens that a step verifies per request; None for all that are drafted.
+    """
     known = load_calibration(calibration)
-    method = _calibrated(calibration, method)
-    parameters = EngineParameters.of(known, method, {"num_speculative_tokens": max(1, k)} if k else {})
-    verified = 1.0 + _drafted_per_step(draft_profile(known, method, _config(k)), k)
+    method = _calibrated(calibration, method) if k else Method.BASELINE
+    parameters = EngineParameters.of(known, method, _config(k))
+    drafted = _drafted_per_step(draft_profile(known, method, _config(k)), k)
+    verified = 1.0 + (drafted if verified_drafts is None else verified_drafts)
     step, drafting = parameters.step, parameters.drafting
     passes = 0 if k == 0 else 1 if drafting.parallel else k
     share = 1.0 + (drafting.verify_share if k else 0.0)
@@ -82,17 +99,64 @@ def expected_step(calibration: str, method: Method, k: int) -> StepCost:
 
 
 @cache
+def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -> DraftSchedule:
+    """Return how many drafts an engine with adaptive verification verifies, as a schedule.
+
+    It verifies those for which it expects the most tokens per second, by step times that it measured at its start. Here
+    all requests of a batch have the same number, in chat at temperature 0.
+    """
+    tokens = [math.exp(one.log_tokens) for one in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
+    costs = [expected_step(calibration, method, drafts.k, verified) for verified in range(drafts.k + 1)]
+    best = []
+    for batch in range(load_calibration(calibration).scheduler.max_num_seqs + 1):
+        rates = [
+            gained / (cost.base_s + batch * (cost.per_request_s + cost.per_context_token_s * _CONTEXT_TOKENS))
+            for gained, cost in zip(tokens[: drafts.at(batch) + 1], costs, strict=False)
+        ]
+        best.append(rates.index(max(rates)))
+    return DraftSchedule(drafts.k, tuple(best), adaptive=True)
+
+
 def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
     """Return the mean tokens per step of a method, for a workload in `Kind` (any other counts as chat)."""
+    return math.exp(expected_by_k(calibration, method, k, workload, temperature)[-1].log_tokens)
+
+
+class ExpectedDepth(NamedTuple):
+    """What is expected of drafting to some depth, up to the maximum k.
+
+    Parameters
+    ----------
+    log_tokens
+        Logarithm of the mean tokens per step.
+    sensitivity
+        Its change when that at the maximum k changes by one, if all chances of acceptance change alike.
+    """
+
+    log_tokens: float
+    sensitivity: float
+
+
+@cache
+def expected_by_k(
+    calibration: str, method: Method, k: int, workload: str, temperature: float
+) -> tuple[ExpectedDepth, ...]:
+    """Return what is expected of each depth from 0 to `k`, for a workload in `Kind` (any other counts as chat).
+
+    With a chance s_j that at least j drafts are accepted, tokens per step are 1 + s_1 + ... + s_k; if all conditional
+    chances grow by the same small factor, s_j grows j times as much.
+    """
     if k == 0 or method is Method.BASELINE:
-        return 1.0
+        return (ExpectedDepth(0.0, 1.0),)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
     kind = workload if workload in set(Kind) else Kind.CHAT
     profile = draft_profile(known, method, _config(k), temperature=temperature, kind=kind)
-    if profile.drafted:
-        return 1.0 + sum(profile.accepted)
-    return 1.0 + float(np.cumprod(np.array(profile.accepted) * profile.factor).sum())
+    accepted = np.array(profile.accepted)
+    survival = accepted if profile.drafted else np.cumprod(accepted * profile.factor)
+    tokens = 1.0 + np.concatenate([[0.0], np.cumsum(survival)])
+    growth = np.concatenate([[0.0], np.cumsum(survival * np.arange(1, len(survival) + 1))]) / tokens
+    return tuple(map(ExpectedDepth, np.log(tokens).tolist(), (growth / max(1e-9, growth[-1])).tolist()))
 
 
 def _drafted_per_step(profile: DraftProfile, k: int) -> float:

@@ -33,7 +33,11 @@ _OUTLIER: Final = 3.0
 
 
 Load = tuple[float, float, float, float]
-"""Regressors of step time: 1, requests, thousands of context tokens, hundreds of prompt tokens per step."""
+"""Regressors of step time: 1, requests, thousands of context tokens, hundreds of prompt tokens per step.
+
+Of steps that drafted less than the maximum k, each is multiplied by what the calibration has there over what it has at
+that k, so that one cost holds for all of them.
+"""
 
 
 def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> Load:
@@ -56,8 +60,9 @@ def seconds(cost: StepCost, load: Load) -> float:
     0.0126
     """
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
-    _, requests, context, prompts = load
-    return base_s + per_request_s * requests + per_context_token_s * 1e3 * context + per_prompt_token_s * 1e2 * prompts
+    ones, requests, context, prompts = load
+    first_s = base_s * ones + per_request_s * requests
+    return first_s + per_context_token_s * 1e3 * context + per_prompt_token_s * 1e2 * prompts
 
 
 def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums:
@@ -80,12 +85,14 @@ def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -
     """
     ratio = max(step_s, expected_s) / min(step_s, expected_s)
     weight = min(1.0, _OUTLIER / ratio) / expected_s**2
-    _, requests, context, prompts = load
-    by_requests, by_context, by_prompts, by_s = weight * requests, weight * context, weight * prompts, weight * step_s
-    first = 1.0, math.log(step_s / seconds(prior, load)), weight, by_requests, by_context, by_prompts
-    row = by_requests * requests, by_requests * context, by_requests * prompts
+    ones, requests, context, prompts = load
+    by_ones, by_requests, by_context = weight * ones, weight * requests, weight * context
+    by_prompts, by_s = weight * prompts, weight * step_s
+    first = 1.0, math.log(step_s / seconds(prior, load))
+    row = by_ones * ones, by_ones * requests, by_ones * context, by_ones * prompts
+    second = by_requests * requests, by_requests * context, by_requests * prompts
     rest = by_context * context, by_context * prompts, by_prompts * prompts
-    return *first, *row, *rest, by_s, by_s * requests, by_s * context, by_s * prompts
+    return *first, *row, *second, *rest, by_s * ones, by_s * requests, by_s * context, by_s * prompts
 
 
 def fit_scale(buckets: Mapping[Key, Sums]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -101,3 +102,15 @@ def test_the_present_step_time_grows_with_the_load() -> None:
     model = policy.predictor.backend_models["e"]
     assert model.cost.base_s < present_step_s(model, 1) < present_step_s(model, 64)
     assert present_step_s(model, 0) == present_step_s(model, 1)
+
+
+def test_a_replica_with_a_schedule_is_shown_at_the_k_of_the_batch() -> None:
+    policy, (plain, eagle) = _learned(), _pool(*PARTS)
+    config = {"num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 999, 0]]}
+    policy.forget("e")
+    pool = [plain, replace(eagle, speculative_config=config)]
+    policy.assess(RequestFeatures("m", Endpoint.CHAT), pool)
+    few, many = (belief_of(policy, pool, batch).groups[0].backends[1] for batch in (4.0, 60.0))
+    assert few.tokens_per_step > 1.5
+    assert few.speedup > 1.2
+    assert (many.tokens_per_step, many.speedup) == (1.0, pytest.approx(1.0, rel=0.1))

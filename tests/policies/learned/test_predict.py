@@ -182,6 +182,61 @@ def test_a_request_waits_for_the_prompts_before_it() -> None:
     assert waits[2] < idle.ttft_s + 0.1
 
 
+CONFIG = {"num_speculative_tokens_per_batch_size": [[1, 48, 3], [49, 96, 1], [97, 999, 0]]}
+
+
+def _scheduled(in_flight: int = 0) -> Backend:
+    return replace(_backend(in_flight=in_flight), speculative_config=CONFIG)
+
+
+@pytest.mark.parametrize(("requests", "k"), [(8, 3), (72, 1), (300, 0)])
+def test_a_schedule_sets_the_k_of_the_batch_that_a_request_meets(requests: int, k: int) -> None:
+    shares = Share(50.0, 800.0, 300.0)
+    predictor, fixed = _predictor(), _predictor()
+    met = _predict(predictor, _busy(predictor, _scheduled(), requests, shares))
+    same = _predict(
+        fixed, _busy(fixed, _backend(method=Method.EAGLE3 if k else Method.BASELINE, k=k), requests, shares)
+    )
+    assert met.tokens_per_step == pytest.approx(same.tokens_per_step, rel=0.02)
+    for name in ("step_s", "decode_s", "others_s"):
+        assert getattr(met, name) == pytest.approx(getattr(same, name), rel=0.03)
+
+
+def test_a_schedule_that_never_applies_changes_nothing() -> None:
+    never = {"num_speculative_tokens_per_batch_size": [[1, 900, 3], [901, 999, 0]]}
+    shares = Share(50.0, 800.0, 300.0)
+    one, other = _predictor(), _predictor()
+    plain = _predict(one, _busy(one, _backend(), 20, shares))
+    unused = _predict(other, _busy(other, replace(_backend(), speculative_config=never), 20, shares))
+    for name in ("ttft_s", "decode_s", "others_s", "step_s", "tokens_per_step"):
+        assert getattr(unused, name) == pytest.approx(getattr(plain, name))
+
+
+def test_joining_where_k_falls_delays_all_others_by_the_tokens_that_they_lose() -> None:
+    shares = Share(50.0, 800.0, 300.0)
+    config = {"num_speculative_tokens_per_batch_size": [[1, 32, 3], [33, 999, 0]]}
+    backend = replace(_backend(), speculative_config=config)
+
+    def per_request_s(requests: int) -> float:
+        predictor = _predictor()
+        busy = _busy(predictor, backend, requests, shares)
+        return _predict(predictor, busy, replace(REQUEST, prompt_tokens=1)).others_s / requests
+
+    assert per_request_s(32) > 3 * per_request_s(12)
+    assert per_request_s(32) > 3 * per_request_s(70)
+
+
+def test_adaptive_verification_is_expected_to_verify_less_in_larger_batches() -> None:
+    shares, predictor, eager = Share(50.0, 800.0, 300.0), _predictor(), _predictor()
+    backend = _backend(method=Method.DSPARK, k=7)
+    adaptive = replace(backend, speculative_config={"enable_adaptive_verification": True})
+    alone, beside = _predict(predictor, adaptive), _predict(predictor, _busy(predictor, adaptive, 128, shares))
+    fixed = _predict(eager, _busy(eager, backend, 128, shares))
+    assert beside.tokens_per_step < 0.9 * alone.tokens_per_step
+    assert beside.step_s < 0.8 * fixed.step_s
+    assert beside.decode_s < fixed.decode_s
+
+
 def _prediction(ttft_s: float, step_s: float, others_s: float = 0.0) -> Prediction:
     return Prediction(ttft_s, 100 * step_s, others_s, step_s, 100.0, 2.0, 200.0, 500.0, 400.0, 3)
 
