@@ -10,6 +10,10 @@ from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.drafting.script import BLOCK_TOKENS
 from backends.speculation import Method
 
+_MODELLESS = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
+_BLOCKS = frozenset({Method.DSPARK, Method.DFLASH})
+"""Methods that draft all k tokens together, in vLLM whatever the schedule says."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParameters:
@@ -29,6 +33,12 @@ class EngineParameters:
         Blocks of 16 tokens in the KV cache.
     prefix_caching
         Whether requests share the blocks of common prefixes.
+    least_passes
+        Passes of the drafter in a step for which the schedule drafts fewer tokens: a draft model runs once even for
+        none, to keep its cache, and a drafter of blocks always drafts k.
+    adaptive
+        Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
+        `enable_adaptive_verification`.
 
     Examples
     --------
@@ -48,6 +58,8 @@ class EngineParameters:
     max_model_len: int = 131_072
     kv_blocks: int = 16_384
     prefix_caching: bool = True
+    least_passes: int = 0
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:
@@ -70,9 +82,13 @@ class EngineParameters:
         Raises
         ------
         ValueError
-            If the calibration does not have the method, or the schedule of k is invalid.
+            If the calibration does not have the method, the schedule of k is invalid, or the method has no confidence
+            to adapt to.
         """
         config = speculative_config or {}
+        adaptive = bool(config.get("enable_adaptive_verification"))
+        if adaptive and method in _MODELLESS:
+            raise ValueError(f"enable_adaptive_verification needs a method with a draft model, not {method!s}")
         k = draft_tokens(method, config)
         drafting = calibration.method(method).drafting
         if config.get("parallel_drafting"):
@@ -89,6 +105,8 @@ class EngineParameters:
             max_model_len=max_model_len or limits.max_model_len,
             kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
             prefix_caching=prefix_caching,
+            least_passes=k if method in _BLOCKS else int(method not in _MODELLESS),
+            adaptive=adaptive,
         )
 
 

@@ -19,8 +19,16 @@ from benchmarks.calibration.play import Played
 
 Floats = npt.NDArray[np.float64]
 
-STEP = ("base_s", "per_token_below_knee_s", "per_token_above_knee_s", "per_context_token_s", "speculation_overhead_s")
-DRAFT = ("base_s", "per_pass_s", "per_request_s")
+STEP = (
+    "base_s",
+    "per_token_below_knee_s",
+    "per_token_above_knee_s",
+    "per_request_s",
+    "per_context_token_s",
+    "no_graph_s",
+    "speculation_overhead_s",
+)
+DRAFT = ("base_s", "per_pass_s", "per_request_s", "adaptive_s")
 """Parameters in the order of `play.FEATURES`."""
 
 Name = tuple[Method | None, str]

@@ -250,16 +250,19 @@ class _Simulation:
             steps = np.ones(output_tokens, np.int32), drafted
             script = Script(request.prompt_tokens, output_tokens, *steps, tuple(request.prefix_blocks))
             return self._fleet.submit_script(replica, script, self._now_s)
+        kind = request.features.workload or "chat"
         if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
             known = request.script(one.method, self._replicas[replica].parameters.k, one.config)
             if known is not None:
-                return self._fleet.submit_script(replica, known, self._now_s)
+                return self._fleet.submit_script(
+                    replica, known, self._now_s, kind=kind, temperature=request.features.temperature
+                )
         return self._fleet.submit(
             replica,
             request.prompt_tokens,
             request.output_tokens,
             self._now_s,
-            kind=request.features.workload or "chat",
+            kind=kind,
             temperature=request.features.temperature,
             prefix_blocks=request.prefix_blocks,
         )
