@@ -72,6 +72,7 @@ def fit(
     cases: Sequence[Case],
     free: Sequence[Name],
     play: Callable[[Case, Calibration], Played],
+    rounds: int = OUTER,
 ) -> Calibration:
     """Return the calibration with the `free` parameters fitted to the measurements of `cases`.
 
@@ -83,8 +84,10 @@ def fit(
         Parameters to fit; their initial values must be positive.
     play
         Function that plays a case.
+    rounds
+        How often the cases are played; once is enough where the order of steps does not depend on their durations.
     """
-    for _ in range(OUTER):
+    for _ in range(rounds):
         played = {id(case): play(case, calibration) for case in cases}
         values = np.array([_value(calibration, name) for name in free])
         observations = _observations(calibration, cases, free, played)

@@ -93,7 +93,7 @@ def tables(reported: Sequence[Row], all_rows: Sequence[Row], left_out: Sequence[
     left_out
         Rows of adaptive verification, by calibrations fitted without it.
     """
-    return _throughput(reported, left_out) + "\n\n" + _crossings(crossings([*all_rows]))
+    return _throughput(reported, left_out) + "\n\n" + _crossings(crossings(all_rows))
 
 
 def _throughput(reported: Sequence[Row], left_out: Sequence[Row]) -> str:
@@ -106,7 +106,8 @@ def _throughput(reported: Sequence[Row], left_out: Sequence[Row]) -> str:
         figures = [row for row in rows if row.quantity == "output_tok_s"]
         for source in (*sorted({row.group.source for row in figures}), "all"):
             errors = [abs(row.error) for row in figures if source in ("all", row.group.source)]
-            lines.append(f"| {source} | {fitted_on} | {len(errors)} | {median(errors):.1%} | {max(errors):.0%} |")
+            if errors:
+                lines.append(f"| {source} | {fitted_on} | {len(errors)} | {median(errors):.1%} | {max(errors):.0%} |")
     return "\n".join(lines)
 
 
@@ -116,7 +117,7 @@ def _crossings(found: Sequence[Crossing]) -> str:
         "|---|---|---|---|---|",
         f"| *aim* | | <= {AIMS[1]} | | |",
     ]
-    for source in (*sorted({each.group.source for each in found}), "all"):
+    for source in (*sorted({each.group.source for each in found}), "all") if found else ():
         factors = [each.factor for each in found if source in ("all", each.group.source)]
         within = sum(factor <= AIMS[1] for factor in factors)
         lines.append(

@@ -118,7 +118,7 @@ def without_adaptive(cases: Sequence[Case], texts: Texts) -> list[Row]:
         free = [parameter for parameter in FREE[name] if parameter[1] != "adaptive_s"]
         calibration = without_overhead(setup(name))
         others = [case for case in of_setup if not case.is_adaptive]
-        calibration = fit(calibration, others, free, lambda case, changed: played(case, changed, texts))
+        calibration = fit(calibration, others, free, lambda case, changed: played(case, changed, texts), rounds=1)
         for case in of_setup:
             if case.is_adaptive:
                 figures = {id(case): played(case, calibration, texts).figures}
