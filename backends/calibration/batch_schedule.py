@@ -73,8 +73,11 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
         step.base_s
         + step.per_token_below_knee_s * below
         + step.per_token_above_knee_s * (tokens - below)
+        + step.per_request_s * batches
         + step.per_context_token_s * context
     )
+    if step.graph_tokens:
+        verify_s += np.where(tokens > step.graph_tokens, step.no_graph_s, 0.0)
     drafting_s: Floats | float = 0.0
     if passes := max(parameters.least_passes, k):
         passes = 1 if drafting.parallel else passes

@@ -67,8 +67,9 @@ class _Sourced(BaseModel):
 class StepTime(_Sourced):
     """Time of one step, without drafting.
 
-    base + below_knee * min(tokens, knee) + above_knee * max(0, tokens - knee) + per_context_token * context + overhead;
-    a step that drafts takes `speculation_overhead_s` more.
+    base + below_knee * min(tokens, knee) + above_knee * max(0, tokens - knee) + per_request * requests that get tokens
+    + per_context_token * context + overhead. A step that drafts takes `speculation_overhead_s` more, and one with more
+    than `graph_tokens`, the size of the largest captured graph, `no_graph_s` (0 tokens: no limit is known).
     """
 
     base_s: Seconds
@@ -78,13 +79,17 @@ class StepTime(_Sourced):
     per_context_token_s: Seconds
     overhead_s: Seconds
     speculation_overhead_s: Seconds = 0.0
+    per_request_s: Seconds = 0.0
+    graph_tokens: int = Field(default=0, ge=0)
+    no_graph_s: Seconds = 0.0
 
 
 class Drafting(_Sourced):
     """Time that drafting adds to a step.
 
     base + per_pass * passes + verify_share * verify + passes * (per_request * drafting requests
-    + per_context_token * their context); passes is k, or 1 if all positions are drafted in parallel.
+    + per_context_token * their context); passes is k, or 1 if all positions are drafted in parallel. A step
+    of adaptive verification takes `adaptive_s` more.
     """
 
     base_s: Seconds = 0.0
@@ -92,6 +97,7 @@ class Drafting(_Sourced):
     per_request_s: Seconds = 0.0
     per_context_token_s: Seconds = 0.0
     verify_share: Share = 0.0
+    adaptive_s: Seconds = 0.0
     parallel: bool = False
 
 
@@ -122,11 +128,16 @@ class Acceptance(_Sourced):
         Standard deviation between requests of the logits of these probabilities.
     progress
         Change of the logits over an answer; None if none was measured.
+    confidence_window
+        What adaptive verification knows of a draft token before it is verified. Each token has a hardness, uniform in
+        [0, 1), and is accepted if this is below its rate; the engine knows it to within a window of this width, at a
+        random place. None: it knows the rates alone.
     """
 
     by_position: tuple[Rate, ...] = Field(min_length=1)
     request_spread: float = Field(ge=0)
     progress: Progress | None = None
+    confidence_window: float | None = Field(default=None, gt=0)
 
 
 class MethodCalibration(BaseModel):

@@ -28,6 +28,8 @@ class DraftProfile:
         Standard deviation between requests of the logits of both.
     factor
         Factor of the acceptance probabilities, applied after the shift of their logits.
+    confidence_window
+        See `Acceptance.confidence_window`; 0 for None.
     progress
         Output tokens, and shifts of the logits at these; linear between them, constant beyond.
     """
@@ -36,6 +38,7 @@ class DraftProfile:
     drafted: tuple[float, ...] = ()
     request_spread: float = 0.0
     factor: float = 1.0
+    confidence_window: float = 0.0
     progress: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
 
 
@@ -85,5 +88,6 @@ def draft_profile(
         rates,
         request_spread=acceptance.request_spread,
         factor=calibration.temperature.factor(temperature),
+        confidence_window=acceptance.confidence_window or 0.0,
         progress=(progress.output_tokens, progress.logit_shifts) if progress else ((), ()),
     )

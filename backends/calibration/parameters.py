@@ -37,6 +37,9 @@ class EngineParameters:
         Blocks of 16 tokens in the KV cache.
     prefix_caching
         Whether requests share the blocks of common prefixes.
+    adaptive
+        Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
+        `enable_adaptive_verification`.
 
     Examples
     --------
@@ -57,6 +60,7 @@ class EngineParameters:
     max_model_len: int = 131_072
     kv_blocks: int = 16_384
     prefix_caching: bool = True
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:
@@ -79,9 +83,13 @@ class EngineParameters:
         Raises
         ------
         ValueError
-            If the calibration does not have the method, or the schedule of k is invalid.
+            If the calibration does not have the method, the schedule of k is invalid, or the method has no confidence
+            to adapt to.
         """
         config = speculative_config or {}
+        adaptive = bool(config.get("enable_adaptive_verification"))
+        if adaptive and method in _MODELLESS:
+            raise ValueError(f"enable_adaptive_verification needs a method with a draft model, not {method!s}")
         drafts = draft_schedule(method, config)
         drafting = calibration.method(method).drafting
         if config.get("parallel_drafting"):
@@ -98,4 +106,5 @@ class EngineParameters:
             max_model_len=max_model_len or limits.max_model_len,
             kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
             prefix_caching=prefix_caching,
+            adaptive=adaptive,
         )

@@ -47,7 +47,8 @@ class Work:
     kind
         Kind of text, one of `backends.calibration.calibration.Kind`.
     prompt_tokens, output_tokens
-        Mean lengths, for scripts without a text; `spread` is the standard deviation of their logarithms.
+        Mean lengths, for scripts without a text; `spread` is the standard deviation of their logarithms, of outputs
+        `output_spread` if that is given.
     texts
         Name of a collection of real texts (see `texts`), for methods that draft from the text.
     shared
@@ -58,6 +59,7 @@ class Work:
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     spread: float = 0.5
+    output_spread: float | None = None
     texts: str | None = None
     shared: float = 0.0
 
@@ -121,6 +123,11 @@ class Case:
     def is_baseline(self) -> bool:
         """Whether the other runs of its group are compared with it."""
         return self.method is Method.BASELINE
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the engine chooses how many drafts to verify."""
+        return bool(self.config.get("enable_adaptive_verification"))
 
 
 @dataclass(frozen=True, slots=True)

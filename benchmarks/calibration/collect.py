@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.calibration import facts, specforge, transcribed, vllm_metrics
+from benchmarks.calibration import facts, specforge, sweeps, transcribed, vllm_metrics
 from benchmarks.calibration.cases import Collected
 
 
@@ -22,4 +22,5 @@ def collect(facts_folder: Path, data: Path) -> Collected:
     collected += transcribed.read(data / "transcribed")
     collected += vllm_metrics.read(data / "vllm012_metrics")
     collected += specforge.read(data / "specforge_bundle" / "data.json")
+    collected += sweeps.read()
     return collected

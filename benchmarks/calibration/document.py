@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from math import isnan
 
+from benchmarks.calibration import held_out
 from benchmarks.calibration.arithmetic import Row, Summary, summarize
 from benchmarks.calibration.cases import Figure, LeftOut
 from benchmarks.calibration.run import Report
@@ -52,6 +53,15 @@ within 5% of the fastest. Ratios between different sweeps are no more accurate t
 that repeated its runs (Apertus).
 """
 
+_HELD_OUT = """\
+Tokens per second are predicted twice for figures that nothing was fitted on: at other concurrencies than those fitted \
+on, for all methods; and for adaptive verification at every concurrency by step times fitted anew to the runs without \
+speculation and with a fixed k. The crossing point is the concurrency from which on a method is slower than none, \
+interpolated between those measured; the calibrations were fitted on every second one. Curves that cross in neither or \
+that never pay are left out.
+
+"""
+
 _COPIED = """\
 The calibrations were made from the memory figures and from the fall of acceptance with temperature, so these rows \
 only check that nothing was mistyped. The costs on Qwen3-1.7B were not used for any calibration; the simulated values \
@@ -79,6 +89,7 @@ def document(report: Report, figures: Sequence[Figure], left_out: Sequence[LeftO
         _INTRODUCTION.format(figures=counted),
         "## Speedup over the baseline\n\n" + _summaries(report),
         f"![Simulated against measured speedup]({plot})",
+        "## Held out: tokens per second, and where speculation stops paying\n\n" + _HELD_OUT + _held_out(report),
         closing,
         "## By source\n\n" + _by(report, lambda row: row.group.source),
         "## By setup\n\n" + _by(report, lambda row: row.group.setup),
@@ -93,7 +104,12 @@ def document(report: Report, figures: Sequence[Figure], left_out: Sequence[LeftO
 def terminal(report: Report) -> str:
     """Return the summary tables."""
     by_source, by_setup = (_by(report, key) for key in (lambda row: row.group.source, lambda row: row.group.setup))
-    return "\n\n".join((_summaries(report), by_source, by_setup))
+    return "\n\n".join((_summaries(report), _held_out(report), by_source, by_setup))
+
+
+def _held_out(report: Report) -> str:
+    reported = [row for row in report.rows if row.part == "report"]
+    return held_out.tables(reported, report.rows, report.left_out)
 
 
 def _summaries(report: Report) -> str:

@@ -19,8 +19,16 @@ from benchmarks.calibration.play import Played
 
 Floats = npt.NDArray[np.float64]
 
-STEP = ("base_s", "per_token_below_knee_s", "per_token_above_knee_s", "per_context_token_s", "speculation_overhead_s")
-DRAFT = ("base_s", "per_pass_s", "per_request_s")
+STEP = (
+    "base_s",
+    "per_token_below_knee_s",
+    "per_token_above_knee_s",
+    "per_request_s",
+    "per_context_token_s",
+    "no_graph_s",
+    "speculation_overhead_s",
+)
+DRAFT = ("base_s", "per_pass_s", "per_request_s", "adaptive_s")
 """Parameters in the order of `play.FEATURES`."""
 
 Name = tuple[Method | None, str]
@@ -64,6 +72,7 @@ def fit(
     cases: Sequence[Case],
     free: Sequence[Name],
     play: Callable[[Case, Calibration], Played],
+    rounds: int = OUTER,
 ) -> Calibration:
     """Return the calibration with the `free` parameters fitted to the measurements of `cases`.
 
@@ -75,8 +84,10 @@ def fit(
         Parameters to fit; their initial values must be positive.
     play
         Function that plays a case.
+    rounds
+        How often the cases are played; once is enough where the order of steps does not depend on their durations.
     """
-    for _ in range(OUTER):
+    for _ in range(rounds):
         played = {id(case): play(case, calibration) for case in cases}
         values = np.array([_value(calibration, name) for name in free])
         observations = _observations(calibration, cases, free, played)

@@ -16,7 +16,10 @@ from benchmarks.calibration.cases import Case, Closed
 
 Floats = npt.NDArray[np.float64]
 
-FEATURES = ("base", "below", "above", "context", "speculation", "draft_base", "draft_pass", "draft_request")
+FEATURES = (
+    *("base", "below", "above", "request", "context", "no_graph", "speculation"),
+    *("draft_base", "draft_pass", "draft_request", "adaptive"),
+)
 """Coefficients of the parameters of a step's time; see `features`."""
 
 
@@ -32,9 +35,9 @@ class Played:
         `tokens_per_step`; `emitted_at_positions`, the mean over requests of the tokens emitted by a step starting at
         each output position (not only at those where a step does start, so that a long copy counts many times).
     features
-        Totals of `FEATURES` over the run, shape (8,).
+        Totals of `FEATURES` over the run, shape (11,).
     decode_features
-        The same, with each step counted once per request that gets a later chunk from it, shape (8,).
+        The same, with each step counted once per request that gets a later chunk from it, shape (11,).
     busy_s, decode_s
         The corresponding seconds.
     """
@@ -76,17 +79,21 @@ def features(step: Step, parameters: EngineParameters) -> list[float]:
     """
     below = min(step.batch_tokens, parameters.step.knee_tokens)
     drafts = float(parameters.k > 0 and any(emission.drafted for emission in step.emissions))
-    emitting = len(step.emissions) if step.k else 0
-    passes = (1 if parameters.drafting.parallel else step.k) * (emitting > 0)
+    drafted = max(step.k, parameters.least_passes)
+    emitting = len(step.emissions) if drafted else 0
+    passes = (1 if parameters.drafting.parallel else drafted) * (emitting > 0)
     return [
         1.0,
         below,
         step.batch_tokens - below,
+        len(step.emissions),
         step.context_tokens,
+        float(0 < parameters.step.graph_tokens < step.batch_tokens),
         max(drafts, float(emitting > 0)),
         float(emitting > 0),
         passes,
         passes * emitting,
+        float(parameters.adaptive and any(emission.drafted for emission in step.emissions)),
     ]
 
 

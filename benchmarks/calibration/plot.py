@@ -21,6 +21,9 @@ _STYLE = {
     "vllm-0.19-lab": ("#CC79A7", "D", "vLLM 0.19 lab"),
     "vllm-0.12-guide": ("#009E73", "P", "vLLM 0.12 guide"),
     "sd-illusion": ("#E69F00", "X", "arXiv 2601.11580"),
+    "vllm-52362": ("#56B4E9", "v", "DSpark on MI350X"),
+    "vllm-blog-2026-08": ("#000000", "<", "DSpark on B300"),
+    "infera-74": ("#F0E442", ">", "DSpark on MI355X"),
 }
 _TICKS = (0.2, 0.5, 1, 2, 4)
 

@@ -83,7 +83,8 @@ def _lengths(work: Work, texts: Texts, count: int) -> list[tuple[int, int]]:
         pairs = texts.get(work.texts)
         return [(len(pairs[index % len(pairs)][0]), len(pairs[index % len(pairs)][1])) for index in range(count)]
     rng = np.random.default_rng(5)
-    sizes = np.exp(work.spread * rng.standard_normal((count, 2)) - work.spread**2 / 2)
+    spreads = np.array([work.spread, work.spread if work.output_spread is None else work.output_spread])
+    sizes = np.exp(spreads * rng.standard_normal((count, 2)) - spreads**2 / 2)
     sizes /= sizes.mean(axis=0)  # keep the source's means exactly
     return [
         (max(1, round(work.prompt_tokens * prompt)), max(2, round(work.output_tokens * output)))

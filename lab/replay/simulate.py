@@ -300,16 +300,19 @@ class _Simulation:
         tree = self._trees.get(replica)
         if tree is not None and (warm := request.warm_script(tree)) is not None:
             return self._fleet.submit_script(replica, warm, self._now_s)
+        kind = request.features.workload or "chat"
         if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
             known = request.script(one.method, self._replicas[replica].parameters.k, one.config)
             if known is not None:
-                return self._fleet.submit_script(replica, known, self._now_s)
+                return self._fleet.submit_script(
+                    replica, known, self._now_s, kind=kind, temperature=request.features.temperature
+                )
         return self._fleet.submit(
             replica,
             request.prompt_tokens,
             request.output_tokens,
             self._now_s,
-            kind=request.features.workload or "chat",
+            kind=kind,
             temperature=request.features.temperature,
             prefix_blocks=request.prefix_blocks,
         )

@@ -9,11 +9,12 @@ import pytest
 
 from backends.calibration.calibration import Calibration, load_calibration
 from backends.speculation import Method
-from benchmarks.calibration import facts
+from benchmarks.calibration import facts, sweeps
 from benchmarks.calibration.arithmetic import Row, choice, rows_of, summarize
 from benchmarks.calibration.cases import Case, Closed, Figure, Given, Group, LeftOut, Work, geometric_survival, parts
 from benchmarks.calibration.document import as_csv, document
 from benchmarks.calibration.fit import as_yaml, fit
+from benchmarks.calibration.held_out import crossing_point, crossings, tables
 from benchmarks.calibration.play import Played, play
 from benchmarks.calibration.run import Report, compare
 from benchmarks.calibration.scripts import can_be_played, given_steps, scripts
@@ -43,6 +44,44 @@ def test_groups_of_a_setup_alternate_between_the_parts() -> None:
         "fit", "report", "fit", "report", "fit"
     ]  # fmt: skip
     assert divided[alone] == "fit"
+
+
+def curve(measured: dict[int, float], simulated: dict[int, float]) -> list[Row]:
+    return [row("eagle", measured[load], simulated[load], GROUP._replace(load=str(load))) for load in measured]
+
+
+def test_crossing_points_are_interpolated_and_compared() -> None:
+    assert crossing_point([1, 4, 16], [2.0, 1.25, 0.8]) == pytest.approx(8.0)
+    assert crossing_point([1, 4, 16], [0.9, 1.1, 0.5]) == pytest.approx(4 * 4 ** (np.log(1.1) / np.log(1.1 / 0.5)))
+    assert crossing_point([1, 4, 16], [0.9, 0.8, 0.5]) == 1
+    assert crossing_point([1, 4, 16], [0.9, 0.8, 1.0]) is None
+    crossing = {1: 2.0, 4: 1.25, 16: 0.8}
+    [found] = crossings(curve(crossing, {1: 2.0, 4: 1.5, 16: 1.1}))
+    assert (found.measured, found.simulated, found.factor) == (pytest.approx(8.0), None, pytest.approx(2.0))
+    assert crossings(curve({1: 2.0, 4: 1.5, 16: 1.1}, {1: 1.2, 4: 1.5, 16: 1.1})) == [], "both pay throughout"
+    assert crossings(curve({1: 2.0, 16: 0.8}, {1: 2.0, 16: 0.9})) == [], "two points are no curve"
+
+
+def test_held_out_errors_are_those_of_what_was_not_fitted() -> None:
+    reported = [Row("report", GROUP, "eagle", "output_tok_s", 100.0, simulated, given=False) for simulated in (90, 105)]
+    left_out = [Row("report", GROUP, "dspark k<=7", "output_tok_s", 100.0, 80.0, given=False)]
+    lines = tables(reported, curve({1: 2.0, 4: 1.25, 16: 0.8}, {1: 2.0, 4: 1.0, 16: 0.8}), left_out).splitlines()
+    assert "| made-up | other concurrencies | 2 | 7.5% | 10% |" in lines
+    assert "| made-up | no speculation and fixed k | 1 | 20.0% | 20% |" in lines
+    assert "| all | 1 | 2.00 | 0 of 1 | 2.00 |" in lines
+
+
+def test_sweeps_have_the_figures_of_their_sources() -> None:
+    collected = sweeps.read()
+    found = {(case.group.source, case.group.load, case.label): case for case in collected.cases}
+    adaptive = found["vllm-52362", "256", "dspark k<=7"]
+    assert (adaptive.config, adaptive.measured) == (
+        {"num_speculative_tokens": 7, "enable_adaptive_verification": True},
+        {"output_tok_s": 13324.67},
+    )
+    assert found["infera-74", "64", "dspark k=7"].config == {"num_speculative_tokens": 7}
+    assert {"vllm-52362", "vllm-blog-2026-08", "infera-74"} == {case.group.source for case in collected.cases}
+    assert [entry.source for entry in collected.left_out] == ["infera-74"]
 
 
 @pytest.mark.parametrize(("accepted", "k"), [(0.0, 3), (0.4, 1), (1.08, 5), (4.9, 5)])
@@ -221,6 +260,6 @@ def test_a_table_becomes_a_page(tmp_path: Path) -> None:
 def test_rows_without_a_licence_show_only_their_errors() -> None:
     group = GROUP._replace(source="vllm012")
     kept = row("eagle k=3", 1.2345, 1.3, group)
-    page = document(Report([kept], [kept]), [], [], "", "p.png")
+    page = document(Report([kept], [kept], []), [], [], "", "p.png")
     assert "| report | vllm012 | chat | 4 | eagle k=3 | speedup |  |  | +5% |" in page
     assert "1.234" not in page

@@ -28,6 +28,8 @@ def step_s(
 
     Parameters
     ----------
+    k
+        Tokens drafted for each request.
     requests
         Those that get tokens.
     drafted
@@ -36,7 +38,9 @@ def step_s(
     step, drafting = parameters.step, parameters.drafting
     below = min(tokens, step.knee_tokens)
     verify_s = step.base_s + step.per_token_below_knee_s * below + step.per_token_above_knee_s * (tokens - below)
-    verify_s += step.per_context_token_s * context_tokens
+    verify_s += step.per_request_s * requests + step.per_context_token_s * context_tokens
+    if 0 < step.graph_tokens < tokens:
+        verify_s += step.no_graph_s
     drafting_s = 0.0
     passes = max(parameters.least_passes, k)
     if passes and requests:

@@ -98,7 +98,7 @@ class Fleet:
         self._next_id = 0
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
-        self._profile(DraftProfile())  # profile 0: of requests with a script, which never use it
+        self._profile(DraftProfile())  # profile 0: of requests with a script, where verification does not adapt
 
     def submit(
         self,
@@ -134,14 +134,20 @@ class Fleet:
         profile = self._profile_for(replica, kind, temperature)
         return self._enqueue(replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks)
 
-    def submit_script(self, replica: int, script: Script, arrived_s: float) -> int:
-        """Queue a request with a known script and return its id; see `submit`."""
+    def submit_script(
+        self, replica: int, script: Script, arrived_s: float, *, kind: str = "chat", temperature: float = 0.0
+    ) -> int:
+        """Queue a request with a known script and return its id; see `submit`.
+
+        What its acceptance depends on matters only to adaptive verification, which acts on expectations.
+        """
         rows = (script.emitted, script.drafted)
         steps_at = self._steps.put(*(np.asarray(row, np.int16) for row in rows))
         self._state = self._state._replace(steps=self._steps.data)
+        profile = self._profile_for(replica, kind, temperature) if self.replicas[replica].parameters.adaptive else 0
         try:
             return self._enqueue(
-                replica, script.prompt_tokens, script.output_tokens, arrived_s, 0, steps_at, script.prefix_blocks
+                replica, script.prompt_tokens, script.output_tokens, arrived_s, profile, steps_at, script.prefix_blocks
             )
         except ValueError:
             self._steps.give_back(steps_at, 2 * script.output_tokens)
@@ -215,7 +221,7 @@ class Fleet:
             batch["output"] - batch["sent"],
         )
         emissions = list(map(Emission._make, np.stack(columns, axis=1)[tokens > 0].tolist()))
-        names = ("step_k", "batch_tokens", "context_tokens")
+        names = ("drafted_k", "batch_tokens", "context_tokens")
         return Step(float(record["step_s"]), emissions, admitted, *(int(record[name]) for name in names))
 
     def cancel(self, request_id: int) -> None:
@@ -313,8 +319,8 @@ class Fleet:
     def _complete(self, slot: int) -> Completion:
         """Return the completion of a request that has left its replica, and free its slot."""
         (identity, arrived_s, first_s, ended_s, _key, _odds, steps_at, blocks_at, prefix_blocks, _published, _shared,
-         replica, _profile, prompt, output, _sent, _computed, _held, _granted, _following, _looked_up, cached, steps,
-         drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
+         replica, _profile, prompt, output, _sent, _computed, _held, _granted, _verified, _following, _looked_up,
+         cached, steps, drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
         if steps_at != NONE:
             self._steps.give_back(steps_at, 2 * output)
         if blocks_at != NONE:
@@ -370,6 +376,7 @@ class Fleet:
         knots = len(profile.progress[0])
         entry = np.zeros(1, PROFILE)
         entry["factor"], entry["spread"] = profile.factor, profile.request_spread
+        entry["window"] = profile.confidence_window
         entry["always"], entry["knots"] = not profile.drafted, knots
         progress = np.zeros((row + 1, 2, max(knots, state.progress.shape[2])))
         progress[:-1, :, : state.progress.shape[2]] = state.progress

@@ -368,6 +368,133 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
 
 
 @compiled
+def _confidence(state: State, request: Record, position: int, chance: float, accepted: int) -> float:
+    """Return the engine's confidence that a draft token is accepted if those before it are.
+
+    The engine knows the token's hardness to within a window; see `Acceptance.confidence_window`.
+
+    Parameters
+    ----------
+    position
+        Place of the token in the draft.
+    chance
+        Probability that it is accepted.
+    accepted
+        How many tokens of the draft the script accepts; NONE if the request has no script.
+    """
+    window = state.profiles[request.profile].window
+    if window == 0.0:
+        return chance
+    number = 2 * (request.sent + position)
+    hardness = _uniform(request.key, number)
+    if position < accepted:
+        hardness *= chance
+    elif position == accepted:
+        hardness = chance + hardness * (1.0 - chance)
+    phase = _uniform(request.key, number + 1)
+    low = (math.floor(hardness / window + phase) - phase) * window
+    high = min(1.0, low + window)
+    low = max(0.0, low)
+    if chance <= low:
+        return 0.0
+    return min(1.0, (chance - low) / (high - low))
+
+
+@compiled
+def _chance(state: State, request: Record, position: int, odds: float) -> float:
+    """Return the probability that the draft token at a position is accepted if those before it are."""
+    rate = state.accepted[request.profile, position]
+    return float(rate * odds * state.profiles[request.profile].factor / (1.0 - rate + rate * odds))
+
+
+@compiled
+def _profiled_s(replica: Record, tokens: int) -> float:
+    """Return the seconds in which the engine expects to verify `tokens`, measured at its start on dummy requests."""
+    below = min(tokens, replica.knee_tokens)
+    requests = min(tokens, replica.max_num_seqs)
+    expected_s = (
+        replica.base_s
+        + replica.per_token_below_knee_s * below
+        + replica.per_token_above_knee_s * (tokens - below)
+        + (replica.per_request_s + replica.per_context_token_s * replica.profiled_context) * requests
+    )
+    if replica.graph_tokens and tokens > replica.graph_tokens:
+        expected_s += replica.no_graph_s
+    return float(expected_s)
+
+
+@compiled
+def _rank_drafts(
+    state: State, replica: Record, batch: npt.NDArray[np.int32], survival: Floats, ranked: Floats
+) -> tuple[int, int, int]:
+    """Fill in how probably each draft token survives, by request, shape (running, k), and of all in descending order.
+
+    Returns
+    -------
+    count, tokens, emitting
+        Drafts ranked; the other tokens of the step; requests that get a token.
+    """
+    count = tokens = emitting = 0
+    for column in range(replica.running):
+        request = state.requests[batch[column]]
+        rest = request.prompt + request.sent - request.computed
+        request.verified = 0
+        scheduled = max(0, request.granted - rest)
+        tokens += request.granted - scheduled
+        if not request.granted:
+            continue
+        emitting += request.granted >= rest
+        accepted, odds = NONE, request.odds
+        if request.steps_at != NONE:
+            accepted, odds = state.steps[request.steps_at + request.sent] - 1, 1.0
+        if scheduled and state.profiles[request.profile].knots:
+            odds *= math.exp(_shift(state.profiles, state.progress, request.profile, request.sent))
+        survives = 1.0
+        for position in range(scheduled):
+            survives *= _confidence(state, request, position, _chance(state, request, position, odds), accepted)
+            survival[column, position] = survives
+            ranked[count] = -survives
+            count += 1
+    ranked[:count].sort()
+    for place in range(count):
+        ranked[place] *= -1.0
+    return count, tokens, emitting
+
+
+@compiled
+def _choose_verified(state: State, replica: Record, batch: npt.NDArray[np.int32]) -> None:
+    """Choose how many draft tokens of each request are verified, as vLLM's adaptive verification does.
+
+    Draft tokens are ranked by the probability that they survive. Of those in front, as many are verified as give the
+    most expected tokens per second of the step.
+    """
+    survival, ranked = np.zeros((replica.running, replica.k)), np.empty(replica.running * replica.k)
+    count, tokens, emitting = _rank_drafts(state, replica, batch, survival, ranked)
+    passes = 1 if replica.parallel else replica.k
+    draft_s = replica.draft_base_s + passes * (replica.draft_per_pass_s + replica.draft_per_request_s * replica.running)
+    expected, budget = float(emitting), 0
+    most = expected / (draft_s + _profiled_s(replica, tokens))
+    for admitted in range(1, count + 1):
+        expected += ranked[admitted - 1]
+        per_second = expected / (draft_s + _profiled_s(replica, tokens + admitted))
+        if per_second > most:
+            most, budget = per_second, admitted
+    if not budget:
+        return
+    least = ranked[budget - 1]
+    equal = budget - np.sum(ranked[:budget] > least)  # how many that survive as probably as the last one still fit
+    for column in range(replica.running):
+        request = state.requests[batch[column]]
+        scheduled = request.granted - (request.prompt + request.sent - request.computed)
+        while request.verified < scheduled:
+            survives = survival[column, request.verified]
+            if survives < least or (survives == least and not equal):
+                break
+            equal -= survives == least
+            request.verified += 1
+
+
+@compiled
 def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
     """Schedule and run one iteration if there is anything to run; return the number of used entries of `finished`."""
     replica = state.replicas[number]
@@ -388,9 +515,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
     replica.finished += replica.running - stay
     replica.running = stay
 
-    k = replica.k
-    if replica.schedule:
-        k = state.schedules[number, min(stay, replica.schedule - 1)]
+    k = replica.drafted_k
 
     # Grant tokens to the requests in the batch, oldest first; preempt the newest ones if blocks run out.
     budget = replica.max_num_batched_tokens
@@ -432,13 +557,16 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         _admit(state, replica, batch, budget)
     if not replica.running:
         return ended
+    if replica.adaptive and k:
+        _choose_verified(state, replica, batch)
 
-    batch_tokens = context_tokens = emitting = firsts = drafted_tokens = 0
+    batch_tokens = context_tokens = scheduled = emitting = firsts = drafted_tokens = 0
     for column in range(replica.running):
         request = state.requests[batch[column]]
         granted = request.granted
         if granted == 0:
             continue
+        scheduled += 1
         batch_tokens += granted
         context_tokens += request.computed
         rest = request.prompt + request.sent - request.computed
@@ -451,8 +579,12 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         drafted = granted - rest
         tokens = 1
         if drafted:
+            verified = drafted
+            if replica.adaptive:
+                verified = request.verified
+                batch_tokens -= drafted - verified
             if request.steps_at != NONE:
-                tokens = min(state.steps[request.steps_at + request.sent], drafted + 1)
+                tokens = min(state.steps[request.steps_at + request.sent], verified + 1)
             else:
                 tokens += _accepted(
                     profiles,
@@ -462,7 +594,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
                     request.key,
                     request.odds,
                     request.sent,
-                    drafted,
+                    verified,
                 )
                 tokens = min(tokens, request.output - request.sent)
             drafted_tokens += drafted
@@ -486,10 +618,15 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         replica.base_s
         + replica.per_token_below_knee_s * below
         + replica.per_token_above_knee_s * (batch_tokens - below)
+        + replica.per_request_s * emitting
         + replica.per_context_token_s * context_tokens
     )
+    if replica.graph_tokens and batch_tokens > replica.graph_tokens:
+        verify_s += replica.no_graph_s
+    if replica.schedule:
+        replica.drafted_k = state.schedules[number, min(scheduled, replica.schedule - 1)]
+    passes = max(replica.least_passes, replica.drafted_k)
     drafting_s = 0.0
-    passes = max(replica.least_passes, k)
     if passes and emitting:
         if replica.parallel:
             passes = 1
@@ -506,12 +643,13 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
     duration_s = verify_s + replica.overhead_s + drafting_s
     if drafting_s or drafted_tokens:
         duration_s += replica.speculation_overhead_s
+    if replica.adaptive and drafted_tokens:
+        duration_s += replica.draft_adaptive_s
     replica.now_s += duration_s
     replica.busy_s += duration_s
     replica.steps += 1
     replica.draft_tokens += drafted_tokens
     replica.step_s = duration_s
-    replica.step_k = k
     replica.batch_tokens = batch_tokens
     replica.context_tokens = context_tokens
     replica.admitted = replica.running - staying

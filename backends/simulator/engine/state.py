@@ -20,6 +20,9 @@ Floats = npt.NDArray[np.float64]
 NONE = -1
 """No request, node or script."""
 
+PROFILED_CONTEXT = 8192
+"""vLLM's default of `VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN`."""
+
 DRAWN, EXCLUDED = -1, 0
 """Instead of a number of steps: those that the fleet draws, or none because the replica cannot be chosen."""
 
@@ -29,7 +32,9 @@ REPLICA = np.dtype(
         ("base_s", np.float64),
         ("per_token_below_knee_s", np.float64),
         ("per_token_above_knee_s", np.float64),
+        ("per_request_s", np.float64),
         ("per_context_token_s", np.float64),
+        ("no_graph_s", np.float64),
         ("overhead_s", np.float64),
         ("speculation_overhead_s", np.float64),
         ("draft_base_s", np.float64),
@@ -37,12 +42,16 @@ REPLICA = np.dtype(
         ("draft_per_request_s", np.float64),
         ("draft_per_context_token_s", np.float64),
         ("draft_verify_share", np.float64),
+        ("draft_adaptive_s", np.float64),
         ("knee_tokens", np.int64),
+        ("graph_tokens", np.int64),
         # Limits.
         ("parallel", np.int64),
-        ("least_passes", np.int64),
         ("k", np.int64),
         ("schedule", np.int64),  # length of its row in `schedules`; 0: always k
+        ("least_passes", np.int64),
+        ("adaptive", np.int64),
+        ("profiled_context", np.int64),  # of a dummy request, on which the engine measures its steps at its start
         ("max_num_seqs", np.int64),
         ("max_num_batched_tokens", np.int64),
         ("kv_blocks", np.int64),
@@ -65,7 +74,7 @@ REPLICA = np.dtype(
         ("newest", np.int64),
         # The current or last step.
         ("step_s", np.float64),
-        ("step_k", np.int64),
+        ("drafted_k", np.int64),  # tokens drafted for each request, to be verified in the next step
         ("batch_tokens", np.int64),
         ("context_tokens", np.int64),
         ("admitted", np.int64),  # requests that joined the batch: the last ones in it
@@ -105,6 +114,7 @@ REQUEST = np.dtype(
         ("computed", np.int32),
         ("blocks", np.int32),
         ("granted", np.int32),  # tokens in the current step
+        ("verified", np.int32),  # draft tokens among them that adaptive verification keeps
         ("following", np.int32),  # next slot in the queue
         ("looked_up", np.int32),
         ("cached", np.int32),
@@ -120,6 +130,7 @@ PROFILE = np.dtype(
     [
         ("factor", np.float64),
         ("spread", np.float64),
+        ("window", np.float64),  # `DraftProfile.confidence_window`
         ("always", np.int64),  # whether every step drafts k tokens
         ("knots", np.int64),  # entries in its row of `progress`
     ],
@@ -179,11 +190,14 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
     for name in type(step).model_fields:
         if name != "source":
             record[name] = getattr(step, name)
-    for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share"):
+    for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s"):
         record[f"draft_{name}"] = getattr(drafting, name)
     record["parallel"] = drafting.parallel
-    for name in ("k", "least_passes", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching"):
+    limits = ("k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching", "least_passes", "adaptive")
+    for name in limits:
         record[name] = getattr(parameters, name)
+    record["drafted_k"] = parameters.k
+    record["profiled_context"] = min(PROFILED_CONTEXT, parameters.max_model_len)
     record["schedule"] = len(parameters.k_by_batch)
     for name in ("first", "last", "oldest", "newest", "free_node"):
         record[name] = NONE

@@ -15,7 +15,7 @@ class Emission(NamedTuple):
     Parameters
     ----------
     tokens, drafted
-        Tokens that it gets, and draft tokens verified for it.
+        Tokens that it gets, and draft tokens scheduled for it; under adaptive verification fewer are verified.
     sent, left
         Its output tokens so far, including this step, and those still to come.
     """
@@ -46,8 +46,8 @@ class Step(NamedTuple):
     admitted
         Requests that joined the batch.
     k, batch_tokens, context_tokens
-        What determines the duration, with the number of emissions: k, the tokens scheduled, and the context tokens that
-        they attend to.
+        What determines the duration, with the number of emissions: the tokens drafted for each request, to be verified
+        in the next step, the tokens computed, and the context tokens that they attend to.
     """
 
     duration_s: float
@@ -65,7 +65,8 @@ class Counters:
     Parameters
     ----------
     drafts, draft_tokens, accepted_tokens
-        Drafts verified (one per request and step), and the tokens drafted and accepted.
+        Drafts scheduled (one per request and step), and the tokens drafted and accepted. As in vLLM, tokens that
+        adaptive verification leaves out count as drafted.
     accepted_at
         Accepted tokens by position in the draft, shape (max(1, k),).
     prefix_queries, prefix_hits

@@ -51,11 +51,14 @@ class Driver:
         """Return the engine's counters."""
         return self._fleet.counters()
 
-    def play(self, index: int, answer: Answer, script: Script, listener: TokenListener) -> Play:
+    def play(
+        self, index: int, answer: Answer, script: Script, listener: TokenListener, temperature: float = 0.0
+    ) -> Play:
         """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
         play = Play(index, answer, script, listener, arrived_s=now_s)
-        request = self._fleet.submit_script(0, script, self._engine_time(now_s))
+        arrived_s = self._engine_time(now_s)
+        request = self._fleet.submit_script(0, script, arrived_s, kind=answer.kind, temperature=temperature)
         self._plays[request] = play
         self._ids[play] = request
         if self._timer is None:

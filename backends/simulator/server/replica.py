@@ -82,7 +82,9 @@ class Replica:
         self.port = settings.port
         parameters = settings.engine_parameters()
         calibration = load_calibration(settings.calibration)
-        engine = EngineReplica(settings.name, calibration, settings.method, parameters=parameters)
+        engine = EngineReplica(
+            settings.name, calibration, settings.method, settings.speculative_config, parameters=parameters
+        )
         self._tallies = Tallies(settings.max_model_len)
         self._driver = Driver(engine, self._tallies, settings.time_scale)
         self._metrics = ReplicaMetrics(

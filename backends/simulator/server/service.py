@@ -160,8 +160,9 @@ class TextService:
             renderer = _Whole(exchange, partial(api.whole, head, choices))
         generation = _Generation(self._driver, renderer, len(answers), self._count_finished)
         exchange.on_gone = generation.abort
+        temperature = sampling(body, 0).temperature
         for index, (answer, script) in enumerate(zip(answers, scripts, strict=True)):
-            generation.plays.append(self._driver.play(index, answer, script, generation))
+            generation.plays.append(self._driver.play(index, answer, script, generation, temperature))
             tallies.request_n.observe(body.n or 1)
             if body.max_tokens is not None:
                 tallies.request_max_tokens.observe(body.max_tokens)

@@ -18,6 +18,10 @@ from backends.speculation import Method
 MODEL = "llama-3.1-8b"
 NGRAM = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5, "prompt_lookup_max": 4}}
 EAGLE3 = {"method": "eagle3", "speculative_config": {"num_speculative_tokens": 3}}
+ADAPTIVE = {
+    "method": "dspark",
+    "speculative_config": {"num_speculative_tokens": 7, "enable_adaptive_verification": True},
+}
 
 
 @dataclass
@@ -63,11 +67,12 @@ def _compiled() -> None:
 
 @pytest.fixture(scope="session")
 def simulator() -> Iterator[Simulator]:
-    """Replicas of one model: three methods, a slow one, one with an API key, and one with a short queue."""
+    """Replicas of one model: four methods, a slow one, one with an API key, and one with a short queue."""
     running = start(
         {"name": "plain"},
         {"name": "lookup", **NGRAM},
         {"name": "eagle3", **EAGLE3},
+        {"name": "adaptive", **ADAPTIVE},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
         {"name": "own pages", "allowed_origins": ["https://page.example"]},

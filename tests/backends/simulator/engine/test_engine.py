@@ -296,6 +296,54 @@ def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
         drain(engine)
 
 
+def test_a_scheduled_k_counts_prefills_and_is_verified_one_step_later() -> None:
+    schedule = k_by_batch([[1, 1, 4], [2, 2, 2], [3, 16, 0]], 4)
+    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule, least_passes=1))
+    now_s, seen = 0.0, []
+    for arrivals in (1, 0, 1, 0, 1, 0, 0):
+        for _ in range(arrivals):
+            engine.submit_script(0, steady(10, 30, 4, 5), now_s)
+        step = engine.step(now_s)
+        assert step is not None
+        now_s += step.duration_s
+        seen.append((step.k, [emission.drafted for emission in step.emissions]))
+    assert seen == [
+        (4, [0]),
+        (4, [4]),
+        (2, [4, 0]),  # a prefill joined: two requests draft 2 each, while the 4 drafted before are verified
+        (2, [2, 2]),
+        (0, [2, 2, 0]),
+        (0, [0, 0, 0]),
+        (0, [0, 0, 0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [(Method.EAGLE, 1), (Method.MTP, 1), (Method.DSPARK, 5), (Method.NGRAM, 0), (Method.SUFFIX, 0)],
+)
+def test_a_drafter_runs_although_the_schedule_says_no_drafts(method: Method, passes: int) -> None:
+    config = {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 0]]}
+    parameters = EngineParameters.of(load_calibration("llama-3.1-8b-gh200"), method, config)
+    engine = engine_of(replace(parameters, step=STEP, drafting=DRAFTING))
+    for _ in range(2):
+        engine.submit_script(0, steady(10, 30, 5, 6), 0.0)
+    engine.step(0.0)
+    step = engine.step(0.0)
+    assert step is not None
+    assert (step.k, {emission.drafted for emission in step.emissions}) == (0, {0})
+    expected = step_s(replace(PLAIN, step=STEP, drafting=DRAFTING), 2, step.context_tokens, passes, 2, drafted=False)
+    assert step.duration_s == pytest.approx(expected)
+
+
+def test_schedules_are_expanded_as_vllm_does() -> None:
+    assert k_by_batch([[1, 2, 3], [5, 6, 1]], 4) == (4, 3, 3, 3, 3, 1, 1)
+    assert k_by_batch([[3, 3, 9], [1, 2, 2]], 4) == (4, 2, 2, 4)
+    for wrong in ([[2, 3, 1]], [[1, 4, 2], [4, 5, 1]], [[1, 0, 1]], [[1, 2]], [[1, 2, -1]]):
+        with pytest.raises(ValueError, match="schedule"):
+            k_by_batch(wrong, 4)
+
+
 def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     config = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 9, 1]]}
@@ -397,7 +445,7 @@ def test_every_workload_is_served_completely_and_within_limits(
             continue
         assert step.batch_tokens <= parameters.max_num_batched_tokens
         assert step.batch_tokens >= 1, "a step that computes nothing would be taken for ever"
-        assert all(1 <= each.tokens <= each.drafted + 1 <= step.k + 1 for each in step.emissions)
+        assert all(1 <= each.tokens <= each.drafted + 1 <= parameters.k + 1 for each in step.emissions)
         assert step.duration_s == pytest.approx(formula_s(parameters, step))
         now_s += step.duration_s
         steps.append(step)

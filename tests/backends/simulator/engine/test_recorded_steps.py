@@ -1,7 +1,8 @@
 """The step rules on random workloads do what they did when they were written a second time, independently.
 
 `recorded_steps.json` was made with an interpreted implementation of the rules, which the project had beside the
-compiled one; both agreed in every fact of every step.
+compiled one; both agreed in every fact of every step. Workloads with a schedule of k were recorded anew with the
+compiled one when a scheduled k came to take effect one step later, as in vLLM; tests by hand are in test_engine.py.
 """
 
 from __future__ import annotations

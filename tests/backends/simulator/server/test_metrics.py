@@ -122,6 +122,16 @@ def test_numbers_are_formatted_as_floats(count: int, written: str) -> None:
     assert f'vllm:prompt_tokens_total{{engine="0",model_name="m"}} {written}\n' in shown
 
 
+def test_drafts_that_are_not_verified_are_counted_as_vllm_does(simulator: Any) -> None:
+    url = simulator.urls["adaptive"]
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 80, "n": 1}
+    drafts = httpx.post(f"{url}/v1/chat/completions", json=body).json()["metrics"]["speculative_decoding"]
+    after = values(httpx.get(f"{url}/metrics").text)
+    assert set(drafts["per_step_drafted"]) == {7}
+    assert after["vllm:spec_decode_num_draft_tokens_total"] == 7 * after["vllm:spec_decode_num_drafts_total"]
+    assert after["vllm:spec_decode_num_accepted_tokens_total"] == drafts["num_accepted_draft_tokens"] > 0
+
+
 def test_counters_agree_with_the_answers(simulator: Any) -> None:
     url = simulator.urls["lookup"]
     before = values(httpx.get(f"{url}/metrics").text)

@@ -1,0 +1,188 @@
+"""Adaptive verification: the drafts that an engine chooses to verify, and what it reports of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.calibration.calibration import Acceptance, Calibration, Kind, load_calibration
+from backends.calibration.parameters import EngineParameters
+from backends.drafting.script import Script
+from backends.simulator.engine import kernel
+from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.virtual_time import run_closed_loop
+from backends.speculation import Method
+
+FLASH = load_calibration("deepseek-v4-flash-mi350x")
+K = 4
+FIXED = {"num_speculative_tokens": K}
+ADAPTIVE = FIXED | {"enable_adaptive_verification": True}
+RATES = (0.9, 0.6, 0.5, 0.2)
+
+
+def knowing(window: float | None, rates: tuple[float, ...] = RATES) -> Calibration:
+    """Return the calibration with an acceptance of its own, which the engine knows as well as the window says."""
+    acceptance = Acceptance(by_position=rates, request_spread=0.0, confidence_window=window, source="made up")
+    dspark = FLASH.method(Method.DSPARK).model_copy(update={"acceptance": {Kind.CHAT: acceptance}})
+    return FLASH.model_copy(update={"methods": {**FLASH.methods, Method.DSPARK: dspark}})
+
+
+def fleet_of(config: dict[str, Any], calibration: Calibration, **limits: Any) -> Fleet:
+    parameters = replace(EngineParameters.of(calibration, Method.DSPARK, config), **limits)
+    return Fleet([Replica("a", calibration, Method.DSPARK, config, parameters=parameters)])
+
+
+def accepting(output: int, accepted: int) -> Script:
+    """Return the script of a request all of whose drafts are accepted up to a position."""
+    emitted = np.minimum(accepted + 1, np.arange(output, 0, -1)).astype(np.int32)
+    drafted = np.full(output, K, np.int32)
+    emitted[0], drafted[0] = 1, 0
+    return Script(20, output, emitted, drafted)
+
+
+def expected_per_second(calibration: Calibration, verified: tuple[int, ...]) -> float:
+    """Return the tokens per second that an engine expects if it verifies so many drafts of each request."""
+    step, drafting = calibration.step, calibration.method(Method.DSPARK).drafting
+    requests = len(verified)
+    tokens = requests + sum(verified)
+    below = min(tokens, step.knee_tokens)
+    step_s = step.base_s + step.per_token_below_knee_s * below + step.per_token_above_knee_s * (tokens - below)
+    step_s += (step.per_request_s + 8192 * step.per_context_token_s) * tokens  # as many dummy requests, of that context
+    step_s += drafting.base_s + drafting.per_pass_s + drafting.per_request_s * requests
+    survives = np.cumprod(RATES)
+    return float((requests + sum(survives[:count].sum() for count in verified)) / step_s)
+
+
+def test_an_engine_verifies_what_gives_the_most_tokens_per_second() -> None:
+    totals = set[int]()
+    for slower in (1.0, 12.0, 40.0, 2000.0):
+        calibration = knowing(None)
+        step = calibration.step
+        costly = {"per_token_below_knee_s": slower * step.per_token_below_knee_s, "per_request_s": 0.0}
+        calibration = calibration.model_copy(update={"step": step.model_copy(update=costly)})
+        fleet = fleet_of(ADAPTIVE, calibration)
+        for _ in range(3):
+            fleet.submit_script(0, accepting(50, K), 0.0)
+        fleet.step(0.0)
+        decoded = fleet.step(1.0)
+        assert decoded is not None
+        choices = product(range(K + 1), repeat=3)
+        best = max(choices, key=lambda verified: expected_per_second(calibration, verified))
+        verified = [emission.tokens - 1 for emission in decoded.emissions]  # these scripts accept all of a draft
+        assert sorted(verified) == sorted(best)
+        assert decoded.batch_tokens == 3 + sum(best)
+        totals.add(sum(best))
+    assert totals >= {0, 3 * K}
+    assert len(totals) == 4, "each case is another choice"
+
+
+def test_drafts_that_are_left_out_count_as_drafted_and_hold_what_a_step_emits() -> None:
+    calibration = knowing(None)
+    costly = calibration.step.model_copy(update={"per_token_below_knee_s": 1.0})
+    fleet = fleet_of(ADAPTIVE, calibration.model_copy(update={"step": costly}))
+    fleet.submit_script(0, accepting(9, K), 0.0)
+    now_s = 0.0
+    while (step := fleet.step(now_s)) is not None:
+        now_s += step.duration_s
+        assert [emission.tokens for emission in step.emissions] == [1]
+        assert step.batch_tokens == (20 if now_s == step.duration_s else 1)
+    counters = fleet.counters()
+    assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (8, 8 * K, 0)  # as vLLM counts them
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_confidence_is_what_becomes_true(scripted: bool) -> None:
+    calibration = knowing(0.5, (0.6,))
+    fleet = fleet_of(ADAPTIVE, calibration)
+    fleet.submit(0, 10, 10, 0.0)
+    state = fleet._state
+    request, confidences, accepted = state.requests[0], [], []
+    request["profile"] = fleet._profile_for(0, "chat", 0.0)
+    rng = np.random.default_rng(3)
+    for sent in range(1, 20_000):
+        request["sent"] = sent
+        if scripted:
+            is_accepted = bool(rng.random() < 0.6)
+            confidences.append(kernel._confidence(state, request, 0, 0.6, int(is_accepted)))
+        else:
+            is_accepted = kernel._uniform(request["key"], 2 * sent) < 0.6
+            confidences.append(kernel._confidence(state, request, 0, 0.6, -1))
+        accepted.append(is_accepted)
+    by_confidence = list[tuple[float, float]]()
+    drawn, became = np.array(confidences), np.array(accepted)
+    for low in np.arange(0.0, 1.0, 0.2):
+        chosen = (drawn >= low) & (drawn <= low + 0.2)
+        if chosen.sum() > 500:
+            by_confidence.append((drawn[chosen].mean(), became[chosen].mean()))
+    assert len(by_confidence) >= 4
+    for confidence, share in by_confidence:
+        assert share == pytest.approx(confidence, abs=0.04)
+    assert became.mean() == pytest.approx(0.6, abs=0.02)
+
+
+def tokens_per_s(config: dict[str, Any], clients: int, window: float | None = 0.5) -> float:
+    calibration = knowing(window)
+    fleet = fleet_of(config, calibration)
+    arrivals = [made(number, calibration) for number in range(4 * clients)]
+    return float(run_closed_loop(fleet, arrivals, clients).tokens_per_s)
+
+
+def made(number: int, calibration: Calibration) -> Script:
+    """Return a script of the acceptance, which is the same for every engine."""
+    fleet = Fleet([Replica("a", calibration, Method.DSPARK, FIXED)], seed=7)
+    script = fleet.script(number, 0, 60, "chat", 0.0)
+    return replace(script, prompt_tokens=30)
+
+
+def test_adaptive_verification_costs_little_when_idle_and_gains_when_busy() -> None:
+    free = knowing(0.5)
+    assert free.step.graph_tokens > 0
+    idle = tokens_per_s(ADAPTIVE, 2) / tokens_per_s(FIXED, 2)
+    busy = tokens_per_s(ADAPTIVE, 256) / tokens_per_s(FIXED, 256)
+    assert 0.85 < idle < 1.1
+    assert busy > 1.15
+    assert tokens_per_s(ADAPTIVE, 128, window=0.2) > tokens_per_s(ADAPTIVE, 128, window=None)
+
+
+def test_a_step_that_no_graph_holds_takes_longer() -> None:
+    limited = FLASH.step.model_copy(update={"graph_tokens": 24, "no_graph_s": 5.0})
+    calibration = knowing(None).model_copy(update={"step": limited})
+    durations = []
+    for config in (FIXED, ADAPTIVE):
+        fleet = fleet_of(config, calibration)
+        for number in range(8):
+            fleet.submit_script(0, accepting(20, K), 0.01 * number)
+        now_s = 0.0
+        for _ in range(3):
+            step_ = fleet.step(now_s)
+            assert step_ is not None
+            now_s += step_.duration_s
+            emissions = len(step_.emissions)
+        durations.append(step_.duration_s)
+        assert emissions == 8
+    assert durations[0] > 5.0 > durations[1], "8 x 5 tokens; adaptive verification stays within the graph"
+
+
+def test_methods_without_a_draft_model_have_nothing_to_adapt_to() -> None:
+    with pytest.raises(ValueError, match="draft model"):
+        EngineParameters.of(FLASH, Method.SUFFIX, {"enable_adaptive_verification": True})
+
+
+def test_the_request_with_the_better_drafts_gets_more_of_the_budget() -> None:
+    """A window that tells everything: of two requests, the one whose drafts will be accepted has them verified."""
+    calibration = knowing(1e-6)
+    costly = {"per_token_below_knee_s": 2e-3, "per_request_s": 0.0}
+    calibration = calibration.model_copy(update={"step": calibration.step.model_copy(update=costly)})
+    fleet = fleet_of(ADAPTIVE, calibration)
+    good = fleet.submit_script(0, accepting(50, K), 0.0)
+    bad = fleet.submit_script(0, accepting(50, 0), 0.0)
+    first = fleet.step(0.0)
+    assert first is not None
+    second = fleet.step(first.duration_s)
+    assert second is not None
+    assert {each.request_id: each.tokens for each in second.emissions} == {good: K + 1, bad: 1}
+    assert second.batch_tokens == 2 + K
