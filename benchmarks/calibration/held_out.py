@@ -77,7 +77,7 @@ def crossing_point(loads: Sequence[float], speedups: Sequence[float]) -> float |
     for (low, above), (high, below) in reversed(list(pairwise(zip(loads, speedups, strict=True)))):
         if above >= 1:
             share = math.log(above) / (math.log(above) - math.log(below))
-            return round(low * (high / low) ** share, 9)
+            return float(round(low * (high / low) ** share, 9))
     return loads[0]
 
 

@@ -397,7 +397,7 @@ def _confidence(state: State, request: Record, position: int, chance: float, acc
     low = max(0.0, low)
     if chance <= low:
         return 0.0
-    return min(1.0, (chance - low) / (high - low))
+    return float(min(1.0, (chance - low) / (high - low)))
 
 
 @compiled
