@@ -11,6 +11,7 @@ from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, Range, 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.occupancy import PROBES
+from backends.speculation import Method
 from gateway.advice.draft_length import COST_SPREAD, DRAWS, MIN_DRAFTS, reach
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, flag_value, gain_of, lines
@@ -41,7 +42,7 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
     if len(batches) > _MOST_MINUTES:
         batches = np.quantile(batches, (np.arange(_MOST_MINUTES) + 0.5) / _MOST_MINUTES)
     calibration = load_calibration(backend.calibration)
-    if not len(batches) or backend.method not in calibration.methods:
+    if not len(batches) or backend.steps.load[1] <= 0 or backend.method not in calibration.methods:
         return None
     longest = int(flag_value(backend.flags, "--max-num-seqs") or calibration.scheduler.max_num_seqs)
     parameters = EngineParameters.of(calibration, backend.method, {**config, "num_speculative_tokens": backend.k})
@@ -71,7 +72,8 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
             model,
             backend.name,
             "speculative_config:",
-            f"  num_speculative_tokens: {most} # {backend.k}",
+            # That of an MTP head must stay a multiple of its layers.
+            f"  num_speculative_tokens: {backend.k if backend.method is Method.MTP else most} # {backend.k}",
             f"  {SCHEDULE_KEY}: {[list(one) for one in ranges]}",
         ),
     )

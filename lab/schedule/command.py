@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from backends.calibration.batch_schedule import TOLERANCE
+from backends.calibration.batch_schedule import SCHEDULE_KEY, TOLERANCE
 from backends.calibration.calibration import load_calibration
 from backends.speculation import SpeculativeConfig
 from backends.validation import UsageError
@@ -120,6 +120,8 @@ def _from_gateway(described: Any, model: str) -> Callable[[ReplicaSpec], Measure
         engine = None if backend is None else backend["engine"]
         if engine is None:
             raise UsageError(f"{spec.name}: the running gateway has no metrics of it")
+        if SCHEDULE_KEY in spec.config:
+            raise UsageError(f"{spec.name}: its counters mix several k, since it has a schedule already; give a trace")
         if not engine["drafts"] or not engine["accepted_per_position"]:
             raise UsageError(f"{spec.name}: it has not drafted yet; ask again when it has served some traffic")
         if not engine["running"]:

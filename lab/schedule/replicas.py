@@ -121,7 +121,9 @@ def schedule_replica(
             return ScheduledReplica(spec, f"its k = {most} is best at every batch size", measured, ranges)
         values: dict[str, Any] = {"num_speculative_tokens": most}
     else:
-        values = {"num_speculative_tokens": most, SCHEDULE_KEY: [list(one) for one in ranges]}
+        # The k of an MTP head must stay a multiple of its layers, which only its checkpoint knows.
+        longest = draft_tokens(spec.method, spec.config) if spec.method is Method.MTP else most
+        values = {"num_speculative_tokens": longest, SCHEDULE_KEY: [list(one) for one in ranges]}
     return ScheduledReplica(spec, "", measured, ranges, values, table)
 
 

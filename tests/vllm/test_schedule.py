@@ -77,6 +77,6 @@ def test_vllm_reads_each_written_schedule_as_the_simulator_does() -> None:
     for (name, method, config), lookup in zip(configs, lookups, strict=True):
         parameters = EngineParameters.of(load_calibration(name), method, config)
         assert lookup[1:] == list(parameters.k_by_batch[1 : LONGEST_BATCH + 1])
-        assert max(lookup) == config["num_speculative_tokens"]
+        assert max(lookup) <= config["num_speculative_tokens"]
         SpeculativeConfig.model_validate(config)
         assert method_issues(method, {**config, "model": "a-draft"}, served=True) == []

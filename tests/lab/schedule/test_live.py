@@ -47,6 +47,11 @@ async def test_a_schedule_from_the_counters_of_a_running_gateway(tmp_path: Path)
         await running.until(lambda: (engine := running.gateway.pool.engine(backend)) is not None and engine.drafts > 0)
         result = await asyncio.to_thread(CliRunner().invoke, app, line)
         assert result.exit_code == 0, result.output
+
+        pool.write_text(out.read_text())
+        again = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert again.exit_code == 2
+        assert "a: its counters mix several k" in again.stderr
     assert "tokens that draft 1, 2, ... adds to a step: 65%, 35%, 15%" in result.stdout
     assert "mean context: 1,0" in result.stdout  # a tenth of the KV cache for 40 requests
     assert "b (baseline): it does not speculate" in result.stdout
