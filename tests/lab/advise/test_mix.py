@@ -17,10 +17,8 @@ CALIBRATION = "llama-3.1-8b-h100"
 
 def _served(tmp_path: Path, *methods: str) -> ModelSettings:
     lines = ["models:", "  m:", "    policy: {name: least_loaded, seed: 1}", "    backends:"]
-    lines += [
-        f"      r{number}: {{method: {each}, simulate: {{calibration: {CALIBRATION}}}}}"
-        for number, each in enumerate(methods)
-    ]
+    simulated = f"simulate: {{calibration: {CALIBRATION}}}"
+    lines += [f"      r{number}: {{method: {each}, {simulated}}}" for number, each in enumerate(methods)]
     path = tmp_path / "pool.yaml"
     path.write_text("\n".join(lines))
     return load_pool(path).models["m"]
