@@ -283,8 +283,8 @@ class Learned(Policy):
         pause()
         sums = buckets(STEPS)
         steps = step_time.fit_steps(sums, priors, pause)
-        observed = {name: sums[name,][0] for name in priors if (name,) in sums}
-        return FittedModels(acceptance, length, steps, observed, templates)
+        observed = {name: total[0] for name, total in step_time.of_backends(sums).items() if name in priors}
+        return FittedModels(acceptance, length, steps, observed, templates, step_time.fit_levels(sums, steps))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

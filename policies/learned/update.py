@@ -150,11 +150,11 @@ class Observer:
             return None
         requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
         prompt_tokens = max(0.0, prompt_tokens - memo.prediction.prompt_tokens)  # its own came before its first token
-        load = model.load_at_max_k(step_time.terms(requests, context, prompt_tokens / steps), place)
-        expected_s = step_time.seconds(model.cost, load)
+        load = step_time.terms(requests, context, prompt_tokens / steps)
+        expected_s = step_time.seconds(model.cost_at(place), load)
         step_s = decode_s / (steps - 1)
-        sums = step_time.observation(step_s, load, model.prior, expected_s)
-        self._statistics.add_at(now_s, STEPS, (model.name,), sums)
+        sums = step_time.observation(step_s, model.load_at_max_k(load, place), model.prior, expected_s)
+        self._statistics.add_at(now_s, STEPS, model.steps_key(place), sums)
         return step_s / expected_s if model.observed >= _MIN_OBSERVATIONS else None
 
     @staticmethod

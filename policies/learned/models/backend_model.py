@@ -31,6 +31,8 @@ class FittedModels:
         Number of requests that each entry of `steps` was fitted to.
     templates
         Templates that the statistics tell apart.
+    levels
+        Step costs by backend and level of its depth, in terms of its maximum k.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
@@ -38,6 +40,7 @@ class FittedModels:
     steps: Mapping[str, StepCost] = field(default_factory=dict)
     observed: Mapping[str, float] = field(default_factory=dict)
     templates: frozenset[str] = frozenset()
+    levels: Mapping[Key, StepCost] = field(default_factory=dict)
 
 
 class BackendModel:
@@ -103,7 +106,11 @@ class BackendModel:
         self.observed = fitted.observed.get(self.name, 0.0)
         self.spread = fitted.acceptance.spread(self.arm)
         self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost
-        self.level_costs = [self.cost.times(ratios) for ratios in self.level_ratios]
+        levels = [] if self.depth is None else self.depth.levels
+        self.level_costs = [
+            fitted.levels.get((self.name, str(k)), self.cost).times(ratios)
+            for k, ratios in zip(levels, self.level_ratios, strict=True)
+        ]
 
     def read(self, load: EngineLoad) -> None:
         """Replace the engine report."""
@@ -189,6 +196,12 @@ class BackendModel:
         ones, requests, context, prompts = load
         return ones * ratios[0], requests * ratios[1], context * ratios[2], prompts * ratios[3]
 
+    def steps_key(self, place: Place | None) -> Key:
+        """Return the key of the statistics of steps at a place: the backend, and the level if it is near one."""
+        if self.depth is None or place is None or _NEAR < place[1] < 1.0 - _NEAR:
+            return (self.name,)
+        return self.name, str(self.depth.levels[place[0] + (place[1] > 0.5)])
+
     def usual_acceptance(self, key: Key, place: Place | None) -> float | None:
         """Return the tokens per step of a drafter in order; None if similar requests are not known well enough.
 
@@ -206,4 +219,6 @@ class BackendModel:
 
 
 _MIN_OBSERVATIONS: Final = 20.0
+_NEAR: Final = 0.15
+"""Distance from a level up to which an answer counts as one of that level."""
 _NO_REPORT: Final = EngineLoad()

@@ -105,6 +105,20 @@ def fit_scale(buckets: Mapping[Key, Sums]) -> float:
     return math.exp(log / (count + 1.0)) if count else 1.0
 
 
+def of_backends(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
+    """Return the sums of each backend, over all levels of its depth."""
+    totals: dict[str, Sums] = {}
+    for key, sums in buckets.items():
+        before = totals.get(key[0])
+        totals[key[0]] = sums if before is None else tuple(map(float.__add__, before, sums))
+    return totals
+
+
+def fit_levels(buckets: Mapping[Key, Sums], costs: Mapping[str, StepCost]) -> dict[Key, StepCost]:
+    """Return the step cost by (backend, level) in terms of its maximum k, each fitted towards the backend's."""
+    return {key: _fit(sums, costs[key[0]]) for key, sums in buckets.items() if len(key) > 1 and key[0] in costs}
+
+
 def fit_steps(
     buckets: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
 ) -> dict[str, StepCost]:
@@ -113,7 +127,7 @@ def fit_steps(
     Parameters
     ----------
     buckets
-        Sums by (backend,).
+        Sums by (backend,), or by (backend, level) where k depends on the batch.
     priors
         Cost from the calibration, by backend; only these backends are fitted.
     pause
@@ -125,11 +139,11 @@ def fit_steps(
     >>> fit_steps({}, {"a": prior})["a"] == prior
     True
     """
-    scale = fit_scale(buckets)
+    scale, totals = fit_scale(buckets), of_backends(buckets)
     costs = {}
     for name, prior in priors.items():
         pause()
-        costs[name] = _fit(buckets.get((name,)), prior.scaled(scale))
+        costs[name] = _fit(totals.get(name), prior.scaled(scale))
     return costs
 
 
