@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 from backends.validation import UsageError
 from gateway.advice.advise import advise, document
 from gateway.advice.evidence import ModelEvidence
+from gateway.advice.settings import calibration_of
 from lab.advise.evidence import evidence_from
+from lab.advise.mix import mix_findings
 from lab.replay.command import served_model
-from lab.trace import BrokenLines, read_trace
+from lab.trace import BrokenLines, TraceRecord, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,17 @@ def from_trace(options: AdviseOptions) -> dict[str, Any]:
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         name, served = served_model(options.config, options.model)
-        records = read_trace(
-            list(options.trace), format=options.trace_format, strict=options.strict, report=broken, in_order=True
+
+        def read() -> Iterator[TraceRecord]:
+            kind, files = options.trace_format, list(options.trace)
+            records = read_trace(files, format=kind, strict=options.strict, report=broken, in_order=True)
+            return islice(records, options.limit)
+
+        evidence, used = evidence_from(read(), name, served, options.calibration)
+        known = options.calibration or next(
+            filter(None, (calibration_of(served, each) for each in served.backends)), None
         )
-        evidence, used = evidence_from(islice(records, options.limit), name, served, options.calibration)
+        mixes = list(mix_findings(read(), name, served, known)) if used and known is not None else []
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if not used:
@@ -54,7 +64,7 @@ def from_trace(options: AdviseOptions) -> dict[str, Any]:
         name: {
             "learns": True,
             "answers": {one.name: round(one.steps.answers) if one.steps else 0 for one in evidence.backends},
-            "findings": document(advise(evidence)),
+            "findings": document([*advise(evidence), *mixes]),
         }
     }
 

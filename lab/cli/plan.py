@@ -11,7 +11,6 @@ from gateway.cli.completion import calibrations, policies
 from gateway.cli.extras import require
 from lab.cli.options import (
     JsonFile,
-    Limit,
     Rate,
     ReportFile,
     Speed,
@@ -43,19 +42,23 @@ def plan(
         typer.Option(
             metavar="NAME|FILE.yaml|{...}",
             autocompletion=policies,
-            help="Routing policy.  [default: the pool's; thresholds]",
+            help="Routing policy.  [default: the pool's; learned]",
         ),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="METHOD[=K,K...]", help="Method to try, with its k; repeatable.")
     ] = None,
+    schedules: Annotated[bool, typer.Option(help="Also try k by batch size.")] = True,
     slo: Annotated[
         str | None,
         typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Maximize the requests that keep these bounds, in seconds."),
     ] = None,
     rate: Rate = None,
     speed: Speed = 1.0,
-    limit: Limit = 16_000,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests to play, in windows spread evenly over the trace.  [default: about 9,500]"),
+    ] = None,
     budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds in the final comparison.")] = 2,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None,
@@ -69,11 +72,15 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None,
+    helm_values: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable, help="Values of the Helm chart to write the plan to."),
+    ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Write a pool of simulated replicas, to try it out.")
     ] = False,
 ) -> None:
-    """Find the mix of replicas that serves a trace best and fits into memory. Exits 1 if none fits."""
+    """Find the mix of replicas that serves a trace best and fits into memory, and say why. Exits 1 if none fits."""
     require("lab", "numba")
     from lab.plan.command import PlanOptions, run_plan
 
@@ -88,6 +95,7 @@ def plan(
                 calibration=calibration,
                 policy=policy,
                 methods=tuple(method or ()),
+                schedules=schedules,
                 slo=slo,
                 rate=rate,
                 speed=speed,
@@ -102,6 +110,7 @@ def plan(
                 report=report,
                 out=out,
                 simulate=simulate,
+                helm_values=helm_values,
             )
         )
     )

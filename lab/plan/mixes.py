@@ -31,6 +31,8 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
 
 _WITHOUT_DRAFT_MODEL = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _NGRAM_MAX = 4
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+_OWN = ("method", "num_speculative_tokens", "model", _SCHEDULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Kind:
         Whether it fits into memory, and how much is left.
     extra
         Further options of the speculative config, as pairs.
+    schedule
+        Ranges `(first, last, k)` of batch sizes; empty if k is always the same.
     """
 
     method: Method
@@ -54,11 +58,19 @@ class Kind:
     draft: str
     fit: Fit
     extra: tuple[tuple[str, Any], ...] = ()
+    schedule: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def title(self) -> str:
-        """Method and k, such as `eagle3 k=3`."""
-        return self.method.value if self.method in (Method.BASELINE, Method.SUFFIX) else f"{self.method} k={self.k}"
+        """Method and k, such as `eagle3 k=3`, or `eagle3 k<=5` where k depends on the batch size."""
+        if self.method in (Method.BASELINE, Method.SUFFIX):
+            return self.method.value
+        return f"{self.method} k{'<' * bool(self.schedule)}={self.k}"
+
+    @property
+    def name(self) -> str:
+        """Name of a replica of this kind, such as `eagle3-k3` or `draft-model-to-k5`."""
+        return self.title.replace(" k<=", "-to-k").replace(" k=", "-k").replace("_", "-")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -72,6 +84,8 @@ class Kind:
             config["prompt_lookup_max"] = _NGRAM_MAX
         elif self.draft:
             config["model"] = self.draft
+        if self.schedule:
+            config[_SCHEDULE] = [list(each) for each in self.schedule]
         return config | dict(self.extra)
 
 
@@ -164,7 +178,8 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration,
     """
     calibration.method(method)
     k = draft_tokens(method, config)
-    extra = {key: value for key, value in config.items() if key not in ("method", "num_speculative_tokens", "model")}
+    extra = {key: value for key, value in config.items() if key not in _OWN}
+    schedule = tuple((first, last, tokens) for first, last, tokens in config.get(_SCHEDULE) or ())
     of = target(calibration.target)
     entry, memory = calibration.methods[method], calibration.memory
     draft_spec = draft(of, method, k) if of is not None else None
@@ -172,45 +187,69 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration,
         memory_use = footprint(of, draft_spec)
     else:
         memory_use = Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
-    return Kind(method, k, str(config.get("model", "")), fit(memory_use, machine), tuple(sorted(extra.items())))
+    return Kind(
+        method, k, str(config.get("model", "")), fit(memory_use, machine), tuple(sorted(extra.items())), schedule
+    )
 
 
-def mixes(kinds: int, replicas: int) -> Iterator[Mix]:
-    """Yield every mix of a number of replicas of a number of kinds.
+def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:
+    """Yield every mix of a number of replicas.
+
+    Parameters
+    ----------
+    methods
+        Method of each kind to use. Replicas of one method have one kind in a mix: two k of one method serve the same
+        requests well.
 
     Examples
     --------
-    >>> list(mixes(2, 2))
-    [(0, 0), (0, 1), (1, 1)]
+    >>> list(mixes({0: Method.BASELINE, 4: Method.EAGLE3, 5: Method.EAGLE3}, 2))
+    [(0, 0), (0, 4), (0, 5), (4, 4), (5, 5)]
     """
-    yield from combinations_with_replacement(range(kinds), replicas)
+    for mix in combinations_with_replacement(sorted(methods), replicas):
+        if is_coherent(mix, methods):
+            yield mix
 
 
-def count_mixes(kinds: int, replicas: int) -> int:
-    """Return the number of mixes.
+def is_coherent(mix: Mix, methods: Mapping[int, Method]) -> bool:
+    """Return whether a mix has one kind of each method."""
+    members = set(mix)
+    return len({methods[index] for index in members}) == len(members)
+
+
+def count_mixes(methods: Mapping[int, Method], replicas: int) -> int:
+    """Return the number of `mixes`.
 
     Examples
     --------
-    >>> count_mixes(8, 6)
-    1716
+    >>> count_mixes({0: Method.BASELINE, 4: Method.EAGLE3, 5: Method.EAGLE3}, 2)
+    5
     """
-    return comb(kinds + replicas - 1, replicas)
+    choices = [1]  # by number of methods: the ways to choose a kind of each
+    for kinds in Counter(methods.values()).values():
+        choices = [one + kinds * other for one, other in zip([*choices, 0], [0, *choices], strict=True)]
+    return sum(ways * comb(replicas - 1, number - 1) for number, ways in enumerate(choices) if number)
 
 
-def neighbours(mix: Mix, kinds: int) -> Iterator[Mix]:
-    """Yield the mixes in which one replica has another kind.
+def neighbours(mix: Mix, methods: Mapping[int, Method]) -> Iterator[Mix]:
+    """Yield the mixes in which one replica has another kind, or all replicas of one kind have.
 
     Examples
     --------
-    >>> list(neighbours((0, 0), 3))
-    [(0, 1), (0, 2)]
+    >>> list(neighbours((4, 4), {0: Method.BASELINE, 4: Method.EAGLE3, 5: Method.EAGLE3}))
+    [(0, 4), (0, 0), (5, 5)]
     """
     for old in sorted(set(mix)):
         rest = list(mix)
         rest.remove(old)
-        for new in range(kinds):
+        for new in methods:
             if new != old:
-                yield tuple(sorted([*rest, new]))
+                others = [[*rest, new], [new if one == old else one for one in mix]]
+                yield from (
+                    other
+                    for other in dict.fromkeys(tuple(sorted(other)) for other in others)
+                    if is_coherent(other, methods)
+                )
 
 
 def title(mix: Mix, kinds: Sequence[Kind]) -> str:

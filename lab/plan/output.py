@@ -1,10 +1,10 @@
-"""A plan as a pool file, and as commands that start its replicas."""
+"""A plan as a pool file, as values of the Helm chart, and as commands that start its replicas."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,103 +12,113 @@ import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.memory.estimate import Machine
-from backends.speculation import Method
-from lab.plan.mixes import Kind, Mix
+from lab.plan.mixes import Kind
+from lab.plan.planning import Planned
 
 _FIRST_PORT = 8001
+_GPUS = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """One replica of a plan: its name, kind and GPUs."""
+class Served:
+    """How the replicas are served.
 
-    name: str
-    kind: Kind
-    gpus: str
+    Parameters
+    ----------
+    model
+        Model name for clients; the target's if empty.
+    policy
+        Content of `policy:` in a pool file.
+    """
+
+    model: str
+    policy: Mapping[str, Any]
 
 
-def replicas(mix: Mix, kinds: Sequence[Kind], machine: Machine) -> list[Replica]:
-    """Return the replicas of a mix, each with its own name and GPUs."""
+def pool_file(planned: Planned, served: Served, *, simulated: bool) -> str:
+    """Return a pool file with the planned replicas, which the gateway starts itself.
+
+    Parameters
+    ----------
+    simulated
+        Whether the replicas are simulated ones, to try the plan.
+    """
+    target, machine, max_model_len = planned.calibration.target, planned.machine, planned.max_model_len
+    backends: dict[str, Any] = {}
+    for name, kind, gpus in _named(planned):
+        backend: dict[str, Any] = {"method": kind.method.value}
+        config = kind.config
+        if simulated:
+            backend["simulate"] = {"calibration": planned.calibration.name, "max_model_len": max_model_len}
+            config.pop("model", None)
+        else:
+            flags = _flags(machine, max_model_len)
+            backend["serve"] = {"model": target, "flags": flags, "env": {"CUDA_VISIBLE_DEVICES": gpus}}
+        if config:
+            backend["speculative_config"] = config
+        backends[name] = backend
+    document = {"models": {served.model or target: {"policy": dict(served.policy), "backends": backends}}}
+    return "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + _yaml(document)
+
+
+def helm_values(planned: Planned, served: Served) -> str:
+    """Return values of the chart deploy/helm/speculation-gateway, with a Deployment for each kind of the plan."""
+    target, machine = planned.calibration.target, planned.machine
+    replicas: dict[str, Any] = {}
+    for kind in planned.replicas:
+        entry = replicas.setdefault(kind.name, {"method": kind.method.value, "count": 0})
+        entry["count"] += 1
+        if kind.config:
+            entry["speculativeConfig"] = kind.config
+    document = {
+        "pool": {"models": {served.model or target: {"policy": dict(served.policy)}}},
+        "replicaDefaults": {
+            "model": served.model or target,
+            "target": target,
+            "args": _flags(machine, planned.max_model_len),
+            "resources": {"limits": {_GPUS: machine.tensor_parallel}},
+        },
+        "replicas": replicas,
+    }
+    return "# Made by `gateway plan`, for the chart deploy/helm/speculation-gateway.\n" + _yaml(document)
+
+
+def serve_commands(planned: Planned, served: Served) -> list[str]:
+    """Return one shell line for each replica."""
+    target, lines = planned.calibration.target, []
+    for number, (_, kind, gpus) in enumerate(_named(planned)):
+        argv = vllm_serve_argv(
+            command=("vllm", "serve"),
+            model=target,
+            served_names=(served.model or target,),
+            host="0.0.0.0",
+            port=_FIRST_PORT + number,
+            method=kind.method,
+            speculative_config=kind.config,
+            flags=_flags(planned.machine, planned.max_model_len),
+        )
+        lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {shlex.join(argv)}")
+    return lines
+
+
+def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
+    """Return name, kind and GPUs of each replica."""
     counts: Counter[str] = Counter()
-    result = []
-    for number, index in enumerate(mix):
-        kind = kinds[index]
-        name = kind.title.replace(" k=", "-k").replace("_", "-")
-        counts[name] += 1
-        first = number * machine.tensor_parallel
-        gpus = ",".join(str(first + offset) for offset in range(machine.tensor_parallel))
-        result.append(Replica(f"{name}-{counts[name]}", kind, gpus))
-    return result
+    count = planned.machine.tensor_parallel
+    named = []
+    for number, kind in enumerate(planned.replicas):
+        counts[kind.name] += 1
+        gpus = ",".join(str(number * count + offset) for offset in range(count))
+        named.append((f"{kind.name}-{counts[kind.name]}", kind, gpus))
+    return named
 
 
-def flags(machine: Machine, max_model_len: int) -> list[str]:
+def _flags(machine: Machine, max_model_len: int) -> list[str]:
     """Return the memory options of `vllm serve`."""
     options = ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
     return options + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
 
 
-def pool_file(
-    model: str,
-    policy: dict[str, Any],
-    chosen: Sequence[Replica],
-    *,
-    target: str,
-    machine: Machine,
-    max_model_len: int,
-    simulate: str | None,
-) -> str:
-    """Return a pool file with these replicas, which the gateway starts itself.
-
-    Parameters
-    ----------
-    model
-        Model name for clients.
-    policy
-        Content of `policy:`.
-    target
-        Name of the target model's weights.
-    max_model_len
-        Maximum context in tokens.
-    simulate
-        Calibration for simulated replicas; None for real ones.
-    """
-    backends: dict[str, Any] = {}
-    for one in chosen:
-        backend: dict[str, Any] = {"method": one.kind.method.value}
-        if simulate is not None:
-            backend["simulate"] = {"calibration": simulate, "max_model_len": max_model_len}
-        else:
-            backend["serve"] = {
-                "model": target,
-                "flags": flags(machine, max_model_len),
-                "env": {"CUDA_VISIBLE_DEVICES": one.gpus},
-            }
-        config = one.kind.config
-        if simulate is not None:
-            config.pop("model", None)
-        if config:
-            backend["speculative_config"] = config
-        backends[one.name] = backend
-    document = {"models": {model: {"policy": policy, "backends": backends}}}
+def _yaml(document: dict[str, Any]) -> str:
     text: str = yaml.safe_dump(document, sort_keys=False, width=120)
-    return "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + text
-
-
-def serve_commands(
-    model: str, chosen: Sequence[Replica], *, target: str, machine: Machine, max_model_len: int
-) -> list[str]:
-    """Return one shell line for each replica."""
-    lines = []
-    for number, one in enumerate(chosen):
-        argv = vllm_serve_argv(
-            command=("vllm", "serve"),
-            model=target,
-            served_names=(model,),
-            host="0.0.0.0",
-            port=_FIRST_PORT + number,
-            method=Method(one.kind.method),
-            speculative_config=one.kind.config,
-            flags=flags(machine, max_model_len),
-        )
-        lines.append(f"CUDA_VISIBLE_DEVICES={one.gpus} {shlex.join(argv)}")
-    return lines
+    return text

@@ -6,27 +6,36 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lab.plan.mixes import title
+from lab.plan.output import Served, serve_commands
 from lab.plan.planning import Planned
-from lab.plan.search import Objective, Plan
+from lab.plan.result import JudgedMix, Objective, Plan, Reason
+from lab.plan.words import schedules, shown, verdict, why
 from lab.report.charts import Bar, Line, bar_chart
 from lab.report.colors import series_colors
 from lab.report.distributions import METRICS, distribution, line_figure
 from lab.report.page import code, figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis
 
+_MOST_DRAWN = 6
+_ABOUT_GROUPS = (
+    "Tokens per step of each kind, with all replicas of that kind. The parts of the loss add up to the whole."
+)
 
-def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[str], commands: Sequence[str]) -> str:
+
+def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[str], served: Served) -> str:
     """Return the page as HTML.
 
     Parameters
     ----------
     facts
         What was planned on, for the head of the page.
-    commands
-        Lines that start the first plan's replicas; empty if nothing fits.
+    served
+        How the replicas are served.
     """
     body = [part for one in planned for part in _sections(one, objective, several=len(planned) > 1)]
-    if commands:
+    first = next((one for one in planned if one.plan is not None), None)
+    if first is not None:
+        commands = serve_commands(first, served)
         body.append(section("To start them", code("\n".join(commands))))
     return page("gateway plan", planned[0].calibration.target, ["gateway plan", *facts], body)
 
@@ -34,22 +43,25 @@ def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[
 def _sections(planned: Planned, objective: Objective, *, several: bool) -> Iterator[str]:
     plan, on = planned.plan, f" on {planned.machine.title}" if several else ""
     if plan is not None:
-        names = {one.mix: title(one.mix, plan.kinds) for one in plan.judged}
-        colors = series_colors(names.values())
+        drawn = _drawn(plan)
+        colors = series_colors(title(one.mix, plan.kinds) for one in drawn)
         dashes = {name: index for index, name in enumerate(colors)}
         entries = [(name, color, dashes[name]) for name, color in colors.items()]
+        yield section(f"What to run{on}", listed([verdict(plan, objective), *why(plan, objective)]))
         yield section(
             f"Mixes{on}",
             legend(entries, title="Colour of each mix"),
-            figures(_gains(plan, objective, colors), _by_part(plan, objective, colors, dashes)),
+            figures(_losses(plan, objective), _by_window(plan, drawn, objective, colors, dashes)),
             _mixes(plan, objective, on),
-            note=f"The best of {plan.tried:,} mixes tried of {plan.possible:,}, on parts of the trace that the search "
+            listed(schedules(plan, [index for one in plan.judged for index in one.mix]), "k by batch size"),
+            note=f"The best of {plan.tried:,} mixes tried of {plan.possible:,}, on windows that the search "
             "has not seen. The 95% intervals come from resampling blocks of its requests, after averaging over the "
             "seeds of the simulation.",
         )
-        yield section(f"Distributions{on}", figures(*_distributions(plan, colors, dashes)))
-        yield section(f"Where the plan loses{on}", listed(_losses(plan)))
-    fits = [(kind.title, kind.fit) for kind in planned.kinds]
+        if plan.reason is not None and plan.reason.groups:
+            yield section(f"Traffic{on}", _groups(plan, plan.reason, on), note=_ABOUT_GROUPS)
+        yield section(f"Distributions{on}", figures(*_distributions(plan, drawn, colors, dashes)))
+    fits = [(kind.title, kind.fit) for kind in planned.kinds if not kind.schedule]
     rows = [
         [name, "yes" if fit.fits else "no", f"{fit.tokens:,}", f"{fit.kv_gib:.1f}", fit.reason] for name, fit in fits
     ]
@@ -58,61 +70,76 @@ def _sections(planned: Planned, objective: Objective, *, several: bool) -> Itera
     yield section(f"Memory of {planned.machine.title}", table(f"Memory{on}", headings, rows, marks))
 
 
-def _gains(plan: Plan, objective: Objective, colors: dict[str, str]) -> str:
-    bars = []
-    for one in plan.judged:
-        if (gain := one.gain) is not None:
-            name = title(one.mix, plan.kinds)
-            bars.append(Bar(name, colors[name], 100 * gain.value, 100 * gain.low, 100 * gain.high))
-    what = "more requests that keep the SLO" if objective.slo else "time saved"
-    heading = f"The plan's gain over other mixes: {what}, %"
+def _drawn(plan: Plan) -> list[JudgedMix]:
+    """Return the mixes to draw: the plan, those that are something of note, and the best others."""
+    others = sorted(plan.judged, key=lambda one: not plan.label(one.mix))
+    return others[:_MOST_DRAWN]
+
+
+def _losses(plan: Plan, objective: Objective) -> str:
+    bars = [
+        Bar(title(one.mix, plan.kinds), "var(--s1)", 100 * one.loss.value, 100 * one.loss.low, 100 * one.loss.high)
+        for one in plan.judged
+        if one.loss is not None
+    ]
+    what = "requests that miss the SLO more" if objective.slo else "more time to finish"
+    heading = f"Loss of other mixes against the plan: {what}, %"
     return figure(heading, bar_chart(heading, bars, reference=0.0, form="+.1f")) if bars else ""
 
 
-def _by_part(plan: Plan, objective: Objective, colors: dict[str, str], dashes: dict[str, int]) -> str:
+def _by_window(
+    plan: Plan, drawn: Sequence[JudgedMix], objective: Objective, colors: dict[str, str], dashes: dict[str, int]
+) -> str:
     what = "Share of requests that keep the SLO" if objective.slo else "Mean seconds to finish"
     lines = [
-        Line(name := title(one.mix, plan.kinds), colors[name], list(enumerate(one.by_part, 1)), dashes[name])
-        for one in plan.judged
-        if max(one.by_part) < math.inf
+        Line(name := title(one.mix, plan.kinds), colors[name], list(enumerate(one.by_window, 1)), dashes[name])
+        for one in drawn
+        if max(one.by_window) < math.inf
     ]
-    ticks = tuple(range(1, len(plan.judged[0].by_part) + 1))
-    axes = Axis("part, in order of time", at=ticks), Axis("", from_zero=True)
-    return line_figure(f"{what}, by part of the trace", lines, *axes)
+    ticks = tuple(range(1, len(plan.judged[0].by_window) + 1))
+    axes = Axis("window, in order of time", at=ticks), Axis("", from_zero=True)
+    return line_figure(f"{what}, by window of the trace", lines, *axes)
 
 
 def _mixes(plan: Plan, objective: Objective, on: str) -> str:
     rows, marks = [], []
     for one in plan.judged:
-        row = [title(one.mix, plan.kinds), plan.label(one.mix) or "runner-up"]
+        row = [title(one.mix, plan.kinds), plan.label(one.mix) or "tried"]
         row += [f"{value:.4g}" for value in (one.e2e_s, one.ttft_s, one.tpot_s)]
         row += [f"{one.value:.1%}"] if objective.slo else []
-        gain = one.gain
-        shown = "" if one.mix == plan.chosen else "unknown"
-        shown = shown if gain is None else f"{100 * gain.value:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-        rows.append([*row, shown, "" if one.mix == plan.chosen else f"{one.better_in:.0%}"])
+        loss, is_plan = one.loss, one.mix == plan.chosen
+        rows.append([*row, "" if is_plan else shown(loss), "" if is_plan else f"{one.worse_in:.0%}"])
         marks += [""] * (len(rows[-1]) - 3)
-        marks += ["" if gain is None or gain.low <= 0 <= gain.high else "good" if gain.low > 0 else "bad", ""]
+        marks += ["" if loss is None or loss.low <= 0 <= loss.high else "bad" if loss.low > 0 else "good", ""]
     headings = ["mix", "what it is", "E2E, s", "TTFT, s", "TPOT, s", *(["SLO kept"] if objective.slo else [])]
-    return table(f"Mixes{on}", [*headings, "plan's gain, %", "better in"], rows, marks)
+    return table(f"Mixes{on}", [*headings, "loss", "worse in"], rows, marks)
 
 
-def _distributions(plan: Plan, colors: dict[str, str], dashes: dict[str, int]) -> Iterator[str]:
+def _groups(plan: Plan, reason: Reason, on: str) -> str:
+    kinds = list(reason.groups[0].tokens_per_step)
+    rows = [
+        [
+            group.name,
+            f"{group.requests_share:.0%}",
+            f"{group.tokens_share:.0%}",
+            f"{group.lost:+.1%}",
+            *(f"{group.tokens_per_step[index]:.2f}" for index in kinds),
+        ]
+        for group in reason.groups
+    ]
+    rival = f"part of the loss of {title(reason.rival, plan.kinds)}"
+    headings = ["requests", "share", "of output tokens", rival, *(plan.kinds[index].title for index in kinds)]
+    return table(f"Traffic{on}", headings, rows)
+
+
+def _distributions(
+    plan: Plan, drawn: Sequence[JudgedMix], colors: dict[str, str], dashes: dict[str, int]
+) -> Iterator[str]:
     for metric, (_, _, factor) in METRICS.items():
-        points = {title(one.mix, plan.kinds): one.distributions[metric] for one in plan.judged}
+        points = {title(one.mix, plan.kinds): one.distributions[metric] for one in drawn}
         rows = [
             [name, *(f"{factor * value:.4g}" for value, share in own if share in (50, 90, 99))]
             for name, own in points.items()
             if own
         ]
         yield distribution(metric, points, colors, dashes, (["mix", "p50", "p90", "p99"], rows))
-
-
-def _losses(plan: Plan) -> list[str]:
-    """Return the mixes that the plan does not beat everywhere."""
-    lines = [
-        f"{title(one.mix, plan.kinds)} is as good or better in {1 - one.better_in:.0%} of the parts and seeds"
-        for one in plan.judged
-        if one.mix != plan.chosen and one.better_in < 1
-    ]
-    return lines or ["It is better than each of these mixes in every part and with every seed."]

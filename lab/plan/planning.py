@@ -1,11 +1,10 @@
-"""Plan a mix for requests: the kinds that fit, the search, and the judgement; prints nothing."""
+"""Plan a mix for requests: the kinds that fit, the search, the judgement and the reason; prints nothing."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backends.calibration.calibration import Calibration
@@ -14,19 +13,19 @@ from backends.speculation import Method
 from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores, ray_cluster
+from lab.plan.explain import Rivals, explain
+from lab.plan.judge import choose, judged, play
 from lab.plan.mixes import USUAL, Kind, Mix, kind_of, kinds, machine_of
-from lab.plan.search import MixRunner, Objective, Plan, RunAll, Task, find_mix
+from lab.plan.result import Objective, Plan
+from lab.plan.runner import MixRunner, RunAll
+from lab.plan.schedules import with_schedules
+from lab.plan.search import Split, find_mixes
+from lab.plan.traffic import Windows, windows_of
 from lab.replay.request import ReplayRequest
-from lab.replay.simulate import Replayed
-
-Windows = tuple[tuple[ReplayRequest, ...], ...]
-"""Windows of the traffic in order of time, each with its requests in order of arrival."""
 
 Replica = tuple[Method, Mapping[str, Any]]
 """Method and speculative config of a replica."""
 
-_WINDOW = 500
-_MOST_WINDOWS = 16
 _ROUNDED_TO = 1024
 
 
@@ -56,6 +55,43 @@ class Planned:
         return () if self.plan is None else tuple(self.kinds[index] for index in self.plan.chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan.
+
+    Parameters
+    ----------
+    methods
+        Methods to try, with their k.
+    schedules
+        Whether methods that draft with a model are also tried with k by batch size.
+    reason
+        Whether to look for the reason too, which takes some more runs.
+    budget
+        Approximate number of mixes to try.
+    seeds
+        Number of seeds in the judgement.
+    jobs, ray
+        Processes, or the address of a Ray cluster; None for one process per core, 1 for this process.
+    watch
+        Wraps the function that runs tasks, to show progress.
+    """
+
+    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
+    schedules: bool = True
+    reason: bool = True
+    budget: int = 200
+    seeds: int = 2
+    jobs: int | None = None
+    ray: str | None = None
+    objective: Objective = field(default_factory=Objective)
+    watch: Callable[[RunAll], RunAll] | None = None
+
+    def run(self, runner: MixRunner) -> AbstractContextManager[RunAll]:
+        """Return a context with a function that runs tasks."""
+        return ray_cluster(runner, self.ray) if self.ray is not None else all_cores(runner, self.jobs)
+
+
 def plan_mix(
     requests: Sequence[ReplayRequest],
     calibration: Calibration,
@@ -65,6 +101,7 @@ def plan_mix(
     policy: PolicyReference,
     methods: Sequence[tuple[Method, Sequence[int]]] = USUAL,
     schedules: bool = True,
+    reason: bool = True,
     budget: int = 200,
     seeds: int = 2,
     jobs: int | None = None,
@@ -74,70 +111,23 @@ def plan_mix(
     Parameters
     ----------
     requests
-        Requests in order of arrival; cut into windows of equal size.
+        Requests in order of arrival, of which windows are played.
     replicas
         Number of replicas.
     present
         The replicas that run now, for comparison; empty for none.
     policy
         Policy that routes.
-    methods
-        Methods to try, with their k.
-    schedules
-        Whether methods that draft with a model are also tried with k by batch size.
-    budget
-        Approximate number of mixes to try.
-    seeds
-        Number of seeds in the judgement.
-    jobs
-        Processes; None for one per core, 1 for this one.
+    methods, schedules, reason, budget, seeds, jobs
+        As in `Options`.
 
     Raises
     ------
     ValueError
         If there are too few requests, no method's speed is known, or no mix tried serves all requests.
     """
-    effort = Effort(budget, seeds, jobs)
-    options = Candidates(methods, schedules)
-    return plan_windows(windows_of(requests), calibration, replicas, present, policy, options, effort)
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Mixes to try, seeds in the judgement, and where to run: processes, or the address of a Ray cluster."""
-
-    budget: int = 200
-    seeds: int = 2
-    jobs: int | None = None
-    ray: str | None = None
-
-    def run(self, runner: MixRunner) -> AbstractContextManager[RunAll]:
-        """Return a context with a function that runs tasks."""
-        work = _QuietRunner(runner)
-        return ray_cluster(work, self.ray) if self.ray is not None else all_cores(work, self.jobs)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Methods to try with their k, and whether also with k by batch size."""
-
-    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
-    schedules: bool = True
-
-
-def windows_of(requests: Sequence[ReplayRequest]) -> Windows:
-    """Cut requests into windows of equal size.
-
-    Raises
-    ------
-    ValueError
-        If there are too few.
-    """
-    count = max(2, min(_MOST_WINDOWS, len(requests) // _WINDOW))
-    if len(requests) < 2 * count:
-        raise ValueError(f"{len(requests)} requests are too few to plan on")
-    size = -(-len(requests) // count)
-    return tuple(tuple(requests[start : start + size]) for start in range(0, len(requests), size))
+    options = Options(methods, schedules, reason, budget, seeds, jobs)
+    return plan_windows(windows_of(requests, replicas), calibration, replicas, present, policy, options)
 
 
 def plan_windows(
@@ -146,46 +136,52 @@ def plan_windows(
     replicas: int,
     present: Sequence[Replica],
     policy: PolicyReference,
-    candidates: Candidates,
-    effort: Effort,
-    *,
-    objective: Objective | None = None,
+    options: Options,
     machine: Machine | None = None,
 ) -> Planned:
     """Find the mix that serves windows of traffic best; see `plan_mix`.
 
     Parameters
     ----------
-    objective
-        The mean time to finish if None.
     machine
         GPUs of a replica; those of the calibration if None.
     """
     machine = machine or machine_of(calibration)
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
-    known = kinds(calibration, machine, longest, candidates.methods)
+    known = kinds(calibration, machine, longest, options.methods)
     if not known:
-        names = ", ".join(method for method, _ in candidates.methods)
+        names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
+    if options.schedules:
+        known = with_schedules(known, calibration, [request for window in windows for request in window])
     present_mix = _present(present, calibration, machine, known)
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
     if not usable:
         return Planned(calibration, machine, longest, None, tuple(known))
     runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
-    with effort.run(runner) as run_all:
-        plan = find_mix(
-            runner,
-            usable,
-            replicas,
-            run_all,
-            objective=objective or Objective(),
-            present=present_mix,
-            budget=effort.budget,
-            seeds=effort.seeds,
-        )
+    with options.run(runner) as run_all:
+        watched = run_all if options.watch is None else options.watch(run_all)
+        plan = _plan(runner, usable, replicas, watched, present_mix, options)
     room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
     rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
     return Planned(calibration, machine, min(rounded, room, calibration.scheduler.max_model_len), plan, tuple(known))
+
+
+def _plan(
+    runner: MixRunner, usable: Sequence[int], replicas: int, run_all: RunAll, present: Mix | None, options: Options
+) -> Plan:
+    split, objective, seeds = Split.of(len(runner.windows)), options.objective, options.seeds
+    found = find_mixes(
+        runner.kinds, usable, replicas, split, run_all, objective, present=present, budget=options.budget
+    )
+    played = play(found.finalists, split, seeds, run_all)
+    chosen = choose(found, played, seeds, objective)
+    rival = found.mixed if len(set(chosen)) == 1 else found.alike
+    reason = None
+    if options.reason and rival is not None:
+        reason = explain(Rivals(chosen, rival, split, run_all, objective), played, seeds, runner.windows)
+    results = tuple(judged(chosen, played, seeds, objective))
+    return Plan(runner.kinds, chosen, results, found.alike, found.mixed, present, found.tried, found.possible, reason)
 
 
 def _present(replicas: Sequence[Replica], calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:
@@ -203,14 +199,3 @@ def _present(replicas: Sequence[Replica], calibration: Calibration, machine: Mac
 def _same(one: Kind, other: Kind) -> bool:
     without = [{key: value for key, value in kind.config.items() if key != "model"} for kind in (one, other)]
     return one.method is other.method and one.k == other.k and without[0] == without[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _QuietRunner:
-    """A runner that silences the policies' log messages, which concern simulated replicas."""
-
-    runner: MixRunner
-
-    def __call__(self, task: Task) -> Replayed:
-        logging.getLogger("policies").setLevel(logging.ERROR)
-        return self.runner(task)

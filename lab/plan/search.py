@@ -1,302 +1,182 @@
-"""Search for the mix of replicas that serves a trace best, on one half of its parts, and validation on the other."""
+"""Search for the mix that serves some windows of the traffic best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+from backends.speculation import Method
+from lab.plan.mixes import Kind, Mix, count_mixes, is_coherent, mixes, neighbours
+from lab.plan.result import Objective
+from lab.plan.runner import RunAll, Task
 
-from backends.drafting.script import BLOCK_TOKENS
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
-from lab.plan.mixes import Kind, Mix, count_mixes, mixes, neighbours
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
-from lab.report.distributions import ecdf
-from policies.guarded.policy import build
-from policies.policy import PolicySettings
-
-Floats = npt.NDArray[np.float64]
-Task = tuple[Mix, int, int]
-"""A mix, the index of a part of the trace, and a seed."""
-
-RunAll = Callable[[Sequence[Task]], Sequence[Replayed]]
-"""Runs tasks in parallel, and returns their results in the same order."""
-
-_METRICS = ("e2e_s", "ttft_s", "tpot_s")
 _BEST = 3
 _FINALISTS = 4
+_GIVEN_UP = 0.05
+_PER_METHOD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
+class Split:
+    """Which windows serve what, as indices: the first to learn on, a third to search, the others to judge."""
 
-    Parameters
-    ----------
-    slo
-        Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
-    """
+    learning: tuple[int, ...]
+    searched: tuple[int, ...]
+    judged: tuple[int, ...]
 
-    slo: Mapping[str, float] = field(default_factory=dict)
+    @classmethod
+    def of(cls, windows: int) -> Split:
+        """Split windows.
 
-    def values(self, played: Replayed) -> Floats:
-        """Return the value of each served request: seconds to finish, or 1 if it kept its SLO and 0 if not."""
-        return slo_kept(played, self.slo).astype(np.float64) if self.slo else played.e2e_s
+        Raises
+        ------
+        ValueError
+            If there are fewer than two.
 
-    def value(self, played: Sequence[Replayed]) -> float:
-        """Return the mean value; a request that was not served misses its SLO, or takes infinitely long."""
-        errors = sum(one.errors for one in played)
-        values = np.concatenate([self.values(one) for one in played])
-        if self.slo:
-            return float(values.sum() / (len(values) + errors))
-        return math.inf if errors else float(values.mean())
+        Examples
+        --------
+        >>> Split.of(8)
+        Split(learning=(0,), searched=(1, 4, 7), judged=(2, 3, 5, 6))
+        """
+        if windows < 2:
+            raise ValueError("at least two windows of traffic are needed, for the search and for the judgement")
+        learning = (0,) if windows > _BEST else ()
+        rest = range(len(learning), windows)
+        return cls(learning, tuple(rest[::3]), tuple(number for at, number in enumerate(rest) if at % 3))
 
-    def cost(self, played: Sequence[Replayed]) -> float:
-        """Return the quantity to minimize."""
-        return -self.value(played) if self.slo else self.value(played)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedMix:
-    """The result of a mix on the parts held out from the search.
-
-    Parameters
-    ----------
-    value
-        Mean seconds to finish, or share of requests that kept their SLO.
-    gain
-        Gain of the chosen mix over this one, with its 95% interval: share of the time saved, or relative increase of
-        kept requests. None for the chosen mix itself, with too few requests, and if requests were not served.
-    better_in
-        Share of parts and seeds in which the chosen mix is better.
-    by_part
-        `value` by part of the trace, over the seeds, shape (parts,).
-    distributions
-        By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
-    """
-
-    mix: Mix
-    e2e_s: float
-    ttft_s: float
-    tpot_s: float
-    value: float
-    gain: Interval | None
-    better_in: float
-    by_part: tuple[float, ...]
-    distributions: Mapping[str, Sequence[tuple[float, float]]]
+    @property
+    def quick(self) -> tuple[int, ...]:
+        """The windows on which most mixes are given up: a third of those searched."""
+        return self.searched[: -(-len(self.searched) // 3)]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The mix that serves the trace best.
+class Found:
+    """The mixes to judge: the best of the search first.
 
     Parameters
     ----------
-    chosen
-        The best mix; the first of `judged`.
-    judged
-        The best mix, the runners-up, the best mix of one kind, and the present mix if there is one.
-    one_kind, present
-        The best mix of one kind, and the present mix.
-    tried, possible
-        Number of mixes tried, and of all mixes.
+    alike, mixed
+        The best mix with all replicas alike, and the best one of several methods; None if none was tried.
     """
 
-    kinds: tuple[Kind, ...]
-    chosen: Mix
-    judged: tuple[JudgedMix, ...]
-    one_kind: Mix
-    present: Mix | None
+    finalists: tuple[Mix, ...]
+    alike: Mix
+    mixed: Mix | None
     tried: int
     possible: int
 
-    def label(self, mix: Mix) -> str:
-        """Return what a mix is: the plan, the best of one kind, the present one; empty for none of them."""
-        named = (("the plan", self.chosen), ("best of one kind", self.one_kind), ("present", self.present))
-        return ", ".join(word for word, one in named if one == mix)
 
-
-@dataclass(frozen=True, slots=True)
-class MixRunner:
-    """Runs tasks; sent once to every worker."""
-
-    calibration: str
-    kinds: tuple[Kind, ...]
-    policy: str
-    settings: PolicySettings
-    parts: tuple[Sequence[ReplayRequest], ...]
-
-    def __call__(self, task: Task) -> Replayed:
-        """Run one task; with the same seed, every mix gets the same draws."""
-        mix, part, seed = task
-        pool = [self._replica(f"{self.kinds[kind].method}-{number}", kind) for number, kind in enumerate(mix)]
-        return replay(pool, self.parts[part], build(self.policy, self.settings), seed=seed)
-
-    def _replica(self, name: str, index: int) -> ReplicaSpec:
-        kind = self.kinds[index]
-        blocks = max(1, kind.fit.tokens // BLOCK_TOKENS)
-        return ReplicaSpec(name, kind.method, kind.config, self.calibration, kv_blocks=blocks)
-
-
-def find_mix(
-    runner: MixRunner,
+def find_mixes(
+    kinds: Sequence[Kind],
     usable: Sequence[int],
     replicas: int,
+    split: Split,
     run_all: RunAll,
-    *,
     objective: Objective,
+    *,
     present: Mix | None = None,
     budget: int = 200,
-    seeds: int = 2,
-) -> Plan:
-    """Search for the best mix.
+) -> Found:
+    """Search for the best mixes.
 
-    If there are at most `budget` mixes, all are tried. Otherwise, the search starts from mixes of one kind and of two
-    kinds in halves, and replaces one replica at a time in the best few until none of the new mixes is better.
+    All mixes with replicas alike are tried first. If there are more mixes than `budget`, only the best two kinds of
+    each method stay; the search tries two kinds in halves, and replaces one replica or all of one kind in the best few
+    until none of the new mixes is better. A mix that is more than 5% worse than the best on a third of the windows is
+    given up.
 
     Parameters
     ----------
     usable
         Indices of the kinds that fit into memory.
-    replicas
-        Number of replicas.
-    run_all
-        Function that runs tasks.
     present
-        Present mix, which is validated too.
+        Present mix, which is judged too.
     budget
         Approximate maximum number of mixes to try.
-    seeds
-        Number of seeds in the final comparison.
 
     Raises
     ------
     ValueError
-        If there are fewer than two parts, no usable kind, or no mix that serves all requests.
+        If there is no usable kind, or no mix that serves all requests.
     """
-    if len(runner.parts) < 2:
-        raise ValueError("at least two parts of the trace are needed, for the search and for the validation")
     if not usable:
         raise ValueError("no kind of replica fits into memory")
-    searched, held_out = range(0, len(runner.parts), 2), range(1, len(runner.parts), 2)
-    costs: dict[Mix, float] = {}
-    cost = partial(_cost, searched, run_all, objective, costs)
-    possible = count_mixes(len(usable), replicas)
-    to_kinds = partial(_to_kinds, usable)
+    tried = _Tried(split, run_all, objective)
+    methods = {index: kinds[index].method for index in usable}
+    possible = count_mixes(methods, replicas)
+    tried.add([(kind,) * replicas for kind in usable])
     if possible <= budget:
-        cost([to_kinds(mix) for mix in mixes(len(usable), replicas)])
+        tried.add(list(mixes(methods, replicas)))
     else:
-        cost([to_kinds(mix) for mix in _starts(len(usable), replicas)])
-        _climb(cost, costs, usable, replicas, budget)
-    tried = len(costs)
-    ranked = sorted(costs, key=lambda mix: (costs[mix], mix))
-    if math.isinf(costs[ranked[0]]):
+        kept = {index: methods[index] for index in _best_of_each_method(methods, tried.quick, replicas)}
+        first, second = replicas // 2, replicas - replicas // 2
+        halves = [_sorted((one,) * first + (other,) * second) for one in kept for other in kept]
+        tried.add([mix for mix in halves if is_coherent(mix, kept)])
+        _climb(tried, kept, budget)
+    ranked = tried.ranked()
+    if math.isinf(tried.cost(ranked[0])):
         raise ValueError("no mix tried serves all requests: those with min_p or logit_bias need a baseline")
-    singles = [mix for mix in ranked if len(set(mix)) == 1]
-    compared = list(dict.fromkeys([*ranked[:_FINALISTS], singles[0], *([present] if present else [])]))
-    judged = _judge(compared, ranked[0], held_out, range(1, seeds + 1), run_all, objective)
-    return Plan(runner.kinds, ranked[0], tuple(judged), singles[0], present, tried, possible)
+    alike = [mix for mix in ranked if len(set(mix)) == 1]
+    mixed = next((mix for mix in ranked if len(set(mix)) > 1), None)
+    of_method = {methods[mix[0]]: mix for mix in reversed(alike)}
+    members = {index for mix in (ranked[0], mixed or ()) for index in mix}
+    compared = [*ranked[:_FINALISTS], *of_method.values(), *((index,) * replicas for index in sorted(members))]
+    compared += [mix for mix in (mixed, present) if mix is not None]
+    return Found(tuple(dict.fromkeys(compared)), alike[0], mixed, len(tried.quick), possible)
 
 
-def _cost(
-    parts: Sequence[int], run_all: RunAll, objective: Objective, costs: dict[Mix, float], candidates: Sequence[Mix]
-) -> None:
-    """Add the costs of mixes that have none yet."""
-    new = [mix for mix in dict.fromkeys(candidates) if mix not in costs]
-    played = run_all([(mix, part, 0) for mix in new for part in parts])
-    for number, mix in enumerate(new):
-        costs[mix] = objective.cost(played[number * len(parts) : (number + 1) * len(parts)])
+class _Tried:
+    """The costs of mixes tried: of all on a few of the windows, of those that did well on all windows searched."""
+
+    def __init__(self, split: Split, run_all: RunAll, objective: Objective) -> None:
+        self._split, self._run_all, self._objective = split, run_all, objective
+        self.quick: dict[Mix, float] = {}
+        self.full: dict[Mix, float] = {}
+
+    def add(self, candidates: Sequence[Mix]) -> None:
+        """Try mixes that have not been tried yet."""
+        new = [mix for mix in dict.fromkeys(candidates) if mix not in self.quick]
+        self._play(new, self._split.quick, self.quick)
+        best = min(self.quick.values())
+        good = [mix for mix in new if self.quick[mix] <= best + _GIVEN_UP * abs(best)]
+        if self._split.quick == self._split.searched:
+            self.full.update({mix: self.quick[mix] for mix in good})
+        else:
+            self._play(good, self._split.searched, self.full)
+
+    def cost(self, mix: Mix) -> float:
+        """Return the cost on all windows searched, else on the few."""
+        return self.full.get(mix, self.quick[mix])
+
+    def ranked(self) -> list[Mix]:
+        """Return all mixes, the best first; those given up come last."""
+        return sorted(self.quick, key=lambda mix: (mix not in self.full, self.cost(mix), mix))
+
+    def _play(self, new: Sequence[Mix], windows: tuple[int, ...], costs: dict[Mix, float]) -> None:
+        results = self._run_all([Task(mix, windows, self._split.learning, 0) for mix in new])
+        costs.update({mix: self._objective.cost(played) for mix, played in zip(new, results, strict=True)})
 
 
-def _to_kinds(usable: Sequence[int], mix: Mix) -> Mix:
-    return tuple(sorted(usable[index] for index in mix))
+def _best_of_each_method(methods: Mapping[int, Method], costs: Mapping[Mix, float], replicas: int) -> list[int]:
+    """Return the kinds that are among the best two of their method where all replicas are alike."""
+    kept: list[int] = []
+    for index in sorted(methods, key=lambda kind: (costs[(kind,) * replicas], kind)):
+        if sum(methods[other] is methods[index] for other in kept) < _PER_METHOD:
+            kept.append(index)
+    return sorted(kept)
 
 
-def _starts(kinds: int, replicas: int) -> list[Mix]:
-    half = replicas // 2
-    return [(one,) * replicas for one in range(kinds)] + [
-        tuple(sorted((one,) * half + (other,) * (replicas - half)))
-        for one in range(kinds)
-        for other in range(one + 1, kinds)
-    ]
-
-
-def _climb(
-    cost: Callable[[Sequence[Mix]], None], costs: Mapping[Mix, float], usable: Sequence[int], replicas: int, budget: int
-) -> None:
-    index = {kind: number for number, kind in enumerate(usable)}
+def _climb(tried: _Tried, kept: Mapping[int, Method], budget: int) -> None:
     expanded: set[Mix] = set()
-    while len(costs) < budget:
-        best = [mix for mix in sorted(costs, key=lambda mix: (costs[mix], mix))[:_BEST] if mix not in expanded]
+    while len(tried.quick) < budget:
+        of_kept = [mix for mix in tried.ranked() if set(mix) <= set(kept)]
+        best = [mix for mix in of_kept[:_BEST] if mix not in expanded]
         if not best:
             return
         expanded.update(best)
-        around = [
-            _to_kinds(usable, other)
-            for mix in best
-            for other in neighbours(tuple(sorted(index[kind] for kind in mix)), len(usable))
-        ]
-        cost(around)
+        tried.add([other for mix in best for other in neighbours(mix, kept)])
 
 
-def _judge(
-    compared: Sequence[Mix],
-    chosen: Mix,
-    parts: Sequence[int],
-    seeds: Sequence[int],
-    run_all: RunAll,
-    objective: Objective,
-) -> list[JudgedMix]:
-    runs = [(part, seed) for part in parts for seed in seeds]
-    played = run_all([(mix, *run) for mix in compared for run in runs])
-    by_mix = {mix: played[number * len(runs) : (number + 1) * len(runs)] for number, mix in enumerate(compared)}
-    own = by_mix[chosen]
-    judged = []
-    for mix in compared:
-        other = by_mix[mix]
-        better = [objective.cost([one]) > objective.cost([mine]) for mine, one in zip(own, other, strict=True)]
-        times = {metric: np.concatenate([getattr(one, metric) for one in other]) for metric in _METRICS}
-        means = [_mean_of(values) for values in times.values()]
-        per_part = [objective.value(other[start : start + len(seeds)]) for start in range(0, len(other), len(seeds))]
-        gain = None
-        if mix != chosen and not any(one.errors for one in (*own, *other)):
-            mine, theirs = ([objective.values(one) for one in each] for each in (own, other))
-            gain = _gain(mine, theirs, len(seeds), objective)
-        share = 0.0 if mix == chosen else float(np.mean(better))
-        drawn = {metric: ecdf(values) for metric, values in times.items()}
-        judged.append(
-            JudgedMix(mix, means[0], means[1], means[2], objective.value(other), gain, share, tuple(per_part), drawn)
-        )
-    return judged
-
-
-def _mean_of(values: Floats) -> float:
-    """Return the mean of all values that are not NaN; NaN if there are none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
-
-
-def _gain(own: Sequence[Floats], other: Sequence[Floats], seeds: int, objective: Objective) -> Interval | None:
-    """Return the gain of one mix over another on the same requests, by a bootstrap over blocks.
-
-    The seeds of a part are averaged first, since the same requests with other draws are not independent requests.
-    """
-    mine, theirs = (
-        np.concatenate([np.mean(values[start : start + seeds], axis=0) for start in range(0, len(values), seeds)])
-        for values in (own, other)
-    )
-    length = block_length(len(mine))
-    up, down = block_sums(mine, length), block_sums(theirs, length)
-    if min(up.sum(), down.sum()) <= 0:
-        return None
-    try:
-        ratio = interval([up], [down])
-    except ValueError:  # too few blocks
-        return None
-    if not objective.slo:
-        return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
-    return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+def _sorted(mix: Mix) -> Mix:
+    return tuple(sorted(mix))

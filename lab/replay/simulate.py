@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,8 @@ class Replayed:
         Index in the trace, ascending.
     arrived_s
         Seconds from the start of the replay.
+    steps
+        Engine steps that emitted tokens, the last of the prefill included; empty if unknown.
     """
 
     e2e_s: Floats
@@ -103,6 +105,7 @@ class Replayed:
     duration_s: float
     number: npt.NDArray[np.int64]
     arrived_s: Floats
+    steps: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def replay(
@@ -182,7 +185,7 @@ class _Simulation:
         self._in_flight = 0
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
-        self._output_tokens = array("q", bytes(8 * len(requests)))
+        self._output_tokens, self._steps = (array("q", bytes(8 * len(requests))) for _ in range(2))
         self._backend = array("q", [-1]) * len(requests)
 
     def arrive(self, number: int, request: ReplayRequest) -> None:
@@ -230,6 +233,7 @@ class _Simulation:
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             output_tokens=np.frombuffer(self._output_tokens, np.int64)[counted],
+            steps=np.frombuffer(self._steps, np.int64)[counted],
             backend=backend[counted],
             errors=int((after_warmup & (backend < 0)).sum()),
             duration_s=float((arrived_s + e2e_s).max() - arrived_s.min()) if len(arrived_s) else 0.0,
@@ -269,6 +273,7 @@ class _Simulation:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
             self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
+            self._steps[number] = completion.steps
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             self._finished += 1

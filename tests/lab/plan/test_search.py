@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +12,16 @@ from backends.calibration.calibration import load_calibration
 from backends.memory.catalogue import gpu
 from backends.memory.estimate import Machine
 from backends.speculation import Method
+from lab.plan.judge import choose, judged, play
 from lab.plan.mixes import Kind, calibration_on, count_mixes, kind_of, kinds, machine_of, mixes, neighbours, title
-from lab.plan.search import MixRunner, Objective, Task, find_mix
+from lab.plan.result import Objective
+from lab.plan.runner import MixRunner, Task
+from lab.plan.search import Found, Split, find_mixes
+from lab.plan.traffic import one_after_another
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
 from lab.trace import TraceRecord
-from policies.policy import PolicySettings, policies
+from policies.policy import policies
 
 CALIBRATION = "llama-3.1-8b-h100"
 H100 = load_calibration(CALIBRATION)
@@ -51,19 +55,33 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
     )
 
 
-def _runner(known: Sequence[Kind], parts: int = 4, **given: object) -> MixRunner:
-    entry = policies()["least_loaded"]
-    settings = entry.Settings.model_validate({"seed": 1})
-    return MixRunner(
-        CALIBRATION, tuple(known), "least_loaded", settings, tuple(_requests(60, 0.2, seed=n) for n in range(parts))
-    )
+def _runner(known: Sequence[Kind], windows: int = 3, policy: str = "least_loaded") -> MixRunner:
+    settings = policies()[policy].Settings.model_validate({"seed": 1})
+    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(windows)])
+    return MixRunner(CALIBRATION, tuple(known), policy, settings, of)
+
+
+def _task(mix: tuple[int, ...], window: int, seed: int) -> Task:
+    return Task(mix, (window,), (), seed)
 
 
 def test_every_mix_is_generated_once() -> None:
-    generated = list(mixes(4, 3))
-    assert len(generated) == len(set(generated)) == count_mixes(4, 3) == 20
+    methods = dict(enumerate([Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3]))
+    generated = list(mixes(methods, 3))
+    assert len(generated) == len(set(generated)) == count_mixes(methods, 3) == 20
     assert all(list(mix) == sorted(mix) for mix in generated)
-    assert set(neighbours((0, 0, 2), 3)) == {(0, 1, 2), (0, 2, 2), (0, 0, 0), (0, 0, 1)}
+    del methods[3]
+    assert set(neighbours((0, 0, 2), methods)) == {
+        (0, 1, 2), (1, 1, 2), (0, 2, 2), (2, 2, 2), (0, 0, 0), (0, 0, 1)
+    }  # fmt: skip
+
+
+def test_a_mix_has_one_k_of_each_method() -> None:
+    methods = {0: Method.BASELINE, 1: Method.EAGLE3, 2: Method.EAGLE3, 3: Method.NGRAM, 4: Method.NGRAM}
+    generated = list(mixes(methods, 4))
+    assert len(generated) == count_mixes(methods, 4)
+    assert not any({1, 2} <= set(mix) or {3, 4} <= set(mix) for mix in generated)
+    assert (2, 2, 2, 2) in set(neighbours((1, 1, 1, 1), methods))
 
 
 def test_kinds_need_a_known_speed_and_draft() -> None:
@@ -117,9 +135,8 @@ def test_a_replica_has_the_kv_cache_of_its_memory_fit() -> None:
 
     def e2e_s(tokens: int) -> float:
         small = [replace(kind, fit=replace(kind.fit, tokens=tokens)) for kind in known]
-        return float(
-            MixRunner(CALIBRATION, tuple(small), "round_robin", entry.Settings(), (part,))(((0, 6), 0, 3)).e2e_s.mean()
-        )
+        runner = MixRunner(CALIBRATION, tuple(small), "round_robin", entry.Settings(), (part,))
+        return float(runner(_task((0, 6), 0, 3))[0].e2e_s.mean())
 
     assert e2e_s(4_000) > 2 * e2e_s(known[0].fit.tokens)  # a few requests at a time instead of all at once
 
@@ -130,7 +147,7 @@ def test_recorded_acceptance_has_precedence_over_the_calibration() -> None:
     parts = tuple(_requests(40, 1.0, acceptance=told) for told in ({}, {"eagle3": 4.0}, {"eagle3": 40 * [1]}))
     runner = MixRunner(CALIBRATION, tuple(known), "round_robin", entry.Settings(), parts)
     eagle3 = [kind.title for kind in known].index("eagle3 k=3")
-    drawn, best, worst = (float(runner(((eagle3,), part, 0)).e2e_s.mean()) for part in range(3))
+    drawn, best, worst = (float(runner(_task((eagle3,), part, 0))[0].e2e_s.mean()) for part in range(3))
     assert best < 0.8 * drawn
     assert worst > 1.3 * drawn
 
@@ -149,7 +166,7 @@ def test_a_learning_policy_observes_outcomes_during_the_replay() -> None:
     contract._REGISTRY["watched"] = Watched
     try:
         settings = entry.Settings.model_validate({"seed": 1})
-        MixRunner(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(((3, 6), 0, 0))
+        MixRunner(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(_task((3, 6), 0, 0))
     finally:
         del contract._REGISTRY["watched"]
     assert seen[-1] > 40
@@ -164,51 +181,95 @@ def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     entry = policies()["least_loaded"]
     runner = MixRunner(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
 
-    def run_all(tasks: Sequence[Task]) -> list[Replayed]:
-        return list(map(runner, tasks))
-
-    plan = find_mix(runner, [0, 6], 2, run_all, objective=Objective(), present=(6, 6))
-    assert plan.chosen == (0, 6)  # two heads would be faster
-    present = next(one for one in plan.judged if one.mix == (6, 6))
-    assert (present.gain, present.better_in, present.value) == (None, 1.0, np.inf)
+    split = Split((), (0,), (1,))
+    found = find_mixes(known, [0, 6], 2, split, _each(runner), Objective(), present=(6, 6))
+    played = play(found.finalists, split, 1, _each(runner))
+    chosen = choose(found, played, 1, Objective())
+    assert chosen == (0, 6)  # two heads would be faster
+    present = next(one for one in judged(chosen, played, 1, Objective()) if one.mix == (6, 6))
+    assert (present.loss, present.worse_in, present.value) == (None, 1.0, np.inf)
     with pytest.raises(ValueError, match="need a baseline"):
-        find_mix(runner, [6], 2, run_all, objective=Objective())
+        find_mixes(known, [6], 2, split, _each(runner), Objective())
+
+
+def _each(run: Callable[[Task], list[Replayed]]) -> Callable[[Sequence[Task]], list[list[Replayed]]]:
+    return lambda tasks: list(map(run, tasks))
 
 
 def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
-    known = _kinds()
+    known, split = _kinds(), Split((), (0,), (1, 2))
     runner = _runner(known)
-    usable = [0, 3, 6]
-    plan = find_mix(runner, usable, 2, lambda tasks: list(map(runner, tasks)), objective=Objective(), present=(0, 0))
-    assert (plan.tried, plan.possible) == (6, 6)
-    means = {
-        mix: float(np.mean([runner((mix, part, 0)).e2e_s.mean() for part in (0, 2)]))
-        for mix in [(0, 0), (0, 3), (0, 6), (3, 3), (3, 6), (6, 6)]
-    }
-    assert plan.chosen == min(means, key=lambda mix: means[mix])
-    assert plan.judged[0].mix == plan.chosen
-    present = next(one for one in plan.judged if one.mix == (0, 0))
+    found = find_mixes(known, [0, 3, 6], 2, split, _each(runner), Objective(), present=(0, 0))
+    assert (found.tried, found.possible) == (6, 6)
+    everything = [(0, 0), (0, 3), (0, 6), (3, 3), (3, 6), (6, 6)]
+    means = {mix: float(runner(_task(mix, 0, 0))[0].e2e_s.mean()) for mix in everything}
+    assert found.finalists[0] == min(means, key=lambda mix: means[mix])
+    assert {(0, 0), (3, 3), (6, 6)} < set(found.finalists)  # all replicas alike, of each method
+    played = play(found.finalists, split, 2, _each(runner))
+    results = judged(found.finalists[0], played, 2, Objective())
+    assert results[0].mix == found.finalists[0]
+    assert [one.value for one in results[1:]] == sorted(one.value for one in results[1:])
+    present = next(one for one in results if one.mix == (0, 0))
+    assert present.loss is not None
+    assert 0 < present.loss.low < present.loss.value < present.loss.high
+    assert present.loss.value == pytest.approx(present.e2e_s / results[0].e2e_s - 1)
     assert present.gain is not None
-    assert 0 < present.gain.low < present.gain.value < present.gain.high
-    assert present.better_in == 1.0
-    assert len(set(plan.one_kind)) == 1
+    assert present.gain.value == pytest.approx(1 - results[0].e2e_s / present.e2e_s)
+    assert present.worse_in == 1.0
 
 
-def _made_up(task: Task) -> Replayed:
-    """Return a synthetic result: replicas of kinds 2 and 3 save time, up to three of each."""
-    mix, part, seed = task
-    rng = np.random.default_rng((part, seed))
-    mean = 10 - 1.5 * min(mix.count(2), 3) - 1.6 * min(mix.count(3), 3) + 0.1 * len(set(mix))
-    times = mean * rng.lognormal(0, 0.2, 400)
-    return _played(times)
+def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[Task], list[Replayed]]:
+    """Return a synthetic run: replicas of kinds 2 and 3 save time, up to three of each."""
+
+    def run(task: Task) -> list[Replayed]:
+        mix, played = task.mix, []
+        for window in task.counted:
+            rng = np.random.default_rng((window, task.seed))
+            mean = 10 - 1.5 * min(mix.count(2), 3) - saved * min(mix.count(3), 3) + 0.1 * len(set(mix))
+            played.append(_played(unit * mean * rng.lognormal(0, 0.2, 400)))
+        return played
+
+    return run
 
 
 def test_the_search_finds_the_best_mix_without_trying_all() -> None:
-    runner = _runner(_kinds(), parts=2)
-    plan = find_mix(runner, range(8), 6, lambda tasks: list(map(_made_up, tasks)), objective=Objective(), budget=150)
-    assert plan.possible == count_mixes(8, 6) == 1716
-    assert plan.tried < 300
-    assert plan.chosen == (2, 2, 2, 3, 3, 3)
+    found = find_mixes(
+        _kinds(), range(8), 6, Split((), (0,), (1,)), _each(_made_up()), Objective(), budget=150
+    )  # fmt: skip
+    assert found.tried < 300 < found.possible
+    assert found.finalists[0] == found.mixed == (2, 2, 2, 3, 3, 3)
+    assert len(set(found.alike)) == 1
+
+
+def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -> None:
+    split, objective = Split((), (0,), (1, 2)), Objective()
+    alike, mixed = (3, 3), (2, 3)
+    found = Found((mixed, alike), alike, mixed, 2, 3)
+    times = np.random.default_rng(0).lognormal(0, 0.2, 800)
+
+    def chosen(worse: float) -> tuple[int, ...]:
+        noise = np.random.default_rng(1).normal(1, 0.1, 800)
+        played: dict[tuple[int, ...], list[Replayed]] = {mixed: [_played(times[:400]), _played(times[400:])]}
+        others = worse * noise * times
+        played[alike] = [_played(others[:400]), _played(others[400:])]
+        assert set(played) == set(found.finalists)
+        return choose(found, played, 1, objective)
+
+    assert split.judged == (1, 2)
+    assert chosen(1.0) == alike
+    assert chosen(1.03) == mixed
+
+
+def test_windows_are_split_into_those_to_learn_on_to_search_and_to_judge() -> None:
+    for count in range(2, 25):
+        split = Split.of(count)
+        parts = [set(split.learning), set(split.searched), set(split.judged)]
+        assert set().union(*parts) == set(range(count))
+        assert sum(map(len, parts)) == count
+        assert all(parts[1:])
+        assert set(split.quick) <= set(split.searched)
+    with pytest.raises(ValueError, match="at least two windows"):
+        Split.of(1)
 
 
 def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
@@ -218,22 +279,15 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
     assert objective.value([played, replace(played, errors=2)]) == pytest.approx(
         4 / 8
     )  # unserved requests miss the SLO
-    runner = _runner(_kinds(), parts=4)
-
-    def run(tasks: Sequence[Task]) -> list[Replayed]:
-        return list(map(_made_up, tasks))
-
-    plan = find_mix(runner, range(4), 4, run, objective=Objective({"e2e": 5.0}), present=(0, 0, 0, 0))
-    assert plan.chosen in {(2, 2, 3, 3), (2, 3, 3, 3)}
-    present = next(one for one in plan.judged if one.mix == (0, 0, 0, 0))
-    assert present.value < plan.judged[0].value <= 1.0
-    assert present.gain is None or present.gain.low > 0
+    split, run, objective = Split((), (0,), (1, 2)), _each(_made_up()), Objective({"e2e": 5.0})
+    found = find_mixes(_kinds(), range(4), 4, split, run, objective, present=(0, 0, 0, 0))
+    assert found.finalists[0] in {(2, 2, 3, 3), (2, 3, 3, 3)}
+    results = judged(found.finalists[0], play(found.finalists, split, 1, run), 1, objective)
+    present = next(one for one in results if one.mix == (0, 0, 0, 0))
+    assert present.value < results[0].value <= 1.0
+    assert present.loss is None or present.loss.low > 0
 
 
-def test_without_a_usable_kind_or_two_parts_there_is_no_plan() -> None:
-    runner = _runner(_kinds(), parts=2)
+def test_without_a_usable_kind_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="no kind of replica fits"):
-        find_mix(runner, [], 2, lambda tasks: [], objective=Objective())
-    with pytest.raises(ValueError, match="at least two parts"):
-        find_mix(replace(runner, parts=runner.parts[:1]), [0], 2, lambda tasks: [], objective=Objective())
-    assert isinstance(runner.settings, PolicySettings)
+        find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], Objective())

@@ -1,0 +1,102 @@
+"""Judgement of mixes on windows of the traffic that the search has not used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lab.evaluate.bootstrap import Interval, interval
+from lab.plan.mixes import Mix
+from lab.plan.result import Floats, JudgedMix, Objective
+from lab.plan.runner import RunAll, Task
+from lab.plan.search import Found, Split
+from lab.replay.simulate import Replayed
+from lab.report.distributions import ecdf
+
+Played = Mapping[Mix, Sequence[Replayed]]
+"""Results by mix, of each window and seed; the seeds of a window are neighbours."""
+
+_METRICS = ("e2e_s", "ttft_s", "tpot_s")
+_BLOCKS = 24
+
+
+def play(mixes: Sequence[Mix], split: Split, seeds: int, run_all: RunAll) -> Played:
+    """Play mixes on the windows to judge on."""
+    before = tuple(sorted((*split.learning, *split.searched)))
+    tasks = [Task(mix, split.judged, before, seed) for mix in mixes for seed in range(1, seeds + 1)]
+    results = run_all(tasks)
+    return {
+        mix: [one for window in zip(*results[at * seeds : (at + 1) * seeds], strict=True) for one in window]
+        for at, mix in enumerate(mixes)
+    }
+
+
+def choose(found: Found, played: Played, seeds: int, objective: Objective) -> Mix:
+    """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
+    best = found.finalists[0]
+    if len(set(best)) == 1 or found.alike not in played:
+        return best
+    loss = loss_of(played[best], played[found.alike], seeds, objective)
+    return best if loss is None or loss.low > 0 else found.alike
+
+
+def judged(chosen: Mix, played: Played, seeds: int, objective: Objective) -> list[JudgedMix]:
+    """Return the results of mixes, the chosen one first, then the best."""
+    results = [_judged(mix, chosen, played, seeds, objective) for mix in played]
+    sign = -1.0 if objective.slo else 1.0
+    return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
+
+
+def _judged(mix: Mix, chosen: Mix, played: Played, seeds: int, objective: Objective) -> JudgedMix:
+    own, other = played[chosen], played[mix]
+    times = {metric: np.concatenate([getattr(one, metric) for one in other]) for metric in _METRICS}
+    worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
+    means = [_mean_of(values) for values in times.values()]
+    return JudgedMix(
+        mix,
+        means[0],
+        means[1],
+        means[2],
+        objective.value(other),
+        None if mix == chosen else loss_of(own, other, seeds, objective),
+        float(np.mean(worse)),
+        tuple(objective.value(other[start : start + seeds]) for start in range(0, len(other), seeds)),
+        {metric: ecdf(values) for metric, values in times.items()},
+    )
+
+
+def _mean_of(values: Floats) -> float:
+    """Return the mean of all values that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], seeds: int, objective: Objective) -> Interval | None:
+    """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
+
+    The interval is a bootstrap over blocks of neighbouring requests, a window or a part of one. The seeds of a window
+    are averaged first, since the same requests with other draws are not independent requests.
+    """
+    if any(one.errors for one in (*own, *other)):
+        return None
+    parts = max(1, -(-_BLOCKS * seeds // len(own)))
+    mine, theirs = (
+        np.array(
+            [
+                block.sum()
+                for start in range(0, len(played), seeds)
+                for block in np.array_split(
+                    np.mean([objective.values(one) for one in played[start : start + seeds]], axis=0), parts
+                )
+            ]
+        )
+        for played in (own, other)
+    )
+    if min(mine.sum(), theirs.sum()) <= 0:
+        return None
+    ratio = interval([theirs], [mine])
+    if objective.slo:
+        return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+    return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)

@@ -1,0 +1,197 @@
+"""What a search and its judgement found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from lab.evaluate.bootstrap import Interval
+from lab.plan.mixes import Kind, Mix
+from lab.replay.simulate import Replayed, slo_kept
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
+
+    Parameters
+    ----------
+    slo
+        Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
+    """
+
+    slo: Mapping[str, float] = field(default_factory=dict)
+
+    def values(self, played: Replayed) -> Floats:
+        """Return the value of each served request: seconds to finish, or 1 if it kept its SLO and 0 if not."""
+        return slo_kept(played, self.slo).astype(np.float64) if self.slo else played.e2e_s
+
+    def value(self, played: Sequence[Replayed]) -> float:
+        """Return the mean value; a request that was not served misses its SLO, or takes infinitely long."""
+        errors = sum(one.errors for one in played)
+        values = np.concatenate([self.values(one) for one in played])
+        if self.slo:
+            return float(values.sum() / (len(values) + errors))
+        return math.inf if errors else float(values.mean())
+
+    def cost(self, played: Sequence[Replayed]) -> float:
+        """Return the quantity to minimize."""
+        return -self.value(played) if self.slo else self.value(played)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedMix:
+    """The result of a mix on the windows held out from the search.
+
+    Parameters
+    ----------
+    value
+        Mean seconds to finish, or share of requests that kept their SLO.
+    loss
+        What is lost with this mix instead of the chosen one, with its 95% interval: time to finish in excess of the
+        chosen mix's, as a share of that, or the share of its requests in the SLO that are missed. None for the chosen
+        mix itself, with too few requests, and if requests were not served.
+    worse_in
+        Share of windows and seeds in which this mix is worse than the chosen one.
+    by_window
+        `value` by window, over the seeds, shape (windows,).
+    distributions
+        By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
+    """
+
+    mix: Mix
+    e2e_s: float
+    ttft_s: float
+    tpot_s: float
+    value: float
+    loss: Interval | None
+    worse_in: float
+    by_window: tuple[float, ...]
+    distributions: Mapping[str, Sequence[tuple[float, float]]]
+
+    @property
+    def gain(self) -> Interval | None:
+        """Share of this mix's mean time to finish that the chosen mix saves, where that is the objective."""
+        loss = self.loss
+        return None if loss is None else Interval(*(each / (1 + each) for each in (loss.value, loss.low, loss.high)))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of requests, as in `lab.plan.traffic.group_of`, on the windows that were judged.
+
+    Parameters
+    ----------
+    requests_share, tokens_share
+        Share of the requests and of the output tokens, 0 to 1.
+    lost
+        The part of the rival's loss that comes from these requests; with all groups the whole of it.
+    served
+        By kind: share of these requests that the plan sends to its replicas of this kind.
+    tokens_per_step
+        By kind: output tokens for each step after the prefill, on replicas all of that kind.
+    """
+
+    name: str
+    requests_share: float
+    tokens_share: float
+    lost: float
+    served: Mapping[int, float]
+    tokens_per_step: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Traffic with another share of one group, in which the plan was played against its rival.
+
+    Parameters
+    ----------
+    share
+        Share of the requests that are of this group.
+    loss
+        The rival's loss as in `JudgedMix`; below nought where it is the better one.
+    """
+
+    group: str
+    share: float
+    loss: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Shares of a group between which the rival becomes the better one: with `still` not yet, with `then` it is."""
+
+    group: str
+    present: float
+    still: float
+    then: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the plan is better than its rival, the best mix of several methods or the best with all replicas alike.
+
+    Parameters
+    ----------
+    groups
+        The largest groups of requests, the one on which the rival loses most first.
+    shifts
+        Traffic of each group alone, and without the first one.
+    turns
+        Where the choice would change, the nearest first.
+    """
+
+    rival: Mix
+    groups: tuple[Group, ...]
+    shifts: tuple[Shift, ...]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The mix that serves the traffic best.
+
+    Parameters
+    ----------
+    chosen
+        The planned mix; the first of `judged`.
+    judged
+        The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
+        several methods, and the present mix, the best first after the plan.
+    alike, mixed, present
+        The best mix of the search with all replicas alike, the best one of several methods, and the present mix.
+    tried, possible
+        Number of mixes tried, and of all mixes.
+    reason
+        None if it was not asked for, or there is no rival.
+    """
+
+    kinds: tuple[Kind, ...]
+    chosen: Mix
+    judged: tuple[JudgedMix, ...]
+    alike: Mix
+    mixed: Mix | None
+    present: Mix | None
+    tried: int
+    possible: int
+    reason: Reason | None = None
+
+    def label(self, mix: Mix) -> str:
+        """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""
+        named = (
+            ("the plan", self.chosen),
+            ("best of one kind", self.alike),
+            ("best of several methods", self.mixed),
+            ("present", self.present),
+        )
+        return ", ".join(word for word, one in named if one == mix)
+
+    def result(self, mix: Mix) -> JudgedMix:
+        """Return the result of a mix that was judged."""
+        return next(one for one in self.judged if one.mix == mix)
