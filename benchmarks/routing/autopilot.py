@@ -158,6 +158,9 @@ class Pilot:
         self._seed = seed
         self._kept: list[list[tuple[ReplayRequest, TraceRecord]]] = []
         self._trial: tuple[int, int, Fleet, str] | None = None  # from, first hour after, the fleet before, in words
+        self._pending: Fleet = {}
+        self._before: Fleet = {}
+        self._what = ""
         self._since = 0
         self._refused: list[Fleet] = []
 
@@ -183,6 +186,8 @@ class Pilot:
         """Return the replicas to restart in this hour."""
         if hour.number < WINDOW_H:
             return {}
+        if self._pending:
+            return self._allowed(hour)
         if self._trial is not None:
             start, changed, before, what = self._trial
             compared = self._compared(start, changed)
@@ -202,15 +207,12 @@ class Pilot:
         after = self._fleet | dict(proposal.changes)
         if any(sorted(map(str, one.values())) == sorted(map(str, after.values())) for one in self._refused):
             return {}
-        if not self._may(proposal, hour):
-            self.day.postponed += 1
-            return {}
         assert proposal.gain is not None
         what = f"{_title(self._fleet)} -> {_title(after)}"
         gain = proposal.gain
         self.day.changes.append(f"{hour.number:02}:00 {what}: {gain.value:.1%} ({gain.low:.1%} to {gain.high:.1%})")
-        self._trial = self._since, hour.number, dict(self._fleet), what
-        return dict(proposal.changes)
+        self._pending, self._before, self._what = dict(proposal.changes), dict(self._fleet), what
+        return self._allowed(hour)
 
     def _proposal(self, hour: Hour) -> Proposal:
         requests: list[ReplayRequest] = []
@@ -223,17 +225,23 @@ class Pilot:
             requests, load_calibration(CALIBRATION), self._fleet, POLICY, METHODS, budget=30, jobs=1
         )  # fmt: skip
 
-    def _may(self, proposal: Proposal, hour: Hour) -> bool:
-        """Return whether the others can carry the load of the last hour while each replica is out."""
+    def _allowed(self, hour: Hour) -> Fleet:
+        """Return the next replicas to restart, as far as the others can carry the load of the last hour meanwhile."""
         requests = [request for request, _ in self._kept[-1]]
         rate = self._hours[hour.number - 1].per_s
-        fleet = dict(self._fleet)
-        for name, runs in proposal.changes.items():
-            others = {other: one for other, one in fleet.items() if other != name}
-            if rate > MOST_LOAD * requests_per_second(CALIBRATION, others, requests):
-                return False
-            fleet[name] = runs
-        return True
+        fleet, steps = dict(self._fleet), Fleet()
+
+        def without(out: str) -> float:
+            return requests_per_second(CALIBRATION, {name: one for name, one in fleet.items() if name != out}, requests)
+
+        while self._pending:
+            name = max(self._pending, key=without)
+            if rate > MOST_LOAD * without(name):
+                self.day.postponed += 1
+                return steps
+            fleet[name] = steps[name] = self._pending.pop(name)
+        self._trial = self._since, hour.number, self._before, self._what
+        return steps
 
     def _compared(self, start: int, changed: int) -> Compared:
         def period(hours: Sequence[int]) -> list[Seen]:
@@ -284,6 +292,7 @@ def main() -> None:
     parser.add_argument("--hours", type=int, default=24, help="number of hours that the day is sampled at")
     parser.add_argument("--start", default="bnse", help="the starting mix: four letters of b, n, s, e")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--known", type=Path, help="the --json of an earlier run, for the fixed mixes")
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     arguments = parser.parse_args()
     mixes = ["".join(one) for one in combinations_with_replacement("bnse", len(arguments.start))]
@@ -291,6 +300,7 @@ def main() -> None:
     rates = _rates(arguments.hours)
     fixed: dict[str, dict[int, float]] = {mix: {} for mix in mixes}
     days: list[Day] = []
+    times: dict[str, list[float]]
     initial = (arguments.folder, arguments.hours, arguments.seed)
     with get_context("spawn").Pool(len(os.sched_getaffinity(0)), _start_worker, initial) as workers:
 
@@ -301,15 +311,17 @@ def main() -> None:
                 else:
                     fixed[mix][hour] = result
 
-        scouted = range(0, arguments.hours, _EVERY)
-        run([(arguments.start, None), *((mix, hour) for mix in mixes for hour in scouted)])
-        ranked = sorted(
-            mixes, key=lambda mix: np.average([fixed[mix][hour] for hour in scouted], weights=rates[::_EVERY])
-        )
-        finalists = {first, *ranked[:_FINALISTS]}
-        run([(mix, hour) for mix in finalists for hour in range(arguments.hours) if hour not in scouted])
+        if arguments.known is not None:
+            times = json.loads(arguments.known.read_text("utf-8"))["fixed"]
+            run([(arguments.start, None)])
+        else:
+            scouted = range(0, arguments.hours, _EVERY)
+            run([(arguments.start, None), *((mix, hour) for mix in mixes for hour in scouted)])
+            means = {mix: np.average([fixed[mix][hour] for hour in scouted], weights=rates[::_EVERY]) for mix in mixes}
+            finalists = {first, *sorted(mixes, key=means.__getitem__)[:_FINALISTS]}
+            run([(mix, hour) for mix in finalists for hour in range(arguments.hours) if hour not in scouted])
+            times = {mix: [fixed[mix][hour] for hour in range(arguments.hours)] for mix in finalists}
     (day,) = days
-    times = {mix: [fixed[mix][hour] for hour in range(arguments.hours)] for mix in finalists}
     mean = {mix: float(np.average(values, weights=rates)) for mix, values in times.items()}
     best, start = min(mean, key=mean.__getitem__), first
     own = float(np.average(day.means_s, weights=rates))

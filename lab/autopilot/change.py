@@ -133,7 +133,7 @@ class Changer:
         """
         running = dict(fleet)
         while waiting := [number for number, step in enumerate(change.steps) if not step.done]:
-            number = await self._least_busy(change, waiting)
+            number = await asyncio.to_thread(self._next, change, waiting, running)
             step = change.steps[number]
             await self._until_allowed(step.backend, running)
             try:
@@ -149,9 +149,14 @@ class Changer:
         change.ended_s = time.time()
         self.journal.write()
 
-    async def _least_busy(self, change: Change, waiting: list[int]) -> int:
-        backends = await self.gateway.backends()
-        return min(waiting, key=lambda number: backends[change.steps[number].backend]["in_flight"])
+    def _next(self, change: Change, waiting: list[int], running: Mapping[str, Speculation]) -> int:
+        """Return the step of the replica without which the others serve most."""
+
+        def without(number: int) -> float:
+            out = change.steps[number].backend
+            return self.floor.capacity({name: runs for name, runs in running.items() if name != out})
+
+        return max(waiting, key=without) if len(waiting) > 1 else waiting[0]
 
     async def _until_allowed(self, backend: str, running: Mapping[str, Speculation]) -> None:
         end_s = time.monotonic() + self.patience_s

@@ -103,7 +103,15 @@ def propose(
     """
     now = [(one.method, one.config) for one in present.values()]
     planned = plan(
-        requests, calibration, len(present), present=now, policy=policy, methods=methods, budget=budget, jobs=jobs
+        requests,
+        calibration,
+        len(present),
+        present=now,
+        policy=policy,
+        methods=methods,
+        reason=False,
+        budget=budget,
+        jobs=jobs,
     )
     if planned.plan is None:
         raise ValueError("no method that was tried fits into the memory of the GPUs")

@@ -79,13 +79,16 @@ class Recorded:
             first, size = np.linspace(0, size - _PART, _PARTS).round().astype(int), _PART
         begins, ends = at_s[first[: len(at_s)]], at_s[(first + size - 1)[: len(at_s)]]
 
-        def is_in(one: TraceRecord) -> bool:
+        pause_s = float(np.mean(ends - begins)) / size if len(begins) else 0.0
+        shifts_s = np.cumsum(np.append(0.0, begins[1:] - ends[:-1] - pause_s))
+        placed = []
+        for one in usable():
             stretch = int(np.searchsorted(begins, one.arrived_at or 0.0, "right")) - 1
-            return stretch >= 0 and bool(ends[stretch] >= (one.arrived_at or 0.0))
-
-        kept = sorted(filter(is_in, usable()), key=lambda one: one.arrived_at or 0.0)
+            if stretch >= 0 and (one.arrived_at or 0.0) <= ends[stretch]:  # one stretch follows the other
+                placed.append(((one.arrived_at or 0.0) - float(shifts_s[stretch]), one))
+        placed.sort(key=lambda pair: pair[0])
         # A sample of a Poisson stream is one with a lower rate: time runs faster, so that the load is right.
-        return [replay_request(one, self.sample * (one.arrived_at or 0.0), self.default_temperature) for one in kept]
+        return [replay_request(one, self.sample * at_s, self.default_temperature) for at_s, one in placed]
 
 
 def seen(records: Iterable[TraceRecord], sample: float = 1.0) -> list[Seen]:

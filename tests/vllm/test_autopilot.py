@@ -122,7 +122,8 @@ async def test_a_baseline_becomes_a_drafting_replica_and_no_stream_is_lost(
     changes = json.loads((folder / "out.json").read_text())["changes"]
     assert changes["plain"]["after"]["method"] == now["plain"]["method"] != "baseline"
     assert {name for name, found in now.items() if found["pid"] != before[name]} == set(changes)
-    assert all(found["state"] == "up" and found["restarts"] == 0 for found in now.values())
+    assert all(found["state"] in ("up", "recovering") and found["restarts"] == 0 for found in now.values())
+    await asyncio.to_thread(served.wait_up)  # slow start is over
     assert "# to begin with" in (folder / "pool.yaml").read_text()
     drafted = served.metric("gateway_drafted_tokens_total", backend="plain")
     assert await code(client, 0, {"x-gateway-backend": "plain"}) == ("length", TOKENS)
