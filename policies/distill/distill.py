@@ -35,7 +35,7 @@ from policies.rules.rule import BACKEND, Rule
 LEVELS = (1.0, 6.0, 24.0, 80.0)
 """Mean requests in flight per backend at which choices are compared."""
 
-MAX_LEAVES = 12
+MAX_LEAVES = 8
 
 _UNDECLARED = 0.5
 """Relative weight of the copies of the requests that declare neither workload nor template."""

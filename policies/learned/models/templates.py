@@ -108,5 +108,5 @@ def fitted_templates(buckets: Mapping[Key, Sums]) -> frozenset[str]:
     for key, sums in buckets.items():
         if template := key[TEMPLATE]:
             counts[template] = counts.get(template, 0.0) + sums[0]
-    often = (template for template, count in counts.items() if count >= PROMPTS)
+    often = [template for template, count in counts.items() if count >= PROMPTS]
     return frozenset(nlargest(MOST, often, key=counts.__getitem__))
