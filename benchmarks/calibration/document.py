@@ -54,11 +54,11 @@ that repeated its runs (Apertus).
 """
 
 _HELD_OUT = """\
-Tokens per second are predicted twice for figures that nothing was fitted on: at other concurrencies than those fitted \
-on, for all methods; and for adaptive verification at every concurrency by step times fitted anew to the runs without \
-speculation and with a fixed k. The crossing point is the concurrency from which on a method is slower than none, \
-interpolated between those measured; the calibrations were fitted on every second one. Curves that cross in neither or \
-that never pay are left out.
+Tokens per second are predicted twice for figures that nothing was fitted on: for the reported part, which in the \
+sweeps is every second concurrency; and for adaptive verification at every concurrency by step times fitted anew to \
+the runs without speculation and with a fixed k. The crossing point is the concurrency from which on a method is \
+slower than none, interpolated between those measured; the calibrations were fitted on every second one. Curves \
+that cross in neither or that never pay are left out.
 
 """
 

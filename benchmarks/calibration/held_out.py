@@ -102,7 +102,7 @@ def _throughput(reported: Sequence[Row], left_out: Sequence[Row]) -> str:
         "|---|---|---|---|---|",
         f"| *aim* | | | <= {AIMS[0]:.0%} | |",
     ]
-    for fitted_on, rows in (("other concurrencies", reported), ("no speculation and fixed k", left_out)):
+    for fitted_on, rows in (("the fitting part", reported), ("no speculation and fixed k", left_out)):
         figures = [row for row in rows if row.quantity == "output_tok_s"]
         for source in (*sorted({row.group.source for row in figures}), "all"):
             errors = [abs(row.error) for row in figures if source in ("all", row.group.source)]

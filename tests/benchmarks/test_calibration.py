@@ -66,7 +66,7 @@ def test_held_out_errors_are_those_of_what_was_not_fitted() -> None:
     reported = [Row("report", GROUP, "eagle", "output_tok_s", 100.0, simulated, given=False) for simulated in (90, 105)]
     left_out = [Row("report", GROUP, "dspark k<=7", "output_tok_s", 100.0, 80.0, given=False)]
     lines = tables(reported, curve({1: 2.0, 4: 1.25, 16: 0.8}, {1: 2.0, 4: 1.0, 16: 0.8}), left_out).splitlines()
-    assert "| made-up | other concurrencies | 2 | 7.5% | 10% |" in lines
+    assert "| made-up | the fitting part | 2 | 7.5% | 10% |" in lines
     assert "| made-up | no speculation and fixed k | 1 | 20.0% | 20% |" in lines
     assert "| all | 1 | 2.00 | 0 of 1 | 2.00 |" in lines
 
