@@ -16,7 +16,7 @@ from policies.learned.models.acceptance import ACCEPTANCE, ARM, arm_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH
 from policies.learned.models.prior import StepCost, expected_step
-from policies.learned.models.step_time import STEPS, TERMS
+from policies.learned.models.step_time import STEPS, TERMS, of_backends
 from policies.learned.policy import Learned
 from policies.statistics import Sums
 
@@ -46,7 +46,7 @@ def add_learned(
         for each in candidates
     }
     fitted = policy.fitted(priors)
-    steps = policy.statistics.buckets(STEPS)
+    steps = of_backends(policy.statistics.buckets(STEPS))
     answers: dict[str, float] = {}
     for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
         answers[key[ARM]] = answers.get(key[ARM], 0.0) + sums[0]
@@ -57,7 +57,7 @@ def add_learned(
             backend,
             answers=answers.get(arm_of(by_name[backend.name]), 0.0),
             noise=fitted.acceptance.spread(arm_of(by_name[backend.name])),
-            steps=_steps(steps.get((backend.name,)), fitted.steps[backend.name]),
+            steps=_steps(steps.get(backend.name), fitted.steps[backend.name]),
             is_silent=backend.name in policy.drafters.silent,
             baseline_cost=expected_step(calibrations[backend.name], Method.BASELINE, 0),
             cost_by_k=_costs(calibrations[backend.name], backend),

@@ -13,7 +13,16 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.load_policy import LoadSettings
 from policies.learned.models.buckets import Key
 from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import STEPS, fit_scale, fit_steps, observation, seconds, terms
+from policies.learned.models.step_time import (
+    STEPS,
+    fit_levels,
+    fit_scale,
+    fit_steps,
+    observation,
+    of_backends,
+    seconds,
+    terms,
+)
 from policies.learned.policy import Learned, LearnedSettings
 from policies.roles import Stateful
 from policies.statistics import Row, Statistics, Sums
@@ -133,6 +142,25 @@ def test_an_engine_restarted_with_other_settings_is_learned_again() -> None:
     fitted = fit_steps(statistics.buckets(STEPS), {"a": PRIOR})["a"]
     load = terms(8, 8000, 0)
     assert seconds(fitted, load) == pytest.approx(seconds(PRIOR.scaled(2.0), load), rel=0.15)
+
+
+def test_each_level_is_fitted_towards_the_backend_and_the_backend_to_all_of_them() -> None:
+    """Steps at one k take twice as long as the calibration says, at the other 1.2 times."""
+    rng = np.random.default_rng(9)
+    buckets = {
+        ("a", "0"): _observe(PRIOR.scaled(2.0), _loads(rng, 200), rng),
+        ("a", "3"): _observe(PRIOR.scaled(1.2), _loads(rng, 200), rng),
+        ("a",): _observe(PRIOR.scaled(1.6), _loads(rng, 50), rng),
+    }
+    costs = fit_steps(buckets, {"a": PRIOR})
+    levels = fit_levels(buckets, costs)
+    load = terms(8, 8000, 0)
+    once_s = seconds(PRIOR, load)
+    assert seconds(costs["a"], load) == pytest.approx(1.6 * once_s, rel=0.1)
+    assert seconds(levels["a", "0"], load) == pytest.approx(2.0 * once_s, rel=0.05)
+    assert seconds(levels["a", "3"], load) == pytest.approx(1.2 * once_s, rel=0.05)
+    assert set(levels) == {("a", "0"), ("a", "3")}
+    assert of_backends(buckets)["a"][0] == 450.0
 
 
 def test_only_a_learning_policy_has_statistics() -> None:
