@@ -18,7 +18,8 @@ from lab.report.scale import Axis
 
 _MOST_DRAWN = 6
 _ABOUT_GROUPS = (
-    "Tokens per step of each kind, with all replicas of that kind. The parts of the loss add up to the whole."
+    "The largest groups. Tokens per step are those of each kind where all replicas are of it; the parts of the loss of "
+    "all requests add up to it."
 )
 
 

@@ -176,12 +176,15 @@ def _plan(
     )
     played = play(found.finalists, split, seeds, run_all)
     chosen = choose(found, played, seeds, objective)
-    rival = found.mixed if len(set(chosen)) == 1 else found.alike
+    ranked = sorted(found.finalists, key=lambda mix: objective.cost(played[mix]))
+    alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
+    mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
+    rival = mixed if chosen == alike else alike
     reason = None
     if options.reason and rival is not None:
         reason = explain(Rivals(chosen, rival, split, run_all, objective), played, seeds, runner.windows)
     results = tuple(judged(chosen, played, seeds, objective))
-    return Plan(runner.kinds, chosen, results, found.alike, found.mixed, present, found.tried, found.possible, reason)
+    return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried, found.possible, reason)
 
 
 def _present(replicas: Sequence[Replica], calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:

@@ -165,7 +165,7 @@ class Plan:
         The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
         several methods, and the present mix, the best first after the plan.
     alike, mixed, present
-        The best mix of the search with all replicas alike, the best one of several methods, and the present mix.
+        The best mix judged with all replicas alike, the best one of several methods, and the present mix.
     tried, possible
         Number of mixes tried, and of all mixes.
     reason
