@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import pytest
@@ -15,6 +15,7 @@ from gateway.state.store import Store
 from lab.replay.simulate import outcome_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.buckets import key_of
+from policies.learned.models.templates import PROMPTS
 from policies.learned.policy import Learned, LearnedSettings
 from tests.gateway.state.conftest import Stores
 from tests.support.simulated import Call, calls, replicas
@@ -48,6 +49,13 @@ class Gateway:
         self.ledger.settle()
 
 
+def _know_templates(policy: Learned, requests: Sequence[Call]) -> None:
+    """Show the templates of all requests to a policy: each gateway would know one a few requests later than another."""
+    for call in requests:
+        for tokens in range(PROMPTS):
+            policy.templates.key(replace(call.features, prompt_tokens=tokens))
+
+
 def _simulated(requests: Sequence[Call], pool: list[Replica]) -> list[Completion]:
     """Return the outcomes of requests served by the replicas in turn, in order of arrival."""
     fleet = Fleet(pool, 0)
@@ -74,6 +82,8 @@ def test_three_gateways_predict_as_one_with_all_of_their_traffic(stores: Stores)
     clock, requests, pool = Clock(), calls(300, 10.0, 1), replicas()
     one, *three = [Gateway.create(stores.open(), clock, seed) for seed in range(1 + GATEWAYS)]
     alone = Gateway.create(stores.open(), clock, 9)
+    for gateway in (one, *three, alone):
+        _know_templates(gateway.policy, requests)
     for number, (call, ended) in enumerate(zip(requests, _simulated(requests, pool), strict=True)):
         replica = pool[ended.replica]
         one.serve(call, replica, ended)

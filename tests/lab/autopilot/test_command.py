@@ -19,7 +19,7 @@ from lab.autopilot.journal import Change, Journal, Speculation, Step
 from lab.autopilot.options import AutopilotOptions
 from lab.autopilot.restart import OfGateway
 from lab.autopilot.run import run_autopilot
-from lab.trace import TraceRecord
+from lab.trace import TraceRecord, read_trace
 from lab.trace.write import write_trace
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.served_upstream import TOKENS
@@ -107,6 +107,9 @@ async def test_replicas_change_one_by_one_and_no_request_is_lost(tmp_path: Path)
             assert (status, "at least 500 requests" in said) == (0, True), said
             for _ in range(18):
                 assert {*await asyncio.gather(*[send(client) for _ in range(30)])} == {"whole"}
+            await eventually(
+                lambda: sum(1 for _ in read_trace([*(tmp_path / "records").iterdir()], format="gateway")) > 18 * 30
+            )
             status, said = await autopilot()
             assert (status, "dry run" in said, "baseline  ->  ngram" in said) == (0, True, True), said
             assert (path.read_text(), path.with_name("pool.yaml.autopilot.json").exists()) == (text, False)

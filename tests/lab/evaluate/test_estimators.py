@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -18,6 +19,7 @@ from lab.evaluate.log import LoggedCandidate, features_of, propensities, read_lo
 from lab.trace import TraceCandidate, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies
+from policies.roles import Clocked
 
 POOL = simulated.pool()
 
@@ -182,6 +184,8 @@ def test_propensities_match_the_frequencies_of_choices(name: str, settings: dict
     assert sum(shares) == pytest.approx(1.0)
     draws = 4000
     fresh = build(name, seed=2, **settings)
+    if isinstance(fresh, Clocked):
+        fresh.set_clock(count(step=10.0).__next__)  # so that each prompt has been computed when the next one comes
     counted = Counter(fresh.choose(request, candidates).backend for _ in range(draws))
     for share, candidate in zip(shares, candidates, strict=True):
         assert counted[candidate.name] / draws == pytest.approx(share, abs=4 * 0.5 / draws**0.5)
