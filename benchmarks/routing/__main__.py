@@ -16,117 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 
-import numpy as np
-
-from benchmarks.routing.ground import (
-    COUNTED,
-    LOADS,
-    LONGEST_TOKENS,
-    MIXES,
-    POOLS,
-    WARMUP,
-    Ground,
-    Task,
-    drawn,
-    ground_of,
-    pool_of,
-    prepare,
-    timed,
-)
-from benchmarks.routing.peers import Greedy, LatencyRegression
+from benchmarks.routing.ground import LOADS, LONGEST_TOKENS, MIXES, POOLS, Task
+from benchmarks.routing.play import play_in_worker, start_worker
 from benchmarks.routing.report import report
-from lab.replay.simulate import replay, set_learned
-from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
-from policies.balancing.round_robin import RoundRobin
-from policies.balancing.static import Static, StaticSettings
-from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.settings import Objective
-from policies.policy import Policy, PolicySettings
-from policies.rules.policy import Thresholds, ThresholdSettings
-
-SLO_SHARE = 1 / 3
-"""Share of requests with an SLO."""
-
-
-def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]:
-    """Return a function per policy that makes a new instance."""
-    seed = task.seed
-
-    def warm() -> Learned:
-        policy = Learned(LearnedSettings(seed=seed))
-        set_learned(policy, ground.warm[task.pool], 0.0)
-        return policy
-
-    factories: dict[str, Callable[[], Policy | None]] = {
-        "least_loaded": lambda: LeastLoaded(LoadSettings(seed=seed)),
-        "round_robin": lambda: RoundRobin(PolicySettings()),
-        "thresholds": lambda: Thresholds(ThresholdSettings(seed=seed)),
-        "greedy": lambda: Greedy(LearnedSettings(seed=seed)),
-        "latency_regression": lambda: LatencyRegression(PolicySettings()),
-        "learned": lambda: Learned(LearnedSettings(seed=seed)),
-        "learned warm": warm,
-        "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
-        "oracle": lambda: None,
-    }
-    for method in sorted({method for method, _ in POOLS[task.pool][1]}):
-        factories[f"all to {method}"] = lambda method=method: Static(  # type: ignore[misc]
-            StaticSettings(method=method, seed=seed)
-        )
-    return factories
-
-
-def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
-    """Play one run of arrivals with every policy; return the figures of each policy."""
-    prepare(ground, task.pool)
-    requests = timed(ground, task, drawn(ground.requests, task.mix, WARMUP + COUNTED, Random(task.seed)))
-    factories = makers(ground, task)
-    factories["learned goodput"] = lambda: Learned(LearnedSettings(seed=task.seed, objective=Objective.GOODPUT))
-    plain = replay(pool_of(task.pool), requests, factories["least_loaded"](), seed=task.seed, warmup=WARMUP)
-    bound_s = float(np.nanmedian(plain.tpot_s))
-    has_slo = np.random.default_rng(task.seed).random(len(requests)) < SLO_SHARE
-    requests = [
-        replace(request, features=replace(request.features, slo_tpot_s=bound_s)) if with_slo else request
-        for request, with_slo in zip(requests, has_slo, strict=True)
-    ]
-    figures = {}
-    for name, make in factories.items():
-        began = time.process_time()
-        played = replay(pool_of(task.pool), requests, make(), seed=task.seed, warmup=WARMUP)
-        after_shift = played.e2e_s[COUNTED // 2 + 300 :] if task.mix == "drifting" else np.array([math.nan])
-        figures[name] = {
-            "mean": float(played.e2e_s.mean()),
-            "p50": float(np.median(played.e2e_s)),
-            "p99": float(np.percentile(played.e2e_s, 99)),
-            "ttft": float(played.ttft_s.mean()),
-            "tpot": float(np.nanmean(played.tpot_s)),
-            "kept": float((~(played.tpot_s > bound_s))[has_slo[WARMUP:]].mean()),
-            "after_shift": float(after_shift.mean()),
-            "cpu_s": time.process_time() - began,
-        }
-    figures["distilled"]["predicted_kept"] = ground.distilled[task.pool].kept_share or math.nan
-    return figures
-
-
-_ground: list[Ground] = []
-
-
-def _start_worker(folder: Path, azure: Path | None, tune: bool, longest_tokens: int) -> None:
-    _ground[:] = [ground_of(folder, azure, tune, longest_tokens)]
-
-
-def _play(task: Task) -> tuple[Task, dict[str, dict[str, float]]]:
-    return task, play(_ground[0], task)
 
 
 def tasks_of(seeds: int, *, quick: bool, azure: bool) -> list[Task]:
@@ -160,8 +57,8 @@ def main() -> None:
     results = {}
     count = len(os.sched_getaffinity(0))
     initial = (arguments.folder, arguments.azure, arguments.tune, arguments.longest)
-    with get_context("spawn").Pool(count, _start_worker, initial) as workers:
-        for number, (task, figures) in enumerate(workers.imap_unordered(_play, tasks), 1):
+    with get_context("spawn").Pool(count, start_worker, initial) as workers:
+        for number, (task, figures) in enumerate(workers.imap_unordered(play_in_worker, tasks), 1):
             results[task] = figures
             print(f"\r{number} of {len(tasks)}", end="", file=sys.stderr, flush=True)
     ordered = {task: results[task] for task in tasks}

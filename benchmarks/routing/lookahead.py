@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from backends.simulator.engine.fleet import Replica
-from benchmarks.routing.__main__ import makers
+from benchmarks.routing.play import makers
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay

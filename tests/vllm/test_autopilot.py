@@ -80,6 +80,7 @@ async def code(client: AsyncOpenAI, number: int, headers: dict[str, str] | None 
     return reason, tokens
 
 
+@pytest.mark.slow
 async def test_a_baseline_becomes_a_drafting_replica_and_no_stream_is_lost(
     served: Served, client: AsyncOpenAI, folder: Path
 ) -> None:
