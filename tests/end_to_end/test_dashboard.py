@@ -30,7 +30,7 @@ async def _load(client: openai.AsyncOpenAI, requests: int) -> None:
                 model=MODEL,
                 messages=[
                     {"role": "system", "content": f"You write {workload}. {SECRET}"},
-                    {"role": "user", "content": f"{SECRET} {'again ' * (number % 8)}{number}"},
+                    {"role": "user", "content": f"{SECRET} {number}"},
                 ],
                 temperature=temperature,
                 max_tokens=24,

@@ -58,8 +58,8 @@ def test_speedups_are_those_of_the_fitted_models() -> None:
 def test_requests_are_those_observed() -> None:
     policy = _learned()
     belief = belief_of(policy, _pool(*PARTS), 1.0)
-    # The first requests of each template are in groups without one, which are too small to be shown.
-    assert sum(group.requests for group in belief.groups) == pytest.approx(400, rel=0.06)
+    # The first request of each template is in a group without one, which is too small to be shown.
+    assert sum(group.requests for group in belief.groups) == pytest.approx(400, rel=0.02)
     for group in belief.groups:
         assert sum(backend.requests for backend in group.backends) == pytest.approx(group.requests)
 

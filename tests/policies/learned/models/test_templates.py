@@ -1,4 +1,4 @@
-"""Which templates are told apart: those that several different prompts have shared."""
+"""Which templates are told apart: those that have come again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.models.buckets import TEMPLATE
 from policies.learned.models.length import LENGTH
-from policies.learned.models.templates import PROMPTS, Templates
+from policies.learned.models.templates import REQUESTS, Templates
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 from tests.support.simulated import fit
@@ -29,39 +29,18 @@ def known(templates: Templates, request: RequestFeatures) -> bool:
     return bool(templates.key(request, counts=False)[TEMPLATE])
 
 
-def test_several_prompts_with_the_same_head_make_a_template() -> None:
+def test_prompts_with_the_same_head_make_a_template() -> None:
     templates = Templates()
-    for number in range(PROMPTS):
+    for number in range(REQUESTS):
         request = chat("Translate into French:\n" + "word " * (10 + number))
         assert not known(templates, request)
         templates.key(request)
     assert known(templates, chat("Translate into French:\nsomething else"))
-    ids = [token_ids(*range(40), *range(number)) for number in range(PROMPTS)]
+    ids = [token_ids(*range(40), *range(number)) for number in range(REQUESTS)]
     for request in ids:
         assert not known(templates, request)
         templates.key(request)
     assert known(templates, ids[0])
-
-
-def test_one_prompt_makes_none_however_often_it_is_sent() -> None:
-    templates = Templates()
-    for _ in range(50):
-        templates.key(chat("Why is the sky blue?"))
-        templates.key(token_ids(*range(100)))
-    assert not known(templates, chat("Why is the sky blue?"))
-    assert not known(templates, token_ids(*range(100)))
-
-
-def test_the_turns_of_a_conversation_are_one_prompt() -> None:
-    templates = Templates()
-    for turns in range(1, 20, 2):
-        request = chat("Why is the sky blue?", *["and then " * number for number in range(1, turns)])
-        templates.key(request)
-        assert not known(templates, request)
-    agent = [chat("Example of a task", "Example of an answer", "Task " * number) for number in range(1, PROMPTS + 1)]
-    for request in agent:  # each has several messages, the first of which never changes
-        templates.key(request)
-    assert known(templates, agent[0])
 
 
 def test_templates_of_the_statistics_are_known() -> None:
@@ -73,8 +52,8 @@ def test_templates_of_the_statistics_are_known() -> None:
 def test_what_is_counted_and_known_has_a_bound() -> None:
     templates = Templates(most=8)
     for number in range(100):
-        for tokens in range(PROMPTS if number % 2 else 1):
-            templates.key(RequestFeatures("m", Endpoint.CHAT, template=f"{number:08x}", prompt_tokens=tokens))
+        for _ in range(REQUESTS if number % 2 else 1):
+            templates.key(RequestFeatures("m", Endpoint.CHAT, template=f"{number:08x}"))
     assert len(templates._known) == 8
     assert len(templates._counted) <= 8
     assert f"{99:08x}" in templates._known
@@ -96,7 +75,7 @@ def test_one_off_prompts_do_not_fill_the_statistics() -> None:
     for key, sums in policy.statistics.buckets(LENGTH).items():
         counts[key[TEMPLATE]] = counts.get(key[TEMPLATE], 0.0) + sums[0]
     assert len(counts) == 2
-    assert sorted(map(round, counts.values())) == [60 - PROMPTS + 1, 60 + PROMPTS - 1]
+    assert sorted(map(round, counts.values())) == [60 - REQUESTS + 1, 60 + REQUESTS - 1]
     fresh = Learned(LearnedSettings(seed=0))
     fresh.statistics.set_others(policy.statistics.own())
     fit(fresh)
