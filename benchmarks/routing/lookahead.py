@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from backends.simulator.engine.fleet import Replica
-from benchmarks.routing.play import makers
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, timed
+from benchmarks.routing.play import makers
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import RequestFeatures
