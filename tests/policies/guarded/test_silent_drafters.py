@@ -10,7 +10,7 @@ from backends.speculation import Method
 from policies.guarded.silent_drafters import REST_S, SilentDrafters
 
 ARM = "eagle3:3"
-NOTHING = ((), 1.0, False, 0.0)
+NOTHING = ((), 1.0, 1.0, False, 0.0)
 
 
 def observe(drafters: SilentDrafters, *observed: float, expected: float | None = 2.4, now_s: float = 0.0) -> int:
