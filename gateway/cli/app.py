@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gateway.cli.check import check, read_pool
-from gateway.cli.extras import require
+from gateway.cli.check import check
 from gateway.cli.group import CommandGroup
 from gateway.cli.import_ import app as import_
 from gateway.cli.init import init
+from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
 from gateway.cli.schema import schema
-
-if TYPE_CHECKING:
-    from gateway.config.settings import PoolSettings
+from gateway.cli.serve import serve_pool
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
@@ -62,23 +60,7 @@ def serve(
     if context.invoked_subcommand is not None:
         context.obj = config
         return
-    options = {"host": host, "port": port, "workers": workers}
-    overrides = {name: value for name, value in options.items() if value is not None}
-
-    def load() -> PoolSettings:
-        settings = read_pool(config)
-        return settings.model_copy(update={"server": settings.server.model_copy(update=overrides)})
-
-    settings = load()
-    if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
-        require("simulator", "numba")
-
-    if settings.telemetry.otlp is not None:
-        require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-
-    from gateway.service.run import serve as run
-
-    raise typer.Exit(run(settings, config, load))
+    raise typer.Exit(serve_pool(config, {"host": host, "port": port, "workers": workers}))
 
 
 def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
@@ -91,6 +73,7 @@ def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
 _register("init", init)
 _register("check", check)
 _register("schema", schema)
+_register("picker", picker)
 _register("policy", policy)
 _register("import", import_)
 for _entry in sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name):

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 from backends.backend import Backend, State
 from backends.http.client import Call, UpstreamError
@@ -42,7 +42,15 @@ _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health ch
 
 
 class Exchange:
-    """One request from arrival to outcome."""
+    """One request from arrival to outcome.
+
+    Attributes
+    ----------
+    is_relayed
+        Whether the gateway itself sends the request, and can send it again.
+    """
+
+    is_relayed: ClassVar[bool] = True
 
     __slots__ = (
         "_deadline_s",
@@ -112,7 +120,7 @@ class Exchange:
         self._routed, endpoint, observers = routed, self.delivery.endpoint, self.delivery.observers
         if relay.reporter is not None:
             observers.extend(relay.reporter.follow(inbound, self.delivery.request_id))
-        if routed.model.rescue and not headers.routing_headers.backend:
+        if routed.model.rescue and self.is_relayed and not headers.routing_headers.backend:
             self._handover = handover_for(relay, inbound, self.delivery.request_id, endpoint, routed, observers)
         routed.model.traffic.arrive(now_s)
         routed.model.traffic.in_flight += 1
@@ -207,27 +215,31 @@ class Exchange:
         return self._relay.router.candidates(self._routed, headers.client, routing_headers, tried, may_try=may_try)
 
     def _send(self, candidates: list[Backend]) -> None:
-        relay, inbound, headers, routed = self._relay, self._inbound, self._inbound.request_headers, self._routed
+        relay, inbound, routed, delivery = self._relay, self._inbound, self._routed, self.delivery
         assert routed is not None
-        delivery = self.delivery
-        decision = relay.router.choose(routed, candidates, headers.routing_headers)
+        decision = relay.router.choose(routed, candidates, inbound.request_headers.routing_headers)
         upstream = routed.model.upstreams[decision.backend]
         attempt = self.attempt = Attempt(upstream, decision, relay.pool.recovery)
         delivery.answer = None
         self._times.first_s = 0.0
         for observer in delivery.observers:
             observer.on_send(decision, candidates)
-        body = inbound.body if self._handover is None else self._handover.rescue.request.body
-        head = head_for(upstream, relay, inbound, delivery.request_id, inbound.target, body)
         attempt.take()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(
                 attempt.last_read_s - inbound.arrived_s - self._times.waited_s
             )
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        method, once = headers.method, not self._may_repeat()
-        receiver, is_head = self.reception(), method == "HEAD"
-        attempt.call = upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)
+        attempt.call = self.call(attempt, candidates)
+
+    def call(self, attempt: Attempt, candidates: list[Backend]) -> Call:
+        """Send the request to the backend of an attempt, which was chosen among the candidates."""
+        relay, inbound, handover, upstream = self._relay, self._inbound, self._handover, attempt.upstream
+        body = inbound.body if handover is None else handover.rescue.request.body
+        head = head_for(upstream, relay, inbound, self.delivery.request_id, inbound.target, body)
+        receiver, is_head = self.reception(), inbound.request_headers.method == "HEAD"
+        once = not self._may_repeat()
+        return upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)
 
     def reception(self) -> Reception:
         """Return the receiver for the answer of the present attempt."""
@@ -269,6 +281,8 @@ class Exchange:
         attempt, headers = self.attempt, self._inbound.request_headers
         assert attempt is not None
         if self.delivery.has_begun or self._retried is not None or headers.routing_headers.backend:
+            return False
+        if not self.is_relayed:
             return False
         if kind != "connect" and not self._may_repeat():
             return False

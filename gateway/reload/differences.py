@@ -11,7 +11,16 @@ from gateway.config.settings import BackendSettings, KeySettings, PoolSettings
 
 _HIDDEN = frozenset({"key", "sha256", "env", "api_key", "hash_salt", "redis"})
 """Keys whose values are secrets, or may contain some."""
-_RESTART = ("server.host", "server.port", "server.workers", "admin.listen", "state", "recorder", "telemetry")
+_RESTART = (
+    "server.host",
+    "server.port",
+    "server.workers",
+    "admin.listen",
+    "picker.listen",
+    "state",
+    "recorder",
+    "telemetry",
+)
 """Beginnings of the keys that take effect at a start only."""
 _MOST_CHARS = 200
 

@@ -41,6 +41,7 @@ from gateway.telemetry.log_format import configure_logging
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
+_PICKER_OPTION = "--listen"
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
@@ -65,16 +66,22 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
     raise_open_file_limit()
     server, admin = settings.server, settings.admin
     sockets: list[socket.socket] = []
+    picker = settings.picker
     wanted = [(server.host, server.port, "--host and --port")]
     wanted += [] if admin.listen is None else [(*address_of(admin.listen), "admin.listen")]
+    wanted += [] if picker is None else [(*address_of(picker.listen), _PICKER_OPTION)]
     with contextlib.ExitStack() as stack:
         for host, port, options in wanted:
+            is_shared = server.workers > 1 or options == _PICKER_OPTION  # gRPC opens its own sockets
             try:
-                sockets.append(stack.enter_context(listen(host, port, shared=server.workers > 1)))
+                sockets.append(stack.enter_context(listen(host, port, shared=is_shared)))
             except OSError as error:
                 print(f"{config_path}: cannot listen on {host} port {port}: {error.strerror}", file=sys.stderr)
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
+        if picker is not None:
+            address = _address(sockets.pop())
+            settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
         run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
         serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
         status = uvloop.run(serving.run())
@@ -86,8 +93,24 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
 
 
 def _url(opened: socket.socket) -> str:
+    return f"http://{_address(opened)}"
+
+
+def _address(opened: socket.socket) -> str:
     host, port = opened.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _loaded_with_picker_at(load: Callable[[], PoolSettings], address: str) -> PoolSettings:
+    return _with_picker_at(load(), address)
+
+
+def _with_picker_at(settings: PoolSettings, address: str) -> PoolSettings:
+    """Return the settings with the port that was picked for the endpoint picker, if it may be any."""
+    picker = settings.picker
+    if picker is None or address_of(picker.listen)[1] != 0:
+        return settings
+    return settings.model_copy(update={"picker": picker.model_copy(update={"listen": address})})
 
 
 class _Serving:

@@ -13,17 +13,20 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from backends.http.request_head import HeadLimits
 from backends.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.config.settings.server import ServerSettings
-from gateway.frontend.http import HttpFrontend
+from gateway.frontend.http import App, HttpFrontend
 from gateway.service.app import Application
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
+
+if TYPE_CHECKING:
+    from gateway.picker.server import PickerServer
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class Server(uvicorn.Server):
         self._drain_s = gateway.settings.server.drain_s
         self._admin_frontend: HttpFrontend | None = None
         self._admin_http: HttpServer | None = None
+        self._picker: PickerServer | None = None
         app = Application(gateway, worker_messages)
         super().__init__(
             uvicorn.Config(
@@ -127,6 +131,8 @@ class Server(uvicorn.Server):
         self._watch = asyncio.get_running_loop().create_task(_watch_open_files())
         if self._admin_socket is not None and self.started:
             self._admin_server = await self._serve_admin(self._admin_socket)
+        if self._gateway.settings.picker is not None and self.started:
+            self._picker = await _serve_picker(self._gateway, self._app.own)
         if self._has_process:
             tune_garbage_collector()
         if self._on_started is not None and self.started:
@@ -158,6 +164,8 @@ class Server(uvicorn.Server):
         """Stop serving."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._picker is not None:
+            await self._picker.stop(self._drain_s)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -172,9 +180,20 @@ class Server(uvicorn.Server):
             self.force_exit = True
             return
         self.should_exit = True
+        if self._picker is not None:
+            self._picker.drain()
         for drained in self._gateway.on_drain:
             drained()
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
+
+
+async def _serve_picker(gateway: Gateway, own: App) -> PickerServer:
+    from gateway.picker.server import PickerServer  # needs the extra [picker]
+
+    assert gateway.settings.picker is not None
+    picker = PickerServer(gateway, own)
+    await picker.start(gateway.settings.picker.listen)
+    return picker
 
 
 def server_limits(settings: ServerSettings) -> ServerLimits:

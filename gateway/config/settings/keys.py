@@ -42,7 +42,8 @@ class _KeyOrDigest(Settings):
         return None if self.sha256 is None else bytes.fromhex(self.sha256)
 
 
-def _checked_address(text: str) -> str:
+def checked_address(text: str) -> str:
+    """Return the text if it is `host:port`; raises as `address_of`."""
     address_of(text)
     return text
 
@@ -172,7 +173,7 @@ class AdminSettings(_KeyOrDigest):
 
     key: Secret = None
     sha256: Digest | None = None
-    listen: Annotated[str, AfterValidator(_checked_address)] | None = None
+    listen: Annotated[str, AfterValidator(checked_address)] | None = None
     metrics: bool = False
 
     @classmethod

@@ -19,6 +19,7 @@ from gateway.config.settings.clients import CorsSettings, PathPattern
 from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings
 from gateway.config.settings.model import ModelSettings
+from gateway.config.settings.picker import PickerSettings
 from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import State, StateSettings
@@ -52,6 +53,8 @@ class PoolSettings(Settings):
         Web pages that may use the gateway from a browser; null leaves CORS to the engines.
     recorder
         Recording of requests; null records nothing.
+    picker
+        The endpoint picker, which `gateway picker` serves.
     state
         Store of learned statistics and rules; `none` keeps nothing.
     telemetry
@@ -69,6 +72,7 @@ class PoolSettings(Settings):
     dashboard: DashboardSettings = DashboardSettings()
     paths: list[PathPattern] = list(DEFAULT_PATHS)
     cors: CorsSettings | None = None
+    picker: PickerSettings | None = None
     recorder: RecorderSettings | None = None
     state: State = StateSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -1,0 +1,30 @@
+"""`gateway picker`: the policies for a proxy that asks where each request goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.serve import serve_pool
+
+
+def picker(
+    context: typer.Context,
+    *,
+    config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
+    listen: Annotated[str | None, typer.Option(help="Host and port for gRPC; overrides the file.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the gateway itself; overrides the file.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Its port; 0 picks a free one.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; overrides the file.")] = None,
+) -> None:
+    """Serve a pool as an endpoint picker: tell a proxy such as Envoy, over gRPC, which replica each request goes to."""
+    from gateway.config.settings.keys import checked_address
+
+    try:
+        picker = {"listen": listen and checked_address(listen)}
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--listen") from None
+    server = {"host": host, "port": port, "workers": workers}
+    raise typer.Exit(serve_pool(config or context.obj, server, picker))

@@ -1,0 +1,50 @@
+"""Serving a pool file, as the commands that do it share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.cli.check import read_pool
+from gateway.cli.extras import require
+
+if TYPE_CHECKING:
+    from gateway.config.settings import PickerSettings, PoolSettings
+
+
+def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any] | None = None) -> int:
+    """Serve a pool file until a signal; return the exit status.
+
+    Parameters
+    ----------
+    server
+        What overrides the file's `server` section, by key; None overrides nothing.
+    picker
+        The same for `picker`; None serves no endpoint picker.
+    """
+    overrides = {name: value for name, value in server.items() if value is not None}
+
+    def load() -> PoolSettings:
+        settings = read_pool(config)
+        changed = {"server": settings.server.model_copy(update=overrides), "picker": None}
+        return settings.model_copy(update=changed | ({} if picker is None else {"picker": _picker(settings, picker)}))
+
+    settings = load()
+    if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
+        require("simulator", "numba")
+    if settings.telemetry.otlp is not None:
+        require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+    if picker is not None:
+        require("picker", "grpc", "grpc_health", "envoy.service.ext_proc.v3")
+
+    from gateway.service.run import serve
+
+    return serve(settings, config, load)
+
+
+def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:
+    from gateway.config.settings import PickerSettings
+
+    known = PickerSettings() if settings.picker is None else settings.picker
+    return known.model_copy(update={name: value for name, value in overrides.items() if value is not None})

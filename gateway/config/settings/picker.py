@@ -1,0 +1,34 @@
+"""The section `picker`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from gateway.config.settings.base import Settings
+from gateway.config.settings.keys import checked_address
+
+
+class PickerSettings(Settings):
+    """What `gateway picker` serves to a proxy such as Envoy.
+
+    Parameters
+    ----------
+    listen
+        Host and port for gRPC, in clear text.
+    fallbacks
+        How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
+    answers
+        Share of the answers that a policy which learns is to see, from 0 to 1. What records or counts requests sees all
+        of them.
+
+    Examples
+    --------
+    >>> PickerSettings().listen
+    '127.0.0.1:9002'
+    """
+
+    listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
+    fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
+    answers: Annotated[float, Field(ge=0, le=1)] = 1.0

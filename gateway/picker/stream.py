@@ -1,0 +1,355 @@
+"""One stream of ext_proc, which is one HTTP request: what the proxy says of it, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest, ProcessingResponse
+
+from gateway.frontend.asgi import headers_of
+from gateway.http.errors import GatewayError, format_of, request_id_lines, too_large
+from gateway.http.headers import Header, lines_of
+from gateway.http.paths import canonical_path, is_for_clients
+from gateway.picker import messages
+from gateway.picker.destinations import Destinations
+from gateway.picker.exchange import PickedExchange
+from gateway.relay.context import Inbound
+from gateway.routing.model import Upstream
+from gateway.routing.request_headers import RequestHeaders
+
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+log = logging.getLogger(__name__)
+
+_FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
+_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_MARK: Final = b"x-gateway-"
+
+
+class ProtocolError(Exception):
+    """The proxy has sent something that the protocol does not allow."""
+
+
+@dataclass(slots=True)
+class Picking:
+    """What the streams of a process share.
+
+    Attributes
+    ----------
+    own
+        Answers the gateway's own paths.
+    unfinished_bytes
+        Bytes of requests that are not complete yet.
+    """
+
+    gateway: Gateway
+    destinations: Destinations
+    own: httpx.AsyncClient
+    unfinished_bytes: int = 0
+
+
+class Stream:
+    """A request on its way through the proxy.
+
+    Messages are handled as they come. Those to send are queued, and sent in order.
+
+    Attributes
+    ----------
+    has_ended
+        Whether the proxy has been told to answer the client itself: nothing more can be said.
+    """
+
+    def __init__(self, picking: Picking, send: Callable[[ProcessingResponse], Awaitable[None]]) -> None:
+        self._picking = picking
+        self._relay = picking.gateway.relay
+        self._send = send
+        self._unsent: deque[ProcessingResponse] = deque()
+        self._is_handling = False
+        self._sending: asyncio.Task[None] | None = None
+        self._method = ""
+        self._target = b""
+        self._headers: list[Header] = []
+        self._request_headers: RequestHeaders | None = None
+        self._subset: frozenset[str] | None = None
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._has_body = False
+        self._has_trailers = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._inbound: Inbound | None = None
+        self._exchange: PickedExchange | None = None
+        self._response_mode: int = _FULL_DUPLEX
+        self._is_read = False
+        self.has_ended = False
+
+    async def handle(self, message: ProcessingRequest) -> None:
+        """Handle one message of the proxy, and send what there is to send.
+
+        Raises
+        ------
+        ProtocolError
+            If the message cannot come now.
+        """
+        self._is_handling = True
+        kind = message.WhichOneof("request")
+        try:
+            if kind == "response_body":
+                await self._on_response_body(message.response_body)
+            elif kind == "request_body":
+                self._on_request_body(message.request_body)
+            elif kind == "request_headers":
+                await self._on_request_headers(message)
+            elif kind == "response_headers":
+                self._on_response_headers(message)
+            elif kind == "request_trailers":
+                self._has_trailers = True
+                self._on_request_end()
+            elif kind == "response_trailers":
+                self._on_response_trailers()
+            else:
+                raise ProtocolError("a message without headers, body or trailers")
+            await self._flush()
+        finally:
+            self._is_handling = False
+
+    def close(self) -> None:
+        """Handle the end of the stream: that of the request, or because it was cancelled."""
+        self._release_body()
+        if self._exchange is not None:
+            self._exchange.on_close()
+
+    # The request
+
+    async def _on_request_headers(self, message: ProcessingRequest) -> None:
+        if self._method:
+            raise ProtocolError("headers of a second request: expected a stream for each")
+        received = messages.headers_of(message.request_headers.headers)
+        pseudo = {name: value for name, value in received if name.startswith(b":")}
+        self._headers = [header for header in received if not header[0].startswith(b":")]
+        self._method, self._target = pseudo.get(b":method", b"").decode("latin-1"), pseudo.get(b":path", b"")
+        if not (self._method and self._target):
+            raise ProtocolError("request headers without :method and :path")
+        self._subset = messages.subset_of(message.metadata_context)
+        is_last = message.request_headers.end_of_stream
+        access, path = self._relay.access, canonical_path(self._target)
+        try:
+            if message.HasField("protocol_config"):
+                self._response_mode = message.protocol_config.response_body_mode
+                if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
+                    raise _wrong_mode(message.protocol_config.request_body_mode)
+            if access.answers_itself(self._method, self._target, dict(self._headers)):
+                await self._answer_itself(path)
+                return
+            self._request_headers = access.relayed(self._method, self._target, self._headers)
+            length = dict(self._headers).get(b"content-length", b"")
+            if length.isdigit():
+                self._check_size(int(length))
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        if is_last:
+            self._on_request_end()
+            return
+        seconds = self._picking.gateway.settings.server.body_s
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    async def _answer_itself(self, path: str) -> None:
+        """Answer one of the gateway's own paths; those for operators only at its own address."""
+        if not is_for_clients(path):
+            raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
+        answer = await self._picking.own.request(self._method, self._target.decode("latin-1"), headers=self._headers)
+        headers = [header for header in answer.headers.raw if header[0] != b"content-length"]
+        self._put(messages.immediate(answer.status_code, headers, answer.content))
+        self.has_ended = True
+
+    def _on_request_body(self, piece: HttpBody) -> None:
+        if self.has_ended:
+            return
+        if self._request_headers is None or self._inbound is not None:
+            raise ProtocolError("a piece of a request's body before its headers, or after its end")
+        self._has_body = True
+        self._parts.append(piece.body)
+        self._size_bytes += len(piece.body)
+        self._picking.unfinished_bytes += len(piece.body)
+        try:
+            self._check_size(self._size_bytes)
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        if piece.end_of_stream:
+            self._on_request_end()
+
+    def _check_size(self, size_bytes: int) -> None:
+        server = self._picking.gateway.settings.server
+        if size_bytes > server.max_body_bytes:
+            raise too_large(server.max_body_bytes)
+        if self._picking.unfinished_bytes > server.max_unfinished_mib * 2**20:
+            raise GatewayError(
+                503, "Too many requests are being received. Try again shortly.", code="overloaded", retry_after_s=2.0
+            )
+
+    def _on_request_end(self) -> None:
+        """Have a backend chosen, now or when one is free."""
+        if self.has_ended:
+            return
+        headers, picking = self._request_headers, self._picking
+        if headers is None or self._inbound is not None:
+            raise ProtocolError("the end of a request before its headers, or a second one")
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._release_body()
+        self._inbound = Inbound(headers, body)
+        settings = picking.gateway.settings.picker
+        assert settings is not None
+        exchange = self._exchange = PickedExchange(
+            self._relay, self._inbound, self, picking.destinations, self._subset, settings.fallbacks
+        )
+        exchange.begin()
+
+    def _release_body(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._inbound is None:
+            self._picking.unfinished_bytes -= self._size_bytes
+        self._parts.clear()
+
+    def _expire(self, seconds: float) -> None:
+        message = f"The body did not arrive within {seconds:g} s."
+        self._refuse(GatewayError(408, message, code="request_timeout"))
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer a request that was not admitted."""
+        path = canonical_path(self._target)
+        request_id = dict(self._headers).get(b"x-request-id") or self._relay.new_request_id()
+        self._relay.count_refused_head(request_id, self._method, path, self._headers, error)
+        lines = self._relay.access.lines_of_refusal(self._target, self._headers)
+        lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
+        self.whole(error.status, lines, error.body(format_of(path)))
+
+    # What the exchange says: see `gateway.picker.exchange.Proxy`
+
+    def forward(self, upstream: Upstream, destinations: str) -> None:
+        """Have the proxy send the request to the first of some destinations."""
+        inbound, exchange = self._inbound, self._exchange
+        assert inbound is not None
+        assert exchange is not None
+        names = {name for name, _ in self._headers}
+        headers: list[Header] = []
+        removed = {name for name in names if name.startswith(_MARK)} - {messages.DESTINATION.encode()}
+        if upstream.backend.api_key is not None:
+            headers.append((b"authorization", f"Bearer {upstream.backend.api_key}".encode()))
+            removed |= names & {b"x-api-key"}
+        elif not self._relay.access.keyring.is_open:
+            removed |= names & _KEYS
+        if b"x-request-id" not in names:
+            headers.append((b"x-request-id", exchange.delivery.request_id))
+        if inbound.target != self._target:
+            headers.append((b":path", inbound.target))
+        if len(inbound.body) != self._size_bytes and b"content-length" in names:
+            headers.append((b"content-length", b"%d" % len(inbound.body)))
+        if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
+            headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
+        self._put(messages.forward(destinations, headers, [name.decode("latin-1") for name in sorted(removed)]))
+        if self._has_body:
+            self._unsent.extend(messages.request_body(inbound.body, is_last=not self._has_trailers))
+        if self._has_trailers:
+            self._unsent.append(messages.request_trailers())
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def data(self, chunk: bytes) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def end(self) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Have the proxy answer with an error."""
+        if not self.has_ended:
+            self._put(messages.immediate(status, headers_of(lines), body))
+            self.has_ended = True
+
+    def abort(self) -> None:
+        """Have the proxy cut off the answer."""
+        self.whole(502, b"", b"")
+
+    # The answer
+
+    def _on_response_headers(self, message: ProcessingRequest) -> None:
+        exchange = self._exchange
+        if exchange is None or exchange.attempt is None:  # the proxy's own answer
+            self._put(messages.response_headers([], without_body=True))
+            return
+        received = messages.headers_of(message.response_headers.headers)
+        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
+        if served := messages.served_of(message.metadata_context):
+            exchange.served_by(served)
+        settings = self._picking.gateway.settings.picker
+        is_last = message.response_headers.end_of_stream
+        self._is_read = is_last or exchange.needs_answer(1.0 if settings is None else settings.answers)
+        headers = [header for header in received if not header[0].startswith(b":")]
+        exchange.on_head(status, headers, is_read=self._is_read)
+        if not self.has_ended:
+            lines = exchange.lines_for_client()
+            self._put(messages.response_headers(headers_of(lines), without_body=not self._is_read))
+        if is_last:
+            exchange.on_end()
+
+    async def _on_response_body(self, piece: HttpBody) -> None:
+        """Pass on a piece of the answer first, and then look at it."""
+        is_last = piece.end_of_stream
+        is_streamed = self._response_mode == _FULL_DUPLEX
+        self._put(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
+        await self._flush()
+        if self._exchange is None or self.has_ended:
+            return
+        if self._is_read and piece.body:
+            self._exchange.on_data(piece.body)
+        if is_last:
+            self._end_answer()
+
+    def _on_response_trailers(self) -> None:
+        self._put(messages.response_trailers())
+        self._end_answer()
+
+    def _end_answer(self) -> None:
+        if self._exchange is None:
+            return
+        if self._is_read:
+            self._exchange.on_end()
+        else:
+            self._exchange.on_close()
+
+    # Sending
+
+    def _put(self, message: ProcessingResponse) -> None:
+        """Queue a message; one that no message of the proxy has brought about is sent by a task of its own."""
+        self._unsent.append(message)
+        if not self._is_handling and self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send_later())
+
+    async def _send_later(self) -> None:
+        with contextlib.suppress(Exception):  # the proxy has gone, which ends the stream
+            await self._flush()
+        self._sending = None
+
+    async def _flush(self) -> None:
+        while self._unsent:
+            await self._send(self._unsent.popleft())
+
+
+def _wrong_mode(mode: int) -> GatewayError:
+    name = ProcessingMode.BodySendMode.Name(mode)
+    log.error("the proxy's request_body_mode is %s: set FULL_DUPLEX_STREAMED in its ext_proc filter", name)
+    message = f"The proxy's request_body_mode is {name}; the picker needs FULL_DUPLEX_STREAMED."
+    return GatewayError(500, message, code="proxy_misconfigured")
