@@ -15,6 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.frontend.http import App
 from gateway.picker.destinations import Destinations
+from gateway.picker.messages import request_of
 from gateway.picker.stream import Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
@@ -85,21 +86,52 @@ class PickerServer:
         await self._picking.destinations.stop()
         await self._picking.own.aclose()
 
-    async def _process(
-        self, _: object, context: grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]
-    ) -> None:
-        """Serve one stream; its pieces are read one by one, so that none waits in memory."""
+    async def _process(self, _: object, context: Context) -> None:
+        """Serve one stream; its messages are read one by one, so that none waits in memory."""
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        if first.observability_mode:
+            await self._observe(first, context)
+            return
         stream = Stream(self._picking, context.write)
         try:
-            while not stream.has_ended:
-                message = await context.read()
-                if message is grpc.aio.EOF:
-                    break
+            message = first
+            while message is not grpc.aio.EOF:
                 await stream.handle(message)
+                if stream.has_ended:
+                    break
+                message = await context.read()
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if not stream.has_ended:
+                raise
         finally:
             stream.close()
+
+    async def _observe(self, first: ProcessingRequest, context: Context) -> None:
+        """Serve a stream that only shows an answer; the proxy stops showing it when the stream ends."""
+        stream = self._picking.streams.get(request_of(first.metadata_context))
+        if stream is None or stream.exchange is None or not first.HasField("response_headers"):
+            return
+        if not stream.needs_answer():
+            return
+        exchange, message = stream.exchange, first
+        stream.is_observed = True
+        try:
+            stream.on_answer_begun(first, is_read=True)
+            while not first.response_headers.end_of_stream:
+                message = await context.read()
+                if message is grpc.aio.EOF or message.HasField("response_trailers"):
+                    break
+                exchange.on_data(message.response_body.body)
+                if message.response_body.end_of_stream:
+                    break
+            if message is not grpc.aio.EOF:
+                exchange.on_end()
+        finally:
+            exchange.on_close()
 
     async def _check_regularly(self) -> None:
         while True:

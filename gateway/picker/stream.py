@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import random
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
+_NONE: Final = ProcessingMode.NONE
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 _MARK: Final = b"x-gateway-"
 
@@ -47,6 +51,8 @@ class Picking:
     ----------
     own
         Answers the gateway's own paths.
+    streams
+        The streams of requests that have been sent on, by the names of the requests.
     unfinished_bytes
         Bytes of requests that are not complete yet.
     """
@@ -54,7 +60,14 @@ class Picking:
     gateway: Gateway
     destinations: Destinations
     own: httpx.AsyncClient
+    streams: dict[str, Stream] = field(default_factory=dict)
     unfinished_bytes: int = 0
+    _prefix: str = field(default_factory=lambda: os.urandom(6).hex())
+    _names: Iterator[int] = field(default_factory=count)
+
+    def new_name(self) -> str:
+        """Return a name for a request, which no other process gives."""
+        return f"{self._prefix}{next(self._names):x}"
 
 
 class Stream:
@@ -64,8 +77,14 @@ class Stream:
 
     Attributes
     ----------
+    exchange
+        The exchange; None until the request is complete.
     has_ended
         Whether the proxy has been told to answer the client itself: nothing more can be said.
+    is_observed
+        Whether another stream tells of the answer, and of its end.
+    task
+        What serves the stream.
     """
 
     def __init__(self, picking: Picking, send: Callable[[ProcessingResponse], Awaitable[None]]) -> None:
@@ -86,10 +105,15 @@ class Stream:
         self._has_trailers = False
         self._timer: asyncio.TimerHandle | None = None
         self._inbound: Inbound | None = None
-        self._exchange: PickedExchange | None = None
+        self.exchange: PickedExchange | None = None
         self._response_mode: int = _FULL_DUPLEX
         self._is_read = False
+        settings = picking.gateway.settings.picker
+        self._is_sampled = settings is not None and random.random() < settings.answers
+        self._name = picking.new_name()
         self.has_ended = False
+        self.is_observed = False
+        self.task = asyncio.current_task()
 
     async def handle(self, message: ProcessingRequest) -> None:
         """Handle one message of the proxy, and send what there is to send.
@@ -124,8 +148,9 @@ class Stream:
     def close(self) -> None:
         """Handle the end of the stream: that of the request, or because it was cancelled."""
         self._release_body()
-        if self._exchange is not None:
-            self._exchange.on_close()
+        self._picking.streams.pop(self._name, None)
+        if self.exchange is not None and not self.is_observed:
+            self.exchange.on_close()
 
     # The request
 
@@ -142,7 +167,7 @@ class Stream:
         is_last = message.request_headers.end_of_stream
         access, path = self._relay.access, canonical_path(self._target)
         try:
-            if message.HasField("protocol_config"):
+            if message.HasField("protocol_config"):  # by older proxies it is not told
                 self._response_mode = message.protocol_config.response_body_mode
                 if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
@@ -209,7 +234,7 @@ class Stream:
         self._inbound = Inbound(headers, body)
         settings = picking.gateway.settings.picker
         assert settings is not None
-        exchange = self._exchange = PickedExchange(
+        exchange = self.exchange = PickedExchange(
             self._relay, self._inbound, self, picking.destinations, self._subset, settings.fallbacks
         )
         exchange.begin()
@@ -239,7 +264,7 @@ class Stream:
 
     def forward(self, upstream: Upstream, destinations: str) -> None:
         """Have the proxy send the request to the first of some destinations."""
-        inbound, exchange = self._inbound, self._exchange
+        inbound, exchange = self._inbound, self.exchange
         assert inbound is not None
         assert exchange is not None
         names = {name for name, _ in self._headers}
@@ -258,7 +283,9 @@ class Stream:
             headers.append((b"content-length", b"%d" % len(inbound.body)))
         if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
-        self._put(messages.forward(destinations, headers, [name.decode("latin-1") for name in sorted(removed)]))
+        self._picking.streams[self._name] = self
+        left_out = [name.decode("latin-1") for name in sorted(removed)]
+        self._put(messages.forward(destinations, self._name, headers, left_out))
         if self._has_body:
             self._unsent.extend(messages.request_body(inbound.body, is_last=not self._has_trailers))
         if self._has_trailers:
@@ -279,6 +306,12 @@ class Stream:
             self._put(messages.immediate(status, headers_of(lines), body))
             self.has_ended = True
 
+    def leave(self) -> None:
+        """Let an answer go on without this process, which stops: the stream ends well."""
+        self.has_ended = True
+        if self.task is not None:
+            self.task.cancel()
+
     def abort(self) -> None:
         """Have the proxy cut off the answer."""
         self.whole(502, b"", b"")
@@ -286,24 +319,32 @@ class Stream:
     # The answer
 
     def _on_response_headers(self, message: ProcessingRequest) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None or exchange.attempt is None:  # the proxy's own answer
-            self._put(messages.response_headers([], without_body=True))
+            self._put(messages.response_headers([]))
             return
-        received = messages.headers_of(message.response_headers.headers)
-        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
-        if served := messages.served_of(message.metadata_context):
-            exchange.served_by(served)
-        settings = self._picking.gateway.settings.picker
         is_last = message.response_headers.end_of_stream
-        self._is_read = is_last or exchange.needs_answer(1.0 if settings is None else settings.answers)
-        headers = [header for header in received if not header[0].startswith(b":")]
-        exchange.on_head(status, headers, is_read=self._is_read)
+        self._is_read = is_last or (self._response_mode != _NONE and self.needs_answer())
+        self.on_answer_begun(message, is_read=self._is_read)
         if not self.has_ended:
-            lines = exchange.lines_for_client()
-            self._put(messages.response_headers(headers_of(lines), without_body=not self._is_read))
+            self._put(messages.response_headers(headers_of(exchange.lines_for_client())))
         if is_last:
             exchange.on_end()
+
+    def needs_answer(self) -> bool:
+        """Return whether anything needs the body of the answer."""
+        return self.exchange is not None and self.exchange.needs_answer(is_sampled=self._is_sampled)
+
+    def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
+        """Handle the headers of the answer; again if its body is handled in another stream."""
+        assert self.exchange is not None
+        if served := messages.served_of(message.metadata_context):
+            self.exchange.served_by(served)
+        received = messages.headers_of(message.response_headers.headers)
+        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
+        self.exchange.on_head(
+            status, [header for header in received if not header[0].startswith(b":")], is_read=is_read
+        )
 
     async def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
@@ -311,24 +352,17 @@ class Stream:
         is_streamed = self._response_mode == _FULL_DUPLEX
         self._put(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
         await self._flush()
-        if self._exchange is None or self.has_ended:
+        if self.exchange is None or self.has_ended:
             return
         if self._is_read and piece.body:
-            self._exchange.on_data(piece.body)
+            self.exchange.on_data(piece.body)
         if is_last:
-            self._end_answer()
+            self.exchange.on_end()
 
     def _on_response_trailers(self) -> None:
         self._put(messages.response_trailers())
-        self._end_answer()
-
-    def _end_answer(self) -> None:
-        if self._exchange is None:
-            return
-        if self._is_read:
-            self._exchange.on_end()
-        else:
-            self._exchange.on_close()
+        if self.exchange is not None:
+            self.exchange.on_end()
 
     # Sending
 
