@@ -197,10 +197,10 @@ class Stream:
         self.has_ended = True
 
     def _on_request_body(self, piece: HttpBody) -> None:
-        if self.has_ended:
-            return
-        if self._request_headers is None or self._inbound is not None:
-            raise ProtocolError("a piece of a request's body before its headers, or after its end")
+        if self.has_ended or self._inbound is not None:
+            return  # Envoy may send the last piece twice: https://github.com/envoyproxy/envoy/issues/46237
+        if self._request_headers is None:
+            raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
         self._parts.append(piece.body)
         self._size_bytes += len(piece.body)

@@ -25,7 +25,8 @@ SUBSET_HINT = "envoy.lb.subset_hint"
 Headers = Iterable[tuple[str, str]]
 Metadata = dict[str, dict[str, object]]
 
-_FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+NONE = processing_mode_pb2.ProcessingMode.NONE
 _LONGEST_STREAM = 12
 """A stream ends after this many time limits, whatever the picker does."""
 
@@ -49,14 +50,28 @@ class StreamEndedError(AssertionError):
 
 
 class Stream:
-    """One ext_proc stream, for one HTTP request and its answer. At its end as a context it is cancelled."""
+    """One ext_proc stream, for one HTTP request and its answer. At its end as a context it is cancelled.
 
-    def __init__(self, stub: ext_proc_grpc.ExternalProcessorStub, limit_s: float, observe: bool = False) -> None:
+    Parameters
+    ----------
+    modes
+        How the bodies of requests and of answers are sent, as the first message tells; None does not tell.
+    observe
+        Whether the picker is only to look on.
+    """
+
+    def __init__(
+        self,
+        stub: ext_proc_grpc.ExternalProcessorStub,
+        limit_s: float,
+        modes: tuple[int, int] | None,
+        observe: bool,
+    ) -> None:
         self.limit_s = limit_s
+        self._modes = modes
         self._observe = observe
         self._outgoing: queue.SimpleQueue[ext_proc.ProcessingRequest | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[ext_proc.ProcessingResponse | StreamEndedError] = queue.SimpleQueue()
-        self._first = True
         self._headers: dict[str, list[tuple[str, str]]] = {}
         self._last: dict[str, str] = {}
         self._call = stub.Process(iter(self._outgoing.get, None), timeout=_LONGEST_STREAM * limit_s)
@@ -154,10 +169,9 @@ class Stream:
 
     def _send(self, metadata: Metadata, **message: object) -> None:
         request = ext_proc.ProcessingRequest(observability_mode=self._observe, **message)
-        if self._first:
-            request.protocol_config.request_body_mode = _FULL_DUPLEX
-            request.protocol_config.response_body_mode = _FULL_DUPLEX
-            self._first = False
+        if self._modes is not None:
+            request.protocol_config.request_body_mode, request.protocol_config.response_body_mode = self._modes
+            self._modes = None
         for namespace, entries in metadata.items():
             request.metadata_context.filter_metadata[namespace].update(entries)
         self._outgoing.put(request)

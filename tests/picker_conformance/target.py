@@ -12,7 +12,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_gr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .answer import DESTINATION, LB, Answer
-from .data_plane import Headers, Metadata, Stream
+from .data_plane import FULL_DUPLEX, Headers, Metadata, Stream
 
 FOREIGN = "203.0.113.9:9"
 """An endpoint of no pool: its address is for documentation."""
@@ -70,10 +70,12 @@ class Target:
         for channel in self._channels.values():
             channel.close()
 
-    def stream(self, *, observe: bool = False, address: str = "") -> Stream:
+    def stream(
+        self, *, address: str = "", modes: tuple[int, int] | None = (FULL_DUPLEX, FULL_DUPLEX), observe: bool = False
+    ) -> Stream:
         """Open a stream."""
         stub = ext_proc_grpc.ExternalProcessorStub(self._channel(address or self.address))
-        return Stream(stub, self.limit_s, observe)
+        return Stream(stub, self.limit_s, modes, observe)
 
     def check(self, service: str) -> str:
         """Return the health of a service: a serving status, or the status of gRPC where the call fails."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from .data_plane import Stream
-from .requirement import EXT_PROC, USERS, should
+from .data_plane import FULL_DUPLEX, NONE, Stream
+from .requirement import EXT_PROC, USERS, must, should
 from .target import Target
 from .test_response import EVENTS, SSE
 
@@ -65,6 +65,23 @@ def test_many_cancelled(picker: Target) -> None:
     begun_s = time.monotonic()
     picker.assert_serves()
     assert time.monotonic() - begun_s < picker.limit_s
+
+
+@must(EXT_PROC, "The data plane may keep the bodies of answers: then the picker answers their headers, and ends well.")
+def test_without_bodies_of_answers(picker: Target) -> None:
+    with picker.stream(modes=(FULL_DUPLEX, NONE)) as stream:
+        served = picker.picked(stream)[0]
+        stream.send_response_headers(served=served)
+        stream.close()
+        code, messages = stream.until_end()
+    assert code.name == "OK", f"the stream ended with {code.name}"
+    assert [message.WhichOneof("response") for message in messages] in ([], ["response_headers"])
+
+
+@should(EXT_PROC, "A data plane that does not send protocol_config, as older ones, is served.")
+def test_without_protocol_config(picker: Target) -> None:
+    with picker.stream(modes=None) as stream:
+        picker.picked(stream)
 
 
 @should(EXT_PROC, "Messages in observability mode are not answered, and end in an orderly way.")

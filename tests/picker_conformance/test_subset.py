@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .requirement import PROTOCOL, must
+from .data_plane import SUBSET, SUBSET_HINT
+from .requirement import PROTOCOL, USERS, must, should
 from .target import FOREIGN, STORED, Target, destinations
 
 
@@ -53,3 +54,12 @@ def test_no_subset(picker: Target, metadata: dict[str, dict[str, object]]) -> No
         picker.begin(stream, metadata=metadata)
         stream.send_body(picker.chat())
         assert set(destinations(stream.request())) <= set(picker.given_pool())
+
+
+@should(USERS, "A subset that is one text, ip:port,ip:port, counts as the list: filters that copy headers write it so.")
+def test_text(picker: Target) -> None:
+    endpoint = picker.pool()[-1]
+    with picker.stream() as stream:
+        picker.begin(stream, metadata={SUBSET_HINT: {SUBSET: f"{FOREIGN},{endpoint}"}})
+        stream.send_body(picker.chat())
+        assert destinations(stream.request()) == [endpoint]

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -71,7 +72,10 @@ MUTANTS: dict[str, tuple[type[Picker], list[Test]]] = {
         [test_destination.test_client_does_not_choose],
     ),
     "one place for all bodies": (m.OneBody, [test_destination.test_many_at_once]),
-    "its side stays open": (m.StaysOpen, [test_destination.test_end_of_the_stream, test_stream.test_ended]),
+    "its side stays open": (
+        m.StaysOpen,
+        [test_destination.test_end_of_the_stream, test_stream.test_ended, test_stream.test_without_bodies_of_answers],
+    ),
     "no subset": (
         m.WithoutSubset,
         [
@@ -81,6 +85,7 @@ MUTANTS: dict[str, tuple[type[Picker], list[Test]]] = {
             test_subset.test_none_known,
             test_subset.test_empty,
             test_subset.test_without_a_body,
+            test_subset.test_text,
         ],
     ),
     "a fallback outside the subset": (
@@ -117,6 +122,10 @@ MUTANTS: dict[str, tuple[type[Picker], list[Test]]] = {
             test_request_body.test_empty_end,
             test_request_body.test_late_body,
         ],
+    ),
+    "a body that is not streamed back": (
+        m.says_wrongly("request_body", lambda said: said.request_body.response.ClearField("body_mutation")),
+        [test_request_body.test_pieces],
     ),
     "pieces are decoded": (m.hears_wrongly("request_body", m.replaces_halves), [test_request_body.test_single_bytes]),
     "one large piece": (type("Large", (Picker,), {"largest_piece": 1 << 30}), [test_request_body.test_size_of_pieces]),
@@ -168,6 +177,10 @@ MUTANTS: dict[str, tuple[type[Picker], list[Test]]] = {
         [test_response.test_trailers],
     ),
     "streams leak": (m.Leaking, [test_stream.test_cancelled, test_stream.test_ended, test_stream.test_many_cancelled]),
+    "protocol_config is missed": (
+        m.deaf_to("request_headers", lambda heard: not heard.HasField("protocol_config")),
+        [test_stream.test_without_protocol_config],
+    ),
     "observers are answered": (m.AnswersObservers, [test_stream.test_observability_mode]),
 }
 """Broken pickers, with the tests that must fail."""
@@ -198,7 +211,7 @@ def started(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Target]]:
             server, port = asyncio.run_coroutine_threadsafe(serving, loop).result()
             ports.append(f"127.0.0.1:{port}")
             stops.append(server.stop)
-        target = Target(ports[0], MODEL, tuple(ENDPOINTS), limit_s=0.3, max_body_bytes=LARGEST)
+        target = Target(ports[0], MODEL, tuple(ENDPOINTS), limit_s=0.15, max_body_bytes=LARGEST)
         target.empty, target.shed_headers = (ports[1], MODEL), (("authorization", LIMITED),)
         targets.append(target)
         return target
@@ -264,6 +277,7 @@ def run(folder: Path, target: Target, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(
         [*command, "--model", MODEL, *arguments],
         cwd=folder.parent,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

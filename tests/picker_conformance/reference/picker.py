@@ -102,7 +102,8 @@ class Picker(ext_proc_grpc.ExternalProcessorServicer):
         hint = head.metadata_context.filter_metadata.get("envoy.lb.subset_hint")
         if hint is None or SUBSET not in hint.fields:
             return self.endpoints
-        allowed = {value.string_value for value in hint.fields[SUBSET].list_value.values}
+        subset = hint.fields[SUBSET]
+        allowed = [value.string_value for value in subset.list_value.values] or subset.string_value.split(",")
         return [endpoint for endpoint in self.endpoints if endpoint in allowed]
 
     def destination(self, head: Request, length: int) -> Response:
