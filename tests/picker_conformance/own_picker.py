@@ -55,7 +55,8 @@ def own_picker(folder: Path) -> Iterator[Target]:
 
 def address(command: Command) -> str:
     """Return where the picker listens, as `host:port`."""
-    until(lambda: "grpc://" in command.printed(), what="the address of the picker")
+    until(lambda: command.process.poll() is not None or "grpc://" in command.printed(), what="the picker")
+    assert command.process.poll() is None, command.printed()
     return command.printed().partition("grpc://")[2].split()[0]
 
 
