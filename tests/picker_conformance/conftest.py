@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from .report import results, save_report, write_report
+from .report import results_of, save_report, write_report
 from .target import Target
 
 HERE = Path(__file__).parent
@@ -34,52 +34,61 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def option(config: pytest.Config, name: str) -> str:
-    """Return an option; this file may have been loaded too late for it to be known."""
+    """Return an option, empty if it was not given; in a run of all tests this file is loaded too late for options."""
     return config.getoption(name, None) or ""
 
 
-def pairs(values: str | list[str]) -> tuple[tuple[str, str], ...]:
-    """Return `NAME=VALUE` options as pairs."""
-    wrong = [value for value in values if "=" not in value]
-    if wrong:
-        raise pytest.UsageError(f"expected NAME=VALUE, got {wrong[0]!r}")
-    return tuple((name.strip().lower(), text.strip()) for name, _, text in (value.partition("=") for value in values))
+def pairs(config: pytest.Config, name: str) -> tuple[tuple[str, str], ...]:
+    """Return an option of the form `NAME=VALUE`, as often as it was given."""
+    values = [value.partition("=") for value in config.getoption(name, None) or ()]
+    if not all(separator for _, separator, _ in values):
+        raise pytest.UsageError(f"--{name.replace('_', '-')} takes NAME=VALUE")
+    return tuple((key.strip().lower(), text.strip()) for key, _, text in values)
 
 
-@pytest.fixture(scope="session")
-def picker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """The picker under test."""
-    config = request.config
-    if not option(config, "target"):
-        from .own_picker import own_picker
-
-        with own_picker(tmp_path_factory.mktemp("picker")) as target:
-            yield target
-            target.close()
-        return
-    if not option(config, "model"):
-        raise pytest.UsageError("--target needs --model: the name of a model that the picker serves")
+def told_target(config: pytest.Config) -> Target | None:
+    """Return the picker that the options name; None if they name none."""
     address, model = option(config, "target"), option(config, "model")
+    if not address:
+        return None
+    if not model:
+        raise pytest.UsageError("--target needs --model: the name of a model that the picker serves")
     empty = option(config, "empty_target"), option(config, "empty_model")
-    target = Target(
+    return Target(
         address,
         model,
         endpoints=tuple(filter(None, option(config, "endpoints").split(","))),
-        headers=pairs(option(config, "request_header")),
+        headers=pairs(config, "request_header"),
         health=option(config, "health_target"),
         empty=(empty[0] or address, empty[1] or model) if any(empty) else None,
-        shed_headers=pairs(option(config, "shed_header")),
+        shed_headers=pairs(config, "shed_header"),
         max_body_bytes=int(option(config, "max_body_bytes") or 0),
         rewrites_body=bool(option(config, "rewrites_body")),
         limit_s=float(option(config, "time_limit") or 5.0),
     )
-    yield target
-    target.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(requirement): what a test of the picker conformance suite checks")
     config.addinivalue_line("markers", "slow: starts processes")
+    if target := told_target(config):
+        target.connect()
+        target.close()
+
+
+@pytest.fixture(scope="session")
+def picker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """The picker under test."""
+    with contextlib.ExitStack() as stack:
+        target = told_target(pytestconfig)
+        if target is None:
+            try:
+                from .own_picker import own_picker
+            except ImportError:
+                raise pytest.UsageError("give --target HOST:PORT and --model NAME") from None
+            target = stack.enter_context(own_picker(tmp_path_factory.mktemp("picker")))
+        yield target
+        target.close()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     own = [item for item in items if item.path.is_relative_to(HERE)]
     others = []
     for item in own:
-        item.user_properties += [("requirement", astuple(mark.args[0])) for mark in item.iter_markers("requirement")]
+        item.user_properties += [("requirement", mark.args[0].as_texts()) for mark in item.iter_markers("requirement")]
         if not option(config, "target"):
             item.add_marker("slow")
         elif not item.user_properties:
@@ -107,7 +116,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     strict = option(item.config, "fail_on_should") or not option(item.config, "target")
     if advised and report.failed and report.when == "call" and not strict:
         report.outcome = "skipped"
-        report.wasxfail = "a SHOULD that is not met"  # type: ignore[attr-defined]
+        report.wasxfail = "a SHOULD that is not met"
     return report
 
 
@@ -116,7 +125,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if any(not Path(argument.partition("::")[0]).resolve().is_relative_to(HERE) for argument in config.args):
         return
     target = option(config, "target") or "this project's picker"
-    found = results(terminalreporter)
+    found = results_of(terminalreporter)
     if not found:
         return
     write_report(terminalreporter, found, target)

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.command import Command, gateway_command, until
+from tests.support.waiting import TIMEOUT_S
 
 from .target import Target
 
@@ -42,7 +43,7 @@ def own_picker(folder: Path) -> Iterator[Target]:
     config.write_text(POOL)
     with gateway_command(config, folder, "picker") as command:
         picker = address(command)
-        yield Target(
+        target = Target(
             picker,
             MODEL,
             endpoints(command),
@@ -50,7 +51,10 @@ def own_picker(folder: Path) -> Iterator[Target]:
             empty=(picker, EMPTY_MODEL),
             shed_headers=(("authorization", "Bearer limited-key"),),
             max_body_bytes=LARGEST_MIB * 2**20,
+            limit_s=TIMEOUT_S / 3,
         )
+        until(lambda: target.check("readiness") == "SERVING", what="a picker that is ready")
+        yield target
 
 
 def address(command: Command) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .requirement import SOURCES, Requirement
+from .requirement import Requirement, Source
 
 VERSION = 1
 """Version of the suite: reports of the same one can be compared."""
@@ -39,7 +39,7 @@ class Result:
             self.result, self.details = result, details
 
 
-def results(reporter: pytest.TerminalReporter) -> list[Result]:
+def results_of(reporter: pytest.TerminalReporter) -> list[Result]:
     """Return the results of a run, in the order of the sources and of the tests."""
     found: dict[str, Result] = {}
     for report in itertools.chain.from_iterable(reporter.stats.values()):
@@ -53,8 +53,8 @@ def results(reporter: pytest.TerminalReporter) -> list[Result]:
         if test in found:
             found[test].add(result, details)
         else:
-            found[test] = Result(test, Requirement(*stated), result, details)
-    return sorted(found.values(), key=lambda each: (SOURCES.index(each.requirement.source), each.test))
+            found[test] = Result(test, Requirement(stated[0], Source(stated[1]), stated[2]), result, details)
+    return sorted(found.values(), key=lambda each: (list(Source).index(each.requirement.source), each.test))
 
 
 def _judged(report: pytest.TestReport) -> tuple[str, str]:
@@ -71,9 +71,9 @@ def _judged(report: pytest.TestReport) -> tuple[str, str]:
 def write_report(reporter: pytest.TerminalReporter, found: list[Result], target: str) -> None:
     """Write the report to the terminal."""
     reporter.section(f"endpoint-picker conformance of {target}", sep="=")
-    for source in SOURCES:
+    for source, results in itertools.groupby(found, lambda each: each.requirement.source):
         reporter.write_line(f"\n{source}", bold=True)
-        for each in (each for each in found if each.requirement.source == source):
+        for each in results:
             colour = {MET: "green", NOT_MET: "red", NOT_TESTED: "yellow"}[each.result]
             reporter.write(f"  {each.requirement.strength:<6} {each.result:<10} ", **{colour: True})
             reporter.write_line(each.requirement.sentence)
@@ -91,6 +91,7 @@ def write_report(reporter: pytest.TerminalReporter, found: list[Result], target:
 def save_report(path: Path, found: list[Result], target: str) -> None:
     """Write the report to a file as JSON."""
     document = {
+        "protocol": "1.0.0",
         "suite": VERSION,
         "target": target,
         "requirements": [

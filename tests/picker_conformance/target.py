@@ -66,9 +66,23 @@ class Target:
             self._channels[address] = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
         return self._channels[address]
 
+    def connect(self) -> None:
+        """Connect to the picker.
+
+        Raises
+        ------
+        pytest.UsageError
+            If it cannot be reached.
+        """
+        try:
+            grpc.channel_ready_future(self._channel(self.address)).result(self.limit_s)
+        except grpc.FutureTimeoutError:
+            raise pytest.UsageError(f"no gRPC server in clear text answers at {self.address}") from None
+
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
+        """Close all connections."""
+        while self._channels:
+            self._channels.popitem()[1].close()
 
     def stream(
         self, *, address: str = "", modes: tuple[int, int] | None = (FULL_DUPLEX, FULL_DUPLEX), observe: bool = False
@@ -133,8 +147,8 @@ class Target:
     def pool(self) -> tuple[str, ...]:
         """Return the endpoints of the pool: those given, or else those that come back for some requests."""
         if not self.endpoints and not self._seen:
-            seen = {endpoint for _ in range(20) for endpoint in destinations(self.post())}
-            self._seen = tuple(sorted(seen))
+            answers = (self.post(self.chat(f"request {number}")) for number in range(20))
+            self._seen = tuple(sorted({endpoint for answer in answers for endpoint in destinations(answer)}))
         return self.endpoints or self._seen
 
     def given_pool(self) -> tuple[str, ...]:

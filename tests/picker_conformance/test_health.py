@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from .requirement import EXT_PROC, PROTOCOL, must, should
+from .requirement import Source, must, should
 from .target import Target
 
 
-@must(PROTOCOL, "The health services liveness, readiness and envoy.service.ext_proc.v3.ExternalProcessor are SERVING.")
+@must(
+    Source.HEALTH,
+    "The health services liveness, readiness and envoy.service.ext_proc.v3.ExternalProcessor are SERVING.",
+)
 @pytest.mark.parametrize("service", ["liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])
 def test_serving(picker: Target, service: str) -> None:
     assert picker.check(service) == "SERVING"
 
 
-@should(EXT_PROC, "The health of an unknown service is NOT_FOUND.")
+@should(Source.EXT_PROC, "The health of an unknown service is NOT_FOUND.")
 def test_unknown_service(picker: Target) -> None:
     assert picker.check("no.such.Service") in ("NOT_FOUND", "SERVICE_UNKNOWN")
 
 
-@should(EXT_PROC, "The health of the whole server, a service without a name, is SERVING: probes ask for it by default.")
+@should(
+    Source.EXT_PROC,
+    "The health of the whole server, a service without a name, is SERVING: probes ask for it by default.",
+)
 def test_whole_server(picker: Target) -> None:
     assert picker.check("") == "SERVING"

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from .data_plane import StreamEndedError
-from .requirement import EXT_PROC, PROTOCOL, USERS, must, should
+from .requirement import Source, must, should
 from .target import SHED_AFTER, Target, destinations
 
 
-@must(PROTOCOL, "Without a ready endpoint the answer is 503.")
+@must(Source.DESTINATION, "Without a ready endpoint the answer is 503.")
 def test_no_endpoint(picker: Target) -> None:
     if picker.empty is None:
         pytest.skip("give --empty-target or --empty-model")
@@ -20,7 +20,7 @@ def test_no_endpoint(picker: Target) -> None:
     assert answer.immediate == 503, f"expected 503, got {answer.summary()}"
 
 
-@must(PROTOCOL, "A request that is dropped, to shed load or for a limit, gets 429.")
+@must(Source.DESTINATION, "A request that is dropped, to shed load or for a limit, gets 429.")
 def test_dropped(picker: Target) -> None:
     if not picker.shed_headers:
         pytest.skip("give --shed-header")
@@ -32,21 +32,21 @@ def test_dropped(picker: Target) -> None:
     pytest.fail(f"none of {SHED_AFTER} requests was dropped")
 
 
-@should(USERS, "A body that is no JSON gives 400.")
+@should(Source.USERS, "A body that is no JSON gives 400.")
 @pytest.mark.parametrize("body", [b"no healthy upstream", b'{"model": "cut off', b"\xff\xfe{}", b""])
 def test_invalid_json(picker: Target, body: bytes) -> None:
     answer = picker.post(body)
     assert answer.immediate == 400, f"expected 400 for {body!r}, got {answer.summary()}"
 
 
-@should(USERS, "A body that is JSON but no object gives an error of the client, 4xx.")
+@should(Source.USERS, "A body that is JSON but no object gives an error of the client, 4xx.")
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null", b"1"])
 def test_no_object(picker: Target, body: bytes) -> None:
     answer = picker.post(body)
     assert 400 <= answer.immediate < 500, f"expected 4xx for {body!r}, got {answer.summary()}"
 
 
-@should(USERS, "A request without a model, or for an unknown one, gives 4xx or is passed on to the pool.")
+@should(Source.USERS, "A request without a model, or for an unknown one, gives 4xx or is passed on to the pool.")
 @pytest.mark.parametrize("body", [b'{"messages": []}', b'{"model": "no-such-model", "messages": []}'])
 def test_unknown_model(picker: Target, body: bytes) -> None:
     answer = picker.post(body)
@@ -56,19 +56,19 @@ def test_unknown_model(picker: Target, body: bytes) -> None:
         destinations(answer)
 
 
-@should(USERS, "An error says what is wrong.")
+@should(Source.USERS, "An error says what is wrong.")
 def test_message(picker: Target) -> None:
     assert picker.post(b"{").message.strip(), "the immediate response has no body"
 
 
-@should(USERS, "After an error the picker goes on serving.")
+@should(Source.USERS, "After an error the picker goes on serving.")
 def test_after_an_error(picker: Target) -> None:
     for body in (b"{", b"[]", picker.chat(model=17)):
         picker.post(body)
     picker.assert_serves()
 
 
-@should(USERS, "A body beyond the picker's limit gets an error, not silence, and the picker goes on serving.")
+@should(Source.USERS, "A body beyond the picker's limit gets an error, not silence, and the picker goes on serving.")
 def test_too_large(picker: Target) -> None:
     if not picker.max_body_bytes:
         pytest.skip("give --max-body-bytes")
@@ -86,7 +86,7 @@ def test_too_large(picker: Target) -> None:
     picker.assert_serves()
 
 
-@should(EXT_PROC, "Messages out of order get an error or the end of the stream.")
+@should(Source.EXT_PROC, "Messages out of order get an error or the end of the stream.")
 @pytest.mark.parametrize("first", ["body", "headers twice"])
 def test_out_of_order(picker: Target, first: str) -> None:
     with picker.stream() as stream:

@@ -8,7 +8,7 @@ import pytest
 
 from .answer import Answer
 from .data_plane import NoAnswerError, Stream
-from .requirement import EXT_PROC, PROTOCOL, USERS, must, should
+from .requirement import Source, must, should
 from .target import STORED, Target, assert_whole, destinations
 
 LONG_BYTES = 300_000
@@ -35,32 +35,32 @@ def exchange(picker: Target, pieces: list[bytes]) -> Answer:
         return stream.request()
 
 
-@must(PROTOCOL, "A body in any number of pieces is put together.")
+@must(Source.STREAMING, "A body in any number of pieces is put together.")
 @pytest.mark.parametrize("pieces", [1, 2, 7])
 def test_pieces(picker: Target, pieces: int) -> None:
     body = picker.chat()
     assert_whole(picker, exchange(picker, split(body, -(-len(body) // pieces))), body)
 
 
-@must(EXT_PROC, "Pieces may end within a character: single bytes of UTF-8 come back as they were.")
+@must(Source.EXT_PROC, "Pieces may end within a character: single bytes of UTF-8 come back as they were.")
 def test_single_bytes(picker: Target) -> None:
     body = picker.chat("Größe, 大きさ, 🙂")
     assert_whole(picker, exchange(picker, split(body, 1)), body)
 
 
-@must(PROTOCOL, "A body of 300 KB comes back whole.")
+@must(Source.STREAMING, "A body of 300 KB comes back whole.")
 def test_long(picker: Target) -> None:
     body = picker.chat("word " * (LONG_BYTES // 5))
     assert_whole(picker, exchange(picker, split(body, SENT_BY_ENVOY)), body)
 
 
-@should(EXT_PROC, "Pieces of the body that come back are of at most 64 KiB.")
+@should(Source.EXT_PROC, "Pieces of the body that come back are of at most 64 KiB.")
 def test_size_of_pieces(picker: Target) -> None:
     answer = exchange(picker, split(picker.chat("word " * (LONG_BYTES // 5)), SENT_BY_ENVOY))
     assert max(answer.pieces) <= LARGEST_PIECE, f"pieces of {sorted(answer.pieces)} bytes"
 
 
-@must(EXT_PROC, "A content-length, where the picker leaves or sets one, is that of the body that comes back.")
+@must(Source.EXT_PROC, "A content-length, where the picker leaves or sets one, is that of the body that comes back.")
 def test_content_length(picker: Target) -> None:
     answer = exchange(picker, split(picker.chat("Größe"), 50))
     assert answer.headers.get("content-length") in (None, [str(len(answer.body))]), (
@@ -68,13 +68,13 @@ def test_content_length(picker: Target) -> None:
     )
 
 
-@must(EXT_PROC, "A message of 0 bytes may end the body.")
+@must(Source.EXT_PROC, "A message of 0 bytes may end the body.")
 def test_empty_end(picker: Target) -> None:
     body = picker.chat()
     assert_whole(picker, exchange(picker, [body, b""]), body)
 
 
-@must(EXT_PROC, "Trailers may end the body: it comes back without end_of_stream, and the trailers are answered.")
+@must(Source.EXT_PROC, "Trailers may end the body: it comes back without end_of_stream, and the trailers are answered.")
 def test_trailers(picker: Target) -> None:
     body = picker.chat()
     with picker.stream() as stream:
@@ -86,7 +86,7 @@ def test_trailers(picker: Target) -> None:
     assert not answer.ended, "a piece with end_of_stream came before the trailers"
 
 
-@must(EXT_PROC, "A body that comes later than the headers is waited for.")
+@must(Source.EXT_PROC, "A body that comes later than the headers is waited for.")
 def test_late_body(picker: Target) -> None:
     body = picker.chat()
     with picker.stream() as stream:
@@ -98,7 +98,7 @@ def test_late_body(picker: Target) -> None:
         assert_whole(picker, stream.request(early), body)
 
 
-@must(PROTOCOL, "A request without a body is answered at once, with an endpoint or by the picker itself.")
+@must(Source.DESTINATION, "A request without a body is answered at once, with an endpoint or by the picker itself.")
 @pytest.mark.parametrize("path", [STORED, "/v1/models"])
 def test_without_a_body(picker: Target, path: str) -> None:
     answer = picker.get(path)
@@ -109,7 +109,8 @@ def test_without_a_body(picker: Target, path: str) -> None:
 
 
 @should(
-    USERS, "The last piece may come twice, as Envoy 1.35 and later may send it: the second is not part of the body."
+    Source.USERS,
+    "The last piece may come twice, as Envoy 1.35 and later may send it: the second is left out.",
 )
 def test_end_comes_twice(picker: Target) -> None:
     body = picker.chat("word " * 1000)

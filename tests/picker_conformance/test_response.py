@@ -6,7 +6,7 @@ import pytest
 
 from .answer import Answer
 from .data_plane import Stream, StreamEndedError
-from .requirement import EXT_PROC, PROTOCOL, must
+from .requirement import Source, must
 from .target import FOREIGN, STORED, Target, destinations
 from .test_request_body import LONG_BYTES, split
 
@@ -41,7 +41,9 @@ def passed_on(picker: Target, pieces: list[bytes], content_type: str = "applicat
         return answered(stream)
 
 
-@must(PROTOCOL, "The endpoint that served may be the picked one, a fallback, missing or unknown: the answer goes on.")
+@must(
+    Source.SERVED, "The endpoint that served may be the picked one, a fallback, missing or unknown: the answer goes on."
+)
 @pytest.mark.parametrize("which", ["picked", "fallback", "missing", "unknown", "no endpoint"])
 def test_served_endpoint(picker: Target, which: str) -> None:
     with picker.stream() as stream:
@@ -53,19 +55,19 @@ def test_served_endpoint(picker: Target, which: str) -> None:
     picker.assert_serves()
 
 
-@must(PROTOCOL, "The body of an answer comes back as it was, in one piece or in many.")
+@must(Source.STREAMING, "The body of an answer comes back as it was, in one piece or in many.")
 @pytest.mark.parametrize("pieces", [[JSON], split(JSON, 9), [JSON, b""]], ids=["one", "many", "empty end"])
 def test_body(picker: Target, pieces: list[bytes]) -> None:
     assert passed_on(picker, pieces).body == JSON
 
 
-@must(PROTOCOL, "An answer of 300 KB comes back whole.")
+@must(Source.STREAMING, "An answer of 300 KB comes back whole.")
 def test_long(picker: Target) -> None:
     body = b'{"data": "' + b"0123456789" * (LONG_BYTES // 10) + b'"}'
     assert passed_on(picker, split(body, 16_384)).body == body
 
 
-@must(PROTOCOL, "A stream of events comes back event by event: each one before the next is there.")
+@must(Source.STREAMING, "A stream of events comes back event by event: each one before the next is there.")
 def test_each_event_at_once(picker: Target) -> None:
     with picker.stream() as stream:
         served = picker.picked(stream)[0]
@@ -81,14 +83,14 @@ def test_each_event_at_once(picker: Target) -> None:
     assert back.body == b"".join(EVENTS) + LAST
 
 
-@must(PROTOCOL, "A stream of events comes back as it was, wherever its pieces end.")
+@must(Source.STREAMING, "A stream of events comes back as it was, wherever its pieces end.")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_events_in_pieces(picker: Target, size: int) -> None:
     body = b"".join(EVENTS) + LAST
     assert passed_on(picker, split(body, size), SSE).body == body
 
 
-@must(EXT_PROC, "Headers may end an answer.")
+@must(Source.EXT_PROC, "Headers may end an answer.")
 def test_without_a_body(picker: Target) -> None:
     with picker.stream() as stream:
         served = picker.picked(stream)[0]
@@ -96,12 +98,12 @@ def test_without_a_body(picker: Target) -> None:
         assert answered(stream).body == b""
 
 
-@must(EXT_PROC, "The body of an answer may be empty.")
+@must(Source.EXT_PROC, "The body of an answer may be empty.")
 def test_empty(picker: Target) -> None:
     assert passed_on(picker, [b""]).body == b""
 
 
-@must(EXT_PROC, "Trailers may end an answer: its body comes back without end_of_stream, and they are answered.")
+@must(Source.EXT_PROC, "Trailers may end an answer: its body comes back without end_of_stream, and they are answered.")
 @pytest.mark.parametrize("content_type", ["application/json", SSE])
 def test_trailers(picker: Target, content_type: str) -> None:
     body = JSON if content_type != SSE else EVENTS[0] + LAST
@@ -115,14 +117,14 @@ def test_trailers(picker: Target, content_type: str) -> None:
     assert not answer.ended, "a piece with end_of_stream came before the trailers"
 
 
-@must(EXT_PROC, "Errors of the endpoint come back as they were.")
+@must(Source.EXT_PROC, "Errors of the endpoint come back as they were.")
 @pytest.mark.parametrize("status", [400, 500])
 def test_error(picker: Target, status: int) -> None:
     body = b"upstream connect error"
     assert passed_on(picker, [body], "text/plain", status).body == body
 
 
-@must(EXT_PROC, "The answer to a request without a body comes back as it was.")
+@must(Source.EXT_PROC, "The answer to a request without a body comes back as it was.")
 def test_after_a_get(picker: Target) -> None:
     with picker.stream() as stream:
         stream.send_headers(STORED, picker.headers, end=True)
@@ -132,7 +134,7 @@ def test_after_a_get(picker: Target) -> None:
         assert answered(stream).body == JSON
 
 
-@must(EXT_PROC, "An answer without a request, such as one of Envoy's own, is answered, or the stream is ended.")
+@must(Source.EXT_PROC, "An answer without a request, such as one of Envoy's own, is answered, or the stream is ended.")
 def test_without_a_request(picker: Target) -> None:
     with picker.stream() as stream:
         stream.send_response_headers("text/plain", status=503, end=True)

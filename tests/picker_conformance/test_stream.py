@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from .data_plane import FULL_DUPLEX, NONE, Stream
-from .requirement import EXT_PROC, USERS, must, should
+from .requirement import Source, must, should
 from .target import Target
 from .test_response import EVENTS, SSE
 
@@ -38,7 +38,7 @@ def within_the_answer(picker: Target, stream: Stream) -> None:
 STAGES = (after_headers, within_the_body, after_the_pick, within_the_answer)
 
 
-@should(USERS, "A stream that is cancelled at any point leaves the picker serving.")
+@should(Source.USERS, "A stream that is cancelled at any point leaves the picker serving.")
 @pytest.mark.parametrize("stage", STAGES)
 def test_cancelled(picker: Target, stage: Callable[[Target, Stream], None]) -> None:
     with picker.stream() as stream:
@@ -46,7 +46,7 @@ def test_cancelled(picker: Target, stage: Callable[[Target, Stream], None]) -> N
     picker.assert_serves()
 
 
-@should(USERS, "A stream that the data plane ends at any point leaves the picker serving.")
+@should(Source.USERS, "A stream that the data plane ends at any point leaves the picker serving.")
 @pytest.mark.parametrize("stage", STAGES)
 def test_ended(picker: Target, stage: Callable[[Target, Stream], None]) -> None:
     with picker.stream() as stream:
@@ -56,7 +56,9 @@ def test_ended(picker: Target, stage: Callable[[Target, Stream], None]) -> None:
     picker.assert_serves()
 
 
-@should(USERS, "Of 100 cancelled streams nothing is left: the picker is healthy, and picks within the time limit.")
+@should(
+    Source.USERS, "Of 100 cancelled streams nothing is left: the picker is healthy, and picks within the time limit."
+)
 def test_many_cancelled(picker: Target) -> None:
     for number in range(MANY):
         with picker.stream() as stream:
@@ -67,7 +69,10 @@ def test_many_cancelled(picker: Target) -> None:
     assert time.monotonic() - begun_s < picker.limit_s
 
 
-@must(EXT_PROC, "The data plane may keep the bodies of answers: then the picker answers their headers, and ends well.")
+@must(
+    Source.EXT_PROC,
+    "The data plane may keep the bodies of answers: then the picker answers their headers, and ends well.",
+)
 def test_without_bodies_of_answers(picker: Target) -> None:
     with picker.stream(modes=(FULL_DUPLEX, NONE)) as stream:
         served = picker.picked(stream)[0]
@@ -78,13 +83,13 @@ def test_without_bodies_of_answers(picker: Target) -> None:
     assert [message.WhichOneof("response") for message in messages] in ([], ["response_headers"])
 
 
-@should(EXT_PROC, "A data plane that does not send protocol_config, as older ones, is served.")
+@should(Source.EXT_PROC, "A data plane that does not send protocol_config, as older ones, is served.")
 def test_without_protocol_config(picker: Target) -> None:
     with picker.stream(modes=None) as stream:
         picker.picked(stream)
 
 
-@should(EXT_PROC, "Messages in observability mode are not answered, and end in an orderly way.")
+@should(Source.EXT_PROC, "Messages in observability mode are not answered, and end in an orderly way.")
 def test_observability_mode(picker: Target) -> None:
     with picker.stream(observe=True) as stream:
         picker.begin(stream)

@@ -28,6 +28,7 @@ from . import (
 )
 from .reference import mutants as m
 from .reference.picker import HEALTH, SERVING, Picker, serve
+from .requirement import Source
 from .target import FOREIGN, Target
 
 HERE = Path(__file__).parent
@@ -256,6 +257,14 @@ def test_a_wrong_health_service_fails(
     assert [test.__name__ for test in tests if not fails(test, target)] == []
 
 
+def test_a_picker_may_rewrite_bodies_if_it_says_so(started: Callable[..., Target]) -> None:
+    target = started(m.Rewriting)
+    assert fails(test_request_body.test_pieces, target)
+    target.rewrites_body = True
+    assert not fails(test_request_body.test_pieces, target)
+    assert not fails(test_request_body.test_content_length, target)
+
+
 def suite() -> dict[str, Test]:
     return {
         f"{module.__name__.rpartition('.')[2]}.{name}": test
@@ -269,6 +278,23 @@ def test_each_test_can_fail() -> None:
     failing = {test for _, tests in MUTANTS.values() for test in tests}
     untried = {name for name, test in suite().items() if test not in failing}
     assert {name for name in untried if not name.startswith("test_health.")} == set()
+
+
+def requirements() -> str:
+    """Return the requirements as tables, by source."""
+    lines = []
+    for source in Source:
+        lines += [f"### {source}", "", "| | requirement | test |", "|---|---|---|"]
+        for name, test in suite().items():
+            (requirement,) = (mark.args[0] for mark in getattr(test, "pytestmark", []) if mark.name == "requirement")
+            if requirement.source == source:
+                lines.append(f"| {requirement.strength} | {requirement.sentence} | `{name}` |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def test_the_readme_has_all_requirements() -> None:
+    assert requirements() in (HERE / "README.md").read_text("utf-8"), f"expected in README.md:\n{requirements()}"
 
 
 def run(folder: Path, target: Target, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -292,7 +318,7 @@ def copied(tmp_path: Path) -> Path:
 def test_the_reference_conforms(started: Callable[..., Target], copied: Path, tmp_path: Path) -> None:
     target, report = started(), tmp_path / "report.json"
     told = ["--endpoints", ",".join(ENDPOINTS), "--empty-target", target.empty[0] if target.empty else ""]
-    limits = ["--shed-header", f"authorization={LIMITED}", "--max-body-bytes", str(LARGEST)]
+    limits = ["--shed-header", f"authorization={LIMITED}", "--max-body-bytes", str(LARGEST), "--time-limit", "30"]
     result = run(copied, target, *told, *limits, "--conformance-report", str(report))
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(report.read_text())["requirements"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest as Request
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse as Response
 
-from .picker import DESTINATION, SUBSET, Picker, Request, Response
+from .picker import DESTINATION, SUBSET, Picker
 
 ADD_IF_ABSENT = base_pb2.HeaderValueOption.HeaderAppendAction.ADD_IF_ABSENT
 
@@ -153,6 +155,16 @@ class OneBody(Mutant):
             return []
         message.request_body.body, self.kept = self.kept, b""
         return [message]
+
+
+class Rewriting(Picker):
+    """Gives the model another name, which is no defect."""
+
+    def whole_request(self, head: Request, body: bytes, trailers: bool) -> Iterator[Response]:
+        return super().whole_request(head, body.replace(b'"model": "', b'"model":  "base-'), trailers)
+
+    def judged(self, head: Request, body: bytes) -> Response | None:
+        return super().judged(head, body.replace(b'"base-', b'"'))
 
 
 class Buffering(Mutant):
