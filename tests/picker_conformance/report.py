@@ -61,11 +61,11 @@ def _judged(report: pytest.TestReport) -> tuple[str, str]:
     """Return the result of a case, and in a line why."""
     if report.passed:
         return MET, ""
-    if report.skipped and not hasattr(report, "wasxfail"):
-        return NOT_TESTED, str(report.longrepr[2]).removeprefix("Skipped: ") if report.longrepr else ""  # type: ignore[index]
+    if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
+        return NOT_TESTED, report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     message = crash.message if crash else str(report.longrepr)
-    return NOT_MET, message.splitlines()[0].removeprefix("AssertionError: ")
+    return NOT_MET if report.when == "call" else NOT_TESTED, message.splitlines()[0].removeprefix("AssertionError: ")
 
 
 def write_report(reporter: pytest.TerminalReporter, found: list[Result], target: str) -> None:

@@ -48,10 +48,11 @@ def test_single_bytes(picker: Target) -> None:
     assert_whole(picker, exchange(picker, split(body, 1)), body)
 
 
-@must(Source.STREAMING, "A body of 300 KB comes back whole.")
-def test_long(picker: Target) -> None:
+@must(Source.STREAMING, "A body of 300 KB comes back whole, also where it comes in one message.")
+@pytest.mark.parametrize("size", [SENT_BY_ENVOY, 1_000_000])
+def test_long(picker: Target, size: int) -> None:
     body = picker.chat("word " * (LONG_BYTES // 5))
-    assert_whole(picker, exchange(picker, split(body, SENT_BY_ENVOY)), body)
+    assert_whole(picker, exchange(picker, split(body, size)), body)
 
 
 @should(Source.EXT_PROC, "Pieces of the body that come back are of at most 64 KiB.")
