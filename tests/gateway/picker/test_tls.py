@@ -19,12 +19,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[PickerTlsSettings]:
     made = []
     for number in range(2):
         settings = PickerTlsSettings(certificate=folder / f"{number}.crt", key=folder / f"{number}.key")
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-            + ["-keyout", settings.key, "-out", settings.certificate, "-days", "1", "-subj", "/CN=localhost"],
-            check=True,
-            capture_output=True,
-        )
+        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
+        files = ["-keyout", settings.key, "-out", settings.certificate]
+        subprocess.run([*command.split(), *files], check=True, capture_output=True)
         made.append(settings)
     return made
 
