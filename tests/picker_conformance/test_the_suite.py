@@ -265,6 +265,14 @@ def test_a_picker_may_rewrite_bodies_if_it_says_so(started: Callable[..., Target
     assert not fails(test_request_body.test_content_length, target)
 
 
+def test_a_picker_may_leave_answers_alone(started: Callable[..., Target]) -> None:
+    target = started(m.Leaving)
+    assert not fails(test_stream.test_cancelled, target)
+    for test in (test_response.test_body, test_response.test_each_event_at_once, test_response.test_served_endpoint):
+        with pytest.raises(pytest.skip.Exception):
+            fails(test, target)
+
+
 def suite() -> dict[str, Test]:
     return {
         f"{module.__name__.rpartition('.')[2]}.{name}": test
