@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection
 from typing import ClassVar, Protocol
 
@@ -11,7 +10,7 @@ from backends.http.client import Call, HeaderList
 from gateway.http.errors import GatewayError, request_id_lines
 from gateway.picker.destinations import Destinations
 from gateway.relay.attempt import Attempt
-from gateway.relay.context import Inbound, RelayContext, Reply
+from gateway.relay.context import STOPPING, Inbound, RelayContext, Reply
 from gateway.relay.exchange import Exchange
 from gateway.relay.reception import Reception
 from gateway.routing.model import Upstream
@@ -24,6 +23,9 @@ class Proxy(Reply, Protocol):
 
     def forward(self, upstream: Upstream, destinations: str) -> None:
         """Have the request sent to the first of some destinations, which is a backend's, or to the next if it fails."""
+
+    def leave(self) -> None:
+        """Let the answer go on without the gateway."""
 
 
 class PickedExchange(Exchange):
@@ -91,7 +93,12 @@ class PickedExchange(Exchange):
         """Leave it to the proxy to send the request elsewhere."""
 
     def end_with_error(self, error: GatewayError) -> None:
-        """End with an error; an answer that has begun is cut off."""
+        """End with an error; an answer that has begun is cut off, unless the proxy can go on with it alone."""
+        answer = self.delivery.answer
+        if error.code == STOPPING and answer is not None and not self._is_read:
+            self._proxy.leave()
+            self.succeed(answer)
+            return
         has_begun = self.delivery.has_begun
         super().end_with_error(error)
         if has_begun:
@@ -99,19 +106,20 @@ class PickedExchange(Exchange):
 
     # The answer
 
-    def needs_answer(self, share: float) -> bool:
+    def needs_answer(self, *, is_sampled: bool) -> bool:
         """Return whether anything needs the body of the answer.
 
         Parameters
         ----------
-        share
-            Share of the answers that a policy which learns is to see, in [0, 1].
+        is_sampled
+            Whether a policy that learns is to see it.
         """
-        if self._routed is None or self.delivery.endpoint is Endpoint.OTHER:
-            return self._inbound.request_headers.client.tokens_per_minute is not None
-        if self.delivery.observers or self._inbound.request_headers.client.tokens_per_minute is not None:
+        if self._inbound.request_headers.client.tokens_per_minute is not None:
             return True
-        return self._routed.model.observe is not None and (share >= 1.0 or random.random() < share)
+        if any(observer.needs_answer for observer in self.delivery.observers):
+            return True
+        is_inference = self.delivery.endpoint is not Endpoint.OTHER
+        return is_inference and is_sampled and self._routed is not None and self._routed.model.observe is not None
 
     def served_by(self, destination: str) -> None:
         """Handle which destination has answered: a fallback if the proxy could not reach the chosen one."""
@@ -147,19 +155,20 @@ class PickedExchange(Exchange):
         )
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
-        """Handle the head of the answer.
+        """Handle the head of the answer; again if it is found out later that its body is handled.
 
         Parameters
         ----------
         is_read
             Whether its body will be handled; else nothing is known before its end.
         """
-        self._is_read = is_read
         attempt = self.attempt
         if self._receiver is None or attempt is None or attempt.call is None:
             return
-        attempt.call.paused = not is_read  # its silence is not the backend's
-        self._receiver.on_head(status, headers)
+        self._is_read = self._is_read or is_read
+        attempt.call.paused = not self._is_read  # its silence is not the backend's
+        if self.delivery.answer is None:
+            self._receiver.on_head(status, headers)
 
     def on_data(self, data: bytes) -> None:
         """Handle bytes of the answer, which the proxy has passed on."""
@@ -168,8 +177,12 @@ class PickedExchange(Exchange):
 
     def on_end(self) -> None:
         """Handle the end of the answer."""
-        if self._is_open() and self._receiver is not None:
+        if not self._is_open() or self._receiver is None:
+            return
+        if self._is_read:
             self._receiver.on_end()
+        else:
+            self.on_close()
 
     def on_close(self) -> None:
         """Handle that the proxy has nothing more to say: the request has ended, or was cancelled."""

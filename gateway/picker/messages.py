@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValueOption, Metadata
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import HeaderMutation, ProcessingResponse
 
 from gateway.http.headers import Header
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
+REQUEST: Final = "x-gateway-request"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
@@ -39,20 +39,28 @@ def subset_of(metadata: Metadata) -> frozenset[str] | None:
 
 def served_of(metadata: Metadata) -> str:
     """Return the destination that has answered; empty if the proxy does not tell."""
-    values = metadata.filter_metadata
-    if NAMESPACE not in values or SERVED not in values[NAMESPACE].fields:
-        return ""
-    destination: str = values[NAMESPACE].fields[SERVED].string_value
-    return destination
+    return _text_of(metadata, SERVED)
 
 
-def forward(destinations: str, headers: Iterable[Header], removed: Iterable[str]) -> ProcessingResponse:
-    """Return the answer to a request's headers: where it goes, and which headers it has there."""
+def request_of(metadata: Metadata) -> str:
+    """Return the name that the picker gave to a request; empty if it does not know it."""
+    return _text_of(metadata, REQUEST)
+
+
+def forward(destinations: str, request: str, headers: Iterable[Header], removed: Iterable[str]) -> ProcessingResponse:
+    """Return the answer to a request's headers: where it goes, and which headers it has there.
+
+    Parameters
+    ----------
+    request
+        A name by which the picker knows the request again when it is told of the answer.
+    """
     answer = ProcessingResponse()
     mutation = answer.request_headers.response.header_mutation
     _set(mutation, [(DESTINATION.encode(), destinations.encode()), *headers])
     mutation.remove_headers.extend(removed)
-    answer.dynamic_metadata.fields[NAMESPACE].struct_value.fields[DESTINATION].string_value = destinations
+    fields = answer.dynamic_metadata.fields[NAMESPACE].struct_value.fields
+    fields[DESTINATION].string_value, fields[REQUEST].string_value = destinations, request
     return answer
 
 
@@ -73,18 +81,10 @@ def request_trailers() -> ProcessingResponse:
     return answer
 
 
-def response_headers(headers: Iterable[Header], *, without_body: bool) -> ProcessingResponse:
-    """Return the answer to the headers of an answer.
-
-    Parameters
-    ----------
-    without_body
-        Whether the proxy need not send the body.
-    """
+def response_headers(headers: Iterable[Header]) -> ProcessingResponse:
+    """Return the answer to the headers of an answer."""
     answer = ProcessingResponse()
     _set(answer.response_headers.response.header_mutation, headers)
-    if without_body:
-        answer.mode_override.CopyFrom(_WITHOUT_BODY)
     return answer
 
 
@@ -122,17 +122,15 @@ def immediate(status: int, headers: Iterable[Header], body: bytes) -> Processing
     return answer
 
 
+def _text_of(metadata: Metadata, name: str) -> str:
+    values = metadata.filter_metadata
+    if NAMESPACE not in values or name not in values[NAMESPACE].fields:
+        return ""
+    text: str = values[NAMESPACE].fields[name].string_value
+    return text
+
+
 def _set(mutation: HeaderMutation, headers: Iterable[Header]) -> None:
     for name, value in headers:
         option = mutation.set_headers.add(append_action=_OVERWRITE)
         option.header.key, option.header.raw_value = name.decode("latin-1"), value
-
-
-_WITHOUT_BODY: Final = ProcessingMode(
-    request_header_mode=ProcessingMode.SKIP,
-    response_header_mode=ProcessingMode.SEND,
-    request_body_mode=ProcessingMode.FULL_DUPLEX_STREAMED,
-    response_body_mode=ProcessingMode.NONE,
-    request_trailer_mode=ProcessingMode.SEND,
-    response_trailer_mode=ProcessingMode.SEND,
-)

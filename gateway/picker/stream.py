@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
@@ -31,12 +32,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
+_NONE: Final = ProcessingMode.NONE
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 _MARK: Final = b"x-gateway-"
 
 
 class ProtocolError(Exception):
     """The proxy has sent something that the protocol does not allow."""
+
+
+class Wire(Protocol):
+    """The way back to the proxy."""
+
+    def send(self, message: ProcessingResponse) -> None:
+        """Send a message, after those before."""
+
+    def end(self) -> None:
+        """End the stream well, once all messages have been sent."""
 
 
 @dataclass(slots=True)
@@ -47,6 +59,8 @@ class Picking:
     ----------
     own
         Answers the gateway's own paths.
+    streams
+        The streams of requests that have been sent on, by the names of the requests.
     unfinished_bytes
         Bytes of requests that are not complete yet.
     """
@@ -54,27 +68,34 @@ class Picking:
     gateway: Gateway
     destinations: Destinations
     own: httpx.AsyncClient
+    streams: dict[str, Stream] = field(default_factory=dict)
     unfinished_bytes: int = 0
+    _prefix: str = field(default_factory=lambda: os.urandom(6).hex())
+    _names: Iterator[int] = field(default_factory=count)
+
+    def new_name(self) -> str:
+        """Return a name for a request, which no other process gives."""
+        return f"{self._prefix}{next(self._names):x}"
 
 
 class Stream:
     """A request on its way through the proxy.
 
-    Messages are handled as they come. Those to send are queued, and sent in order.
-
     Attributes
     ----------
+    exchange
+        The exchange; None until the request is complete.
     has_ended
         Whether the proxy has been told to answer the client itself: nothing more can be said.
+    is_observed
+        Whether another stream tells of the answer, and of its end.
     """
 
-    def __init__(self, picking: Picking, send: Callable[[ProcessingResponse], Awaitable[None]]) -> None:
+    def __init__(self, picking: Picking, wire: Wire) -> None:
         self._picking = picking
         self._relay = picking.gateway.relay
-        self._send = send
-        self._unsent: deque[ProcessingResponse] = deque()
-        self._is_handling = False
-        self._sending: asyncio.Task[None] | None = None
+        self._wire = wire
+        self._answering: asyncio.Task[None] | None = None
         self._method = ""
         self._target = b""
         self._headers: list[Header] = []
@@ -86,50 +107,52 @@ class Stream:
         self._has_trailers = False
         self._timer: asyncio.TimerHandle | None = None
         self._inbound: Inbound | None = None
-        self._exchange: PickedExchange | None = None
+        self.exchange: PickedExchange | None = None
         self._response_mode: int = _FULL_DUPLEX
         self._is_read = False
+        settings = picking.gateway.settings.picker
+        self._is_sampled = settings is not None and random.random() < settings.answers
+        self._name = picking.new_name()
         self.has_ended = False
+        self.is_observed = False
 
-    async def handle(self, message: ProcessingRequest) -> None:
-        """Handle one message of the proxy, and send what there is to send.
+    def handle(self, message: ProcessingRequest) -> None:
+        """Handle one message of the proxy.
 
         Raises
         ------
         ProtocolError
             If the message cannot come now.
         """
-        self._is_handling = True
         kind = message.WhichOneof("request")
-        try:
-            if kind == "response_body":
-                await self._on_response_body(message.response_body)
-            elif kind == "request_body":
-                self._on_request_body(message.request_body)
-            elif kind == "request_headers":
-                await self._on_request_headers(message)
-            elif kind == "response_headers":
-                self._on_response_headers(message)
-            elif kind == "request_trailers":
-                self._has_trailers = True
-                self._on_request_end()
-            elif kind == "response_trailers":
-                self._on_response_trailers()
-            else:
-                raise ProtocolError("a message without headers, body or trailers")
-            await self._flush()
-        finally:
-            self._is_handling = False
+        if kind == "response_body":
+            self._on_response_body(message.response_body)
+        elif kind == "request_body":
+            self._on_request_body(message.request_body)
+        elif kind == "request_headers":
+            self._on_request_headers(message)
+        elif kind == "response_headers":
+            self._on_response_headers(message)
+        elif kind == "request_trailers":
+            self._has_trailers = True
+            self._on_request_end()
+        elif kind == "response_trailers":
+            self._on_response_trailers()
+        else:
+            raise ProtocolError("a message without headers, body or trailers")
 
     def close(self) -> None:
         """Handle the end of the stream: that of the request, or because it was cancelled."""
         self._release_body()
-        if self._exchange is not None:
-            self._exchange.on_close()
+        if self._answering is not None:
+            self._answering.cancel()
+        self._picking.streams.pop(self._name, None)
+        if self.exchange is not None and not self.is_observed:
+            self.exchange.on_close()
 
     # The request
 
-    async def _on_request_headers(self, message: ProcessingRequest) -> None:
+    def _on_request_headers(self, message: ProcessingRequest) -> None:
         if self._method:
             raise ProtocolError("headers of a second request: expected a stream for each")
         received = messages.headers_of(message.request_headers.headers)
@@ -142,12 +165,13 @@ class Stream:
         is_last = message.request_headers.end_of_stream
         access, path = self._relay.access, canonical_path(self._target)
         try:
-            if message.HasField("protocol_config"):
+            if message.HasField("protocol_config"):  # by older proxies it is not told
                 self._response_mode = message.protocol_config.response_body_mode
                 if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
             if access.answers_itself(self._method, self._target, dict(self._headers)):
-                await self._answer_itself(path)
+                _check_for_clients(path)
+                self._answering = asyncio.get_running_loop().create_task(self._answer_itself())
                 return
             self._request_headers = access.relayed(self._method, self._target, self._headers)
             length = dict(self._headers).get(b"content-length", b"")
@@ -162,17 +186,14 @@ class Stream:
         seconds = self._picking.gateway.settings.server.body_s
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
 
-    async def _answer_itself(self, path: str) -> None:
-        """Answer one of the gateway's own paths; those for operators only at its own address."""
-        if not is_for_clients(path):
-            raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
+    async def _answer_itself(self) -> None:
+        """Answer one of the gateway's own paths."""
         answer = await self._picking.own.request(self._method, self._target.decode("latin-1"), headers=self._headers)
-        headers = [header for header in answer.headers.raw if header[0] != b"content-length"]
-        self._put(messages.immediate(answer.status_code, headers, answer.content))
-        self.has_ended = True
+        lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
+        self.whole(answer.status_code, lines, answer.content)
 
     def _on_request_body(self, piece: HttpBody) -> None:
-        if self.has_ended:
+        if self.has_ended or self._answering is not None:
             return
         if self._request_headers is None or self._inbound is not None:
             raise ProtocolError("a piece of a request's body before its headers, or after its end")
@@ -199,7 +220,7 @@ class Stream:
 
     def _on_request_end(self) -> None:
         """Have a backend chosen, now or when one is free."""
-        if self.has_ended:
+        if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
         if headers is None or self._inbound is not None:
@@ -209,7 +230,7 @@ class Stream:
         self._inbound = Inbound(headers, body)
         settings = picking.gateway.settings.picker
         assert settings is not None
-        exchange = self._exchange = PickedExchange(
+        exchange = self.exchange = PickedExchange(
             self._relay, self._inbound, self, picking.destinations, self._subset, settings.fallbacks
         )
         exchange.begin()
@@ -239,7 +260,7 @@ class Stream:
 
     def forward(self, upstream: Upstream, destinations: str) -> None:
         """Have the proxy send the request to the first of some destinations."""
-        inbound, exchange = self._inbound, self._exchange
+        inbound, exchange = self._inbound, self.exchange
         assert inbound is not None
         assert exchange is not None
         names = {name for name, _ in self._headers}
@@ -258,11 +279,14 @@ class Stream:
             headers.append((b"content-length", b"%d" % len(inbound.body)))
         if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
-        self._put(messages.forward(destinations, headers, [name.decode("latin-1") for name in sorted(removed)]))
+        self._picking.streams[self._name] = self
+        left_out = [name.decode("latin-1") for name in sorted(removed)]
+        self._wire.send(messages.forward(destinations, self._name, headers, left_out))
         if self._has_body:
-            self._unsent.extend(messages.request_body(inbound.body, is_last=not self._has_trailers))
+            for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
+                self._wire.send(piece)
         if self._has_trailers:
-            self._unsent.append(messages.request_trailers())
+            self._wire.send(messages.request_trailers())
 
     def head(self, status: int, lines: bytes) -> None:
         """Pass on nothing: the proxy does."""
@@ -276,8 +300,14 @@ class Stream:
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Have the proxy answer with an error."""
         if not self.has_ended:
-            self._put(messages.immediate(status, headers_of(lines), body))
             self.has_ended = True
+            self._wire.send(messages.immediate(status, headers_of(lines), body))
+            self._wire.end()
+
+    def leave(self) -> None:
+        """Let an answer go on without this process, which stops: the stream ends well."""
+        self.has_ended = True
+        self._wire.end()
 
     def abort(self) -> None:
         """Have the proxy cut off the answer."""
@@ -286,66 +316,55 @@ class Stream:
     # The answer
 
     def _on_response_headers(self, message: ProcessingRequest) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None or exchange.attempt is None:  # the proxy's own answer
-            self._put(messages.response_headers([], without_body=True))
+            self._wire.send(messages.response_headers([]))
             return
-        received = messages.headers_of(message.response_headers.headers)
-        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
-        if served := messages.served_of(message.metadata_context):
-            exchange.served_by(served)
-        settings = self._picking.gateway.settings.picker
         is_last = message.response_headers.end_of_stream
-        self._is_read = is_last or exchange.needs_answer(1.0 if settings is None else settings.answers)
-        headers = [header for header in received if not header[0].startswith(b":")]
-        exchange.on_head(status, headers, is_read=self._is_read)
+        self._is_read = is_last or (self._response_mode != _NONE and self.needs_answer())
+        self.on_answer_begun(message, is_read=self._is_read)
         if not self.has_ended:
-            lines = exchange.lines_for_client()
-            self._put(messages.response_headers(headers_of(lines), without_body=not self._is_read))
+            self._wire.send(messages.response_headers(headers_of(exchange.lines_for_client())))
         if is_last:
             exchange.on_end()
 
-    async def _on_response_body(self, piece: HttpBody) -> None:
+    def needs_answer(self) -> bool:
+        """Return whether anything needs the body of the answer."""
+        return self.exchange is not None and self.exchange.needs_answer(is_sampled=self._is_sampled)
+
+    def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
+        """Handle the headers of the answer; again if its body is handled in another stream."""
+        assert self.exchange is not None
+        if served := messages.served_of(message.metadata_context):
+            self.exchange.served_by(served)
+        received = messages.headers_of(message.response_headers.headers)
+        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
+        self.exchange.on_head(
+            status, [header for header in received if not header[0].startswith(b":")], is_read=is_read
+        )
+
+    def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
         is_last = piece.end_of_stream
         is_streamed = self._response_mode == _FULL_DUPLEX
-        self._put(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
-        await self._flush()
-        if self._exchange is None or self.has_ended:
+        self._wire.send(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
+        if self.exchange is None or self.has_ended:
             return
         if self._is_read and piece.body:
-            self._exchange.on_data(piece.body)
+            self.exchange.on_data(piece.body)
         if is_last:
-            self._end_answer()
+            self.exchange.on_end()
 
     def _on_response_trailers(self) -> None:
-        self._put(messages.response_trailers())
-        self._end_answer()
+        self._wire.send(messages.response_trailers())
+        if self.exchange is not None:
+            self.exchange.on_end()
 
-    def _end_answer(self) -> None:
-        if self._exchange is None:
-            return
-        if self._is_read:
-            self._exchange.on_end()
-        else:
-            self._exchange.on_close()
 
-    # Sending
-
-    def _put(self, message: ProcessingResponse) -> None:
-        """Queue a message; one that no message of the proxy has brought about is sent by a task of its own."""
-        self._unsent.append(message)
-        if not self._is_handling and self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send_later())
-
-    async def _send_later(self) -> None:
-        with contextlib.suppress(Exception):  # the proxy has gone, which ends the stream
-            await self._flush()
-        self._sending = None
-
-    async def _flush(self) -> None:
-        while self._unsent:
-            await self._send(self._unsent.popleft())
+def _check_for_clients(path: str) -> None:
+    """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
+    if not is_for_clients(path):
+        raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
 def _wrong_mode(mode: int) -> GatewayError:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
 
 from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
@@ -28,6 +28,9 @@ from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
+
+STOPPING: Final = "gateway_stopping"
+"""The code of the error that ends what is in flight when the drain time is over."""
 
 
 class Reply(Protocol):
@@ -257,8 +260,6 @@ class RelayContext:
         """End the exchanges still in flight when the drain time is over."""
         for queue in self.queues.values():
             queue.close()
-        error = GatewayError(
-            503, "The gateway is stopping. Send the request again.", code="gateway_stopping", retry_after_s=1.0
-        )
+        error = GatewayError(503, "The gateway is stopping. Send the request again.", code=STOPPING, retry_after_s=1.0)
         for exchange in list(self.exchanges):
             exchange.end_with_error(error)
