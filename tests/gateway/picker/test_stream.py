@@ -148,7 +148,7 @@ async def test_what_was_judged_is_what_the_engine_gets() -> None:
     assert stream.set_headers[":path"] == "/v1/chat/completions?x=1"
 
 
-@pytest.mark.parametrize("path", ["/admin/pool", "/metrics", "/health", "/dashboard"])
+@pytest.mark.parametrize("path", ["/admin/pool", "/metrics", "/dashboard", "/dashboard/main.js"])
 async def test_the_gateways_own_paths_are_not_served_through_the_proxy(path: str) -> None:
     stream = PlayedProxy().stream()
     stream.request(path=path, method="GET", is_last=True)
