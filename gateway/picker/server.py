@@ -15,7 +15,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from gateway.config.settings.picker import PickerTlsSettings
 from gateway.frontend.http import App
+from gateway.picker.certificate import credentials
 from gateway.picker.destinations import Destinations
 from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, ProtocolError, Stream
@@ -60,7 +62,7 @@ class PickerServer:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Process": process})])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def start(self, listen: str) -> None:
+    async def start(self, listen: str, tls: PickerTlsSettings | None = None) -> None:
         """Accept streams at an address.
 
         Raises
@@ -68,7 +70,10 @@ class PickerServer:
         RuntimeError
             If the address cannot be listened on.
         """
-        self._server.add_insecure_port(listen)
+        if tls is None:
+            self._server.add_insecure_port(listen)
+        else:
+            self._server.add_secure_port(listen, credentials(tls))
         await self._picking.destinations.start(self._gateway.pool)
         await self._health.set(_LIVE, HealthCheckResponse.SERVING)
         await self._check()

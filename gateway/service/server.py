@@ -190,9 +190,10 @@ class Server(uvicorn.Server):
 async def _serve_picker(gateway: Gateway, own: App) -> PickerServer:
     from gateway.picker.server import PickerServer  # needs the extra [picker]
 
-    assert gateway.settings.picker is not None
+    settings = gateway.settings.picker
+    assert settings is not None
     picker = PickerServer(gateway, own)
-    await picker.start(gateway.settings.picker.listen)
+    await picker.start(settings.listen, settings.tls)
     return picker
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -10,18 +11,35 @@ from gateway.config.settings.base import Settings
 from gateway.config.settings.keys import checked_address
 
 
+class PickerTlsSettings(Settings):
+    """Files in PEM, read again when they change.
+
+    Parameters
+    ----------
+    certificate
+        The certificate that the picker shows, with what leads to its authority.
+    key
+        Its private key.
+    """
+
+    certificate: Path
+    key: Path
+
+
 class PickerSettings(Settings):
     """What `gateway picker` serves to a proxy such as Envoy.
 
     Parameters
     ----------
     listen
-        Host and port for gRPC, in clear text.
+        Host and port for gRPC.
     fallbacks
         How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
     answers
         Share of the answers that a policy which learns is to see, from 0 to 1. What records or counts requests sees all
         of them.
+    tls
+        The certificate for gRPC; null for clear text.
 
     Examples
     --------
@@ -32,3 +50,4 @@ class PickerSettings(Settings):
     listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
     fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
     answers: Annotated[float, Field(ge=0, le=1)] = 1.0
+    tls: PickerTlsSettings | None = None
