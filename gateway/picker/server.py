@@ -15,9 +15,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from gateway.config.settings.picker import PickerTlsSettings
 from gateway.frontend.http import App
-from gateway.picker.certificate import credentials
 from gateway.picker.destinations import Destinations
 from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, ProtocolError, Stream
@@ -25,6 +23,7 @@ from gateway.picker.stream import Picking, ProtocolError, Stream
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]
 
+    from gateway.config.settings import PickerSettings
     from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
@@ -62,18 +61,19 @@ class PickerServer:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Process": process})])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def start(self, listen: str, tls: PickerTlsSettings | None = None) -> None:
-        """Accept streams at an address.
+    async def start(self, settings: PickerSettings) -> None:
+        """Accept streams at the address of the settings.
 
         Raises
         ------
         RuntimeError
             If the address cannot be listened on.
         """
-        if tls is None:
-            self._server.add_insecure_port(listen)
+        if (tls := settings.tls) is None:
+            self._server.add_insecure_port(settings.listen)
         else:
-            self._server.add_secure_port(listen, credentials(tls))
+            pair = tls.key.read_bytes(), tls.certificate.read_bytes()
+            self._server.add_secure_port(settings.listen, grpc.ssl_server_credentials([pair]))
         await self._picking.destinations.start(self._gateway.pool)
         await self._health.set(_LIVE, HealthCheckResponse.SERVING)
         await self._check()

@@ -80,8 +80,7 @@ def start_lines(settings: PoolSettings, urls: Sequence[str], generated_admin_key
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
     lines += [f"/admin is at {admin_url} only." for admin_url in admin_urls]
     if settings.picker is not None:
-        scheme = "grpc" if settings.picker.tls is None else "grpcs"
-        lines.append(f"Endpoint picker at {scheme}://{settings.picker.listen}  (Envoy: ext_proc)")
+        lines.append(f"Endpoint picker at grpc://{settings.picker.listen}  (Envoy: ext_proc)")
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"

@@ -24,7 +24,6 @@ from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, check_
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
-from gateway.picker.certificate import read_pair
 from gateway.recorder import with_salt
 from gateway.reload.messages import DiscoveryCounted, ReloadCounted
 from gateway.reload.reloader import Cause, Outcome, Reloader, ReloadError
@@ -81,13 +80,6 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
         if picker is not None:
-            if picker.tls is not None:
-                try:
-                    read_pair(picker.tls)
-                except OSError as error:
-                    files = f"{picker.tls.certificate} and {picker.tls.key}"
-                    print(f"{config_path}: picker.tls: {files}: {error.strerror or error}", file=sys.stderr)
-                    return 1
             address = _address(sockets.pop())
             settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
         run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))

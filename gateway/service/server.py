@@ -190,10 +190,9 @@ class Server(uvicorn.Server):
 async def _serve_picker(gateway: Gateway, own: App) -> PickerServer:
     from gateway.picker.server import PickerServer  # needs the extra [picker]
 
-    settings = gateway.settings.picker
-    assert settings is not None
+    assert gateway.settings.picker is not None
     picker = PickerServer(gateway, own)
-    await picker.start(settings.listen, settings.tls)
+    await picker.start(gateway.settings.picker)
     return picker
 
 

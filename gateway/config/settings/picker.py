@@ -12,14 +12,14 @@ from gateway.config.settings.keys import checked_address
 
 
 class PickerTlsSettings(Settings):
-    """Files in PEM, read again when they change.
+    """The certificate that the picker shows to the proxy.
 
     Parameters
     ----------
     certificate
-        The certificate that the picker shows, with what leads to its authority.
+        File with the chain of certificates, in PEM.
     key
-        Its private key.
+        File with the private key, in PEM.
     """
 
     certificate: Path
@@ -33,13 +33,13 @@ class PickerSettings(Settings):
     ----------
     listen
         Host and port for gRPC.
+    tls
+        TLS, which some gateways of Kubernetes expect; null is clear text. The files are read at start.
     fallbacks
         How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
     answers
         Share of the answers that a policy which learns is to see, from 0 to 1. What records or counts requests sees all
         of them.
-    tls
-        The certificate for gRPC; null for clear text.
 
     Examples
     --------
@@ -48,6 +48,6 @@ class PickerSettings(Settings):
     """
 
     listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
+    tls: PickerTlsSettings | None = None
     fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
     answers: Annotated[float, Field(ge=0, le=1)] = 1.0
-    tls: PickerTlsSettings | None = None
