@@ -223,6 +223,18 @@ def test_only_an_inference_pool_needs_no_method(source: dict[str, Any], issue: t
     assert [(each.path, each.message) for each in issues_of(raised.value, DiscoverSettings)] == [issue]
 
 
+async def test_the_source_of_the_settings_asks_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = api_of(tmp_path, inference_pool("3"), BARE)
+    found: list[Replica] = []
+    async with api:
+        monkeypatch.setattr(ApiServer, "of_cluster", lambda: ApiServer(api.url, api.account))
+        source = discovery.source_of(DiscoverSettings.model_validate(POOL | {"method": "suffix"}))
+        task = asyncio.create_task(source.follow(found.extend))
+        await eventually(lambda: [each.own and each.own.method for each in found] == [Method.SUFFIX])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def test_a_source_is_another_one_with_another_method_for_pods_without_labels() -> None:
     bare, plain = DiscoverSettings.model_validate(POOL), DiscoverSettings.model_validate(POOL | {"method": "baseline"})
     assert bare.of_unlabelled == {}
