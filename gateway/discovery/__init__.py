@@ -1,1 +1,1 @@
-"""Discovery of replicas: from DNS, and from the EndpointSlices of Kubernetes."""
+"""Discovery of replicas: from DNS, and from services and inference pools of Kubernetes."""

@@ -28,6 +28,11 @@ def source_of(settings: DiscoverSettings) -> Source:
 
         where = settings.kubernetes
         return KubernetesSource(where.service, where.namespace, where.port)
+    if settings.inference_pool is not None:
+        from gateway.discovery.inference_pool import InferencePoolSource
+
+        pool = settings.inference_pool
+        return InferencePoolSource(pool.name, pool.namespace, settings.of_unlabelled)
     from gateway.discovery.resolver import DnsSource  # an extra
 
     if settings.dns is not None:

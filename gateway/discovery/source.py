@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple, Protocol
 
+from gateway.config.settings import BackendSettings
+
 MOST_REPLICAS = 1000
 """Replicas of one source; further ones are left out."""
 
@@ -18,10 +20,13 @@ class Replica(NamedTuple):
         Its name within the source, such as `10.0.0.7:8000`, which stays the same as long as it is the same replica.
     url
         Its address.
+    own
+        How it speculates, if it tells that itself; None if the settings of the source do.
     """
 
     name: str
     url: str
+    own: BackendSettings | None = None
 
 
 class SourceError(Exception):
@@ -50,7 +55,7 @@ def replica_at(address: str, port: int) -> Replica:
 
     Examples
     --------
-    >>> replica_at("fd00::7", 8000)
-    Replica(name='fd00::7:8000', url='http://[fd00::7]:8000')
+    >>> replica_at("fd00::7", 8000)[:2]
+    ('fd00::7:8000', 'http://[fd00::7]:8000')
     """
     return Replica(f"{address}:{port}", f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")

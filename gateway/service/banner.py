@@ -34,11 +34,12 @@ def pool_table(settings: PoolSettings) -> Table:
             table.add_row(*map(Text, row))  # Text, because `http://[fd00::1]` looks like markup
             model_cell = ""
         for name, source in model_settings.discover.items():
-            drafted = num_speculative_tokens(source.method, source.speculative_config)
+            method = None if source.inference_pool is not None else source.method
+            drafted = num_speculative_tokens(method, source.speculative_config) if method else 0
             row = (
                 model_cell,
                 f"{name}/...",
-                source.method.value,
+                method.value if method else "by label",
                 str(drafted or ""),
                 f"found by {_kind(source)}",
                 f"{source.weight:g}",
@@ -60,6 +61,8 @@ def location(backend: BackendSettings) -> str:
 def _kind(source: DiscoverSettings) -> str:
     if source.kubernetes is not None:
         return f"Kubernetes ({source.kubernetes.service})"
+    if source.inference_pool is not None:
+        return f"InferencePool ({source.inference_pool.name})"
     return f"DNS ({source.dns or source.srv})"
 
 

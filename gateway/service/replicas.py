@@ -112,11 +112,19 @@ def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[st
         for replica in found.get((model, source), ()):
             if replica.url not in taken:
                 taken.add(replica.url)
-                yield _backend(model, f"{source}/{replica.name}", discover, replica.url)
+                own = replica.own and _with_common(replica.own, discover)
+                yield _backend(model, f"{source}/{replica.name}", own or discover, replica.url)
+
+
+def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSettings:
+    """Return the settings that a replica tells itself, with those of its source that it does not tell."""
+    weight = own.weight if "weight" in own.model_fields_set else discover.weight
+    return own.model_copy(update={"api_key": discover.api_key, "weight": weight})
 
 
 def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings, url: str) -> Backend:
     started = settings if isinstance(settings, BackendSettings) and settings.url is None else None
+    assert settings.method is not None
     return Backend(
         name=name,
         model=model,

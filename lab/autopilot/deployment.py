@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from backends.speculation import Method
-from gateway.discovery.kubernetes import ApiServer
+from gateway.discovery.api_server import ApiServer
 from gateway.discovery.source import SourceError
 from lab.autopilot.gateway_admin import ChangeError
 from lab.autopilot.journal import Speculation

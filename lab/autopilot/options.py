@@ -10,7 +10,7 @@ from backends.calibration.calibration import Calibration, calibration_names, loa
 from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
-from gateway.discovery.kubernetes import ApiServer
+from gateway.discovery.api_server import ApiServer
 from gateway.discovery.source import SourceError
 from lab.autopilot.deployment import Deployment
 from lab.autopilot.gateway_admin import GatewayAdmin

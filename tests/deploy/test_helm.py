@@ -16,11 +16,13 @@ from backends.launch.process import REAPER_END_S
 from backends.launch.supervisor import LaunchSpec
 from gateway import __version__
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
+from tests.support import gateway_api
 from tests.support.deploy_tools import DEPLOY
 from tests.support.helm_chart import CHART, SETS, container, of_kind, pod, render, values_of
 from tests.support.registered_metrics import sample_names
 
 OLDEST, NEWEST = "1.30", "1.37"
+NO_ROUTE = {"httpRoute": {"create": False}}
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}
 """Kinds of the Prometheus operator, whose schemas no package has."""
 
@@ -37,8 +39,10 @@ def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
     objects = render(chart, values_of(name))
     for (kind, _), each in objects.items():
         for version in (OLDEST, NEWEST):
-            if kind not in OPERATOR:
+            if kind not in OPERATOR and (each["apiVersion"], kind) not in gateway_api.SCHEMAS:
                 kubernetes_validate.validate(each, version, strict=True)
+        if (each["apiVersion"], kind) in gateway_api.SCHEMAS:
+            gateway_api.validate(each)
     assert chart.metadata["kubeVersion"] == f">={OLDEST}.0-0"
     assert chart.metadata["appVersion"] == __version__
     assert len(objects) >= (3 if name == "existing" else 7)
@@ -68,8 +72,9 @@ def test_selectors_select_the_pods_of_one_deployment(chart: helm.Chart, name: st
     for found, deployment in of_kind(objects, "Deployment").items():
         assert selected(deployment["spec"]["selector"]["matchLabels"]) == [found]
     for found, service in of_kind(objects, "Service").items():
-        assert selected(service["spec"]["selector"]) == [found]
-        ports = {port["name"] for port in pods[found]["spec"]["containers"][0]["ports"]}
+        owner = found.removesuffix("-picker")
+        assert selected(service["spec"]["selector"]) == [owner]
+        ports = {port["name"] for port in pods[owner]["spec"]["containers"][0]["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
     for kind in ("PodDisruptionBudget", "NetworkPolicy"):
         for found, each in of_kind(objects, kind).items():
@@ -95,9 +100,12 @@ def test_network_policies_let_gateways_reach_replicas(chart: helm.Chart) -> None
     port = container(objects["Deployment", "pool-speculation-gateway-head"])["ports"][0]["containerPort"]
     (out,) = [rule for rule in gateway["egress"] if rule["ports"] == [{"port": port}]]
     assert out["to"][0]["podSelector"]["matchLabels"].items() <= labels["pool-speculation-gateway-head"].items()
-    ours, theirs = replica["ingress"][0]["from"]
+    ours, theirs, proxies = replica["ingress"][0]["from"]
     assert ours["podSelector"]["matchLabels"].items() <= labels["pool-speculation-gateway"].items()
     assert theirs == values_of("everything")["replicaDefaults"]["from"][0]
+    assert [proxies] == values_of("everything")["networkPolicy"]["from"], "with a picker, proxies reach replicas too"
+    ports = [{"port": port["name"]} for port in container(objects["Deployment", "pool-speculation-gateway"])["ports"]]
+    assert gateway["ingress"] == [{"ports": ports, "from": [proxies]}]
     assert {6379, 443, 6443, 53} <= {port["port"] for rule in gateway["egress"] for port in rule["ports"]}
 
 
@@ -128,6 +136,34 @@ def test_the_gateway_runs_as_in_the_image(chart: helm.Chart) -> None:
     assert {mount["mountPath"] for mount in container(deployment)["volumeMounts"]} == {"/etc/gateway", state, "/tmp"}
 
 
+@pytest.mark.parametrize("name", ["picker", "everything"])
+def test_a_picker_is_where_the_inference_pool_says(chart: helm.Chart, name: str) -> None:
+    objects = render(chart, values_of(name))
+    (deployment,) = (each for found, each in of_kind(objects, "Deployment").items() if found.endswith("-gateway"))
+    arguments, ports = container(deployment)["args"], container(deployment)["ports"]
+    ((pool_name, pool),) = of_kind(objects, "InferencePool").items()
+    picker = pool["spec"]["endpointPickerRef"]
+    (port,) = objects["Service", picker["name"]]["spec"]["ports"]
+    assert port["port"] == picker["port"]["number"]
+    assert {"name": port["targetPort"], "containerPort": port["port"]} in ports, (
+        "headless: the port is that of the pods"
+    )
+    assert arguments[0] == "picker"
+    assert arguments[arguments.index("--listen") + 1] == f"0.0.0.0:{port['port']}"
+    (route,) = of_kind(objects, "HTTPRoute").values()
+    assert route["spec"]["rules"][0]["backendRefs"][0]["name"] == pool_name
+    (host,) = values_of(name)["picker"]["httpRoute"].get("hostnames", [""])
+    assert route["spec"].get("hostnames", [""]) == [host]
+
+    probes = [container(deployment)[f"{each}Probe"] for each in ("startup", "liveness", "readiness")]
+    if name == "picker":
+        assert port["appProtocol"] == "kubernetes.io/h2c"
+        assert [each["grpc"]["service"] for each in probes] == ["liveness", "liveness", "readiness"]
+    else:  # kubelets cannot ask by gRPC over TLS
+        assert port["appProtocol"] == "http2"
+        assert [each["httpGet"]["path"] for each in probes] == ["/health", "/health", "/readyz"]
+
+
 @pytest.mark.parametrize("name", ["default", "everything"])
 def test_kubernetes_waits_for_draining(chart: helm.Chart, name: str) -> None:
     spec = pod(render(chart, values_of(name))["Deployment", "pool-speculation-gateway"])
@@ -137,14 +173,23 @@ def test_kubernetes_waits_for_draining(chart: helm.Chart, name: str) -> None:
     assert spec["terminationGracePeriodSeconds"] >= needed_s
 
 
-def test_the_account_may_only_see_endpoint_slices(chart: helm.Chart) -> None:
+def test_the_account_may_only_see_where_replicas_are(chart: helm.Chart) -> None:
     objects = render(chart, values_of("everything"))
     names = {"pool-speculation-gateway-discovery", "engines/pool-speculation-gateway-discovery"}
     roles, bindings = of_kind(objects, "Role"), of_kind(objects, "RoleBinding")
     assert set(roles) == set(bindings) == names
-    allowed = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    slices, pools, pods = (
+        {"apiGroups": [group], "resources": [resource], "verbs": ["list", "watch"]}
+        for group, resource in (
+            ("discovery.k8s.io", "endpointslices"),
+            ("inference.networking.k8s.io", "inferencepools"),
+            ("", "pods"),
+        )
+    )
     account = {"kind": "ServiceAccount", "name": "gateways", "namespace": "inference"}
-    assert all(role["rules"] == [allowed] for role in roles.values())
+    assert all(role["rules"] == [slices, pools, pods] for role in roles.values())
+    (without,) = of_kind(render(chart, {}), "Role").values()
+    assert without["rules"] == [slices], "without a picker"
     assert all(binding["subjects"] == [account] for binding in bindings.values())
 
 
@@ -178,6 +223,16 @@ def test_it_scales_by_a_metric_that_exists(chart: helm.Chart) -> None:
         ({"replicas": {"Head": {}}}, "Head"),
         ({"replicas": {"head": {"method": "eagle4"}}}, "method"),
         ({"replicas": {"head": {"model": "m"}}}, "replicas.head.target: required; set it there or in replicaDefaults"),
+        ({"picker": {"enabled": True, **NO_ROUTE}}, "picker.model: required; an InferencePool serves one model"),
+        ({"picker": {"enabled": True, "model": "m"}}, "picker.httpRoute.parentRefs: required; name your Gateway"),
+        (
+            {
+                "picker": {"enabled": True, "model": "m", **NO_ROUTE},
+                "replicas": {"head": {"model": "n", "target": "t"}},
+            },
+            "replicas: one serves n, but all pods of the InferencePool serve m",
+        ),
+        ({"picker": {"inferencePool": {"failureMode": "Open"}}}, "failureMode"),
     ],
 )
 def test_wrong_values_are_refused(chart: helm.Chart, wrong: dict[str, Any], message: str) -> None:

@@ -9,13 +9,16 @@ import pytest
 import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
-from backends.speculation import Method
+from backends.speculation import Method, serve_config
 from gateway.config.load import load_pool
+from gateway.discovery.pods import Pod, settings_of
 from tests.support.deploy_tools import ROOT, vllm_options
 from tests.support.helm_chart import SETS, container, of_kind, pod, render, values_of
 
+READY = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 
-@pytest.mark.parametrize("name", SETS[:3])
+
+@pytest.mark.parametrize("name", SETS[:4])
 def test_the_gateway_accepts_the_pool_file(
     chart: helm.Chart, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,7 +36,13 @@ def test_the_gateway_accepts_the_pool_file(
         (model, source): found for model, each in settings.models.items() for source, found in each.discover.items()
     }
     wanted = chart.merge_values(values)
-    assert {source for _, source in discovered} == set(values.get("replicas", {}))
+    if wanted["picker"]["enabled"]:
+        (((model, _), found),) = discovered.items()
+        assert model == "llama-3.1-8b"
+        assert ("InferencePool", found.inference_pool.name) in objects
+        discovered = {}
+    else:
+        assert {source for _, source in discovered} == set(values.get("replicas", {}))
     for (model, source), found in discovered.items():
         entry = wanted["replicaDefaults"] | values["replicas"][source]
         service = objects["Service", found.kubernetes.service]
@@ -82,6 +91,27 @@ def test_replicas_are_started_as_the_gateway_starts_them(chart: helm.Chart) -> N
         found = container(deployment)
         assert vllm_options([*found["command"], *found["args"]]) == vllm_options(expected)
         assert found["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+def test_pods_of_replicas_tell_a_picker_how_they_speculate(chart: helm.Chart) -> None:
+    values = values_of("replicas")
+    del values["replicas"]["qwen"]
+    picker = {"enabled": True, "httpRoute": {"parentRefs": [{"name": "inference-gateway"}]}}
+    objects = render(chart, values | {"picker": picker})
+    for name, own in values["replicas"].items():
+        template = objects["Deployment", f"pool-speculation-gateway-{name}"]["spec"]["template"]
+        pool = objects["InferencePool", "pool-speculation-gateway"]["spec"]
+        assert pool["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert pool["targetPorts"] == [
+            {"number": container({"spec": {"template": template}})["ports"][0]["containerPort"]}
+        ]
+        found = settings_of(Pod.of({"status": READY, **template}).said, "http://10.0.0.1", {})
+        assert (found.method, found.weight) == (own.get("method", "baseline"), own.get("weight", 1))
+        assert serve_config(found.method, found.speculative_config) == (
+            {"method": own["method"], **own["speculativeConfig"]} if "method" in own else {}
+        )
+    unlabelled = render(chart, values)["Deployment", "pool-speculation-gateway-head"]["spec"]["template"]["metadata"]
+    assert not [key for key in {**unlabelled["labels"], **unlabelled.get("annotations", {})} if "speculation." in key]
 
 
 def test_the_schema_of_values_knows_every_method(chart: helm.Chart) -> None:

@@ -39,6 +39,8 @@ CHECKED_ONLY = {
     "gateway import": "needs the configuration of another program; its own tests run it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
     "vllm": "needs vLLM",
+    "gateway picker": "serves until it is stopped; tests/picker_envoy runs it",
+    "openssl": "makes a certificate",
     "git": "needs a network",
     "cd": "goes with what is not run",
     "/opt/gateway/bin/": "writes outside the checkout",

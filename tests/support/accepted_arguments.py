@@ -23,12 +23,16 @@ def options(arguments: list[str]) -> set[str]:
 def help_of(program: str, arguments: list[str]) -> str:
     """Return the help of a program and of the subcommands used; nothing if a plugin that has them is not installed."""
     call, texts = [program], []
-    for word in [*takewhile(re.compile("[a-z]+$").match, arguments), "--help"]:
+    for word in [*takewhile(re.compile("[a-z][a-z-]*$").match, arguments), "--help"]:
         done = subprocess.run([*call, "--help"], capture_output=True, text=True, timeout=30, check=False)
         if done.returncode or done.stdout in texts:
             return ""
         texts.append(done.stdout)
         call.append(word)
+    if program == "kubectl":  # its options for all subcommands are in none of their texts
+        texts.append(
+            subprocess.run([program, "options"], capture_output=True, text=True, timeout=30, check=True).stdout
+        )
     return "".join(texts)
 
 

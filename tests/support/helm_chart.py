@@ -11,7 +11,7 @@ from tests.support.deploy_tools import DEPLOY, ROOT
 
 CHART = DEPLOY / "helm/speculation-gateway"
 VALUES = ROOT / "tests/deploy/helm_values"
-SETS = ("default", "replicas", "everything", "existing")
+SETS = ("default", "replicas", "everything", "picker", "existing")
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 

@@ -1,6 +1,7 @@
 """A server that plays the API server of Kubernetes, with lists and watches as they were recorded.
 
-The objects have the form of the API reference for `EndpointSlice`, `discovery.k8s.io/v1`.
+The objects have the form of the API references for `EndpointSlice` (`discovery.k8s.io/v1`), `Pod` (`v1`) and
+`InferencePool` (`inference.networking.k8s.io/v1`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 End = None
 """Ends a watch, as a time-out does."""
 Event = dict[str, Any] | bytes | None
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/inference/endpointslices"
+POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/inference/inferencepools"
+PODS = "/api/v1/namespaces/inference/pods"
 
 
 def endpoint(address: str, pod: str, *, ready: bool | None = True, terminating: bool = False) -> dict[str, Any]:
@@ -49,9 +53,50 @@ def endpoint_slice(name: str, version: str, *endpoints: dict[str, Any]) -> dict[
     }
 
 
-def listed(version: str, *slices: dict[str, Any], more: str = "") -> dict[str, Any]:
+def pod(
+    name: str, address: str | None, labels: dict[str, str], *, ready: str = "True", ending: bool = False
+) -> dict[str, Any]:
+    """A pod; of its `labels` those with `{` in their text are annotations."""
+    texts = {f"speculation.gateway/{key}": text for key, text in labels.items()}
+    ended = {"deletionTimestamp": "2026-11-01T00:00:00Z", "deletionGracePeriodSeconds": 30} if ending else {}
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": name,
+            "namespace": "inference",
+            "resourceVersion": "7",
+            "labels": {"app": "vllm"} | {key: text for key, text in texts.items() if "{" not in text},
+            "annotations": {key: text for key, text in texts.items() if "{" in text},
+            **ended,
+        },
+        "spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}]},
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}],
+            **({"podIP": address, "podIPs": [{"ip": address}]} if address else {}),
+        },
+    }
+
+
+def inference_pool(version: str, *ports: int, app: str = "vllm", accepted: str = "True") -> dict[str, Any]:
+    parent = {"parentRef": {"name": "gateway"}, "conditions": [{"type": "Accepted", "status": accepted}]}
+    return {
+        "kind": "InferencePool",
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "metadata": {"name": "llama", "namespace": "inference", "resourceVersion": version},
+        "spec": {
+            "selector": {"matchLabels": {"app": app, "part": "engine"}},
+            "targetPorts": [{"number": port} for port in ports or (8000,)],
+            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}, "failureMode": "FailClose"},
+        },
+        "status": {"parents": [parent]},
+    }
+
+
+def listed(version: str, *items: dict[str, Any], more: str = "") -> dict[str, Any]:
     metadata = {"resourceVersion": version} | ({"continue": more, "remainingItemCount": 1} if more else {})
-    return {"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "items": [*slices]}
+    return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": [*items]}
 
 
 def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -82,25 +127,48 @@ def expired() -> dict[str, Any]:
 
 
 @dataclass
-class KubernetesApi:
-    """The server.
+class Script:
+    """What the server answers for the objects of one kind.
 
     Attributes
     ----------
     lists
         Answers to requests for a list, in turn; the last one again and again. A number is an error of this status.
-    token
-        The token that it accepts.
     asked
         The query of each request: `resourceVersion` and so on.
     """
 
-    account: Path
     lists: list[dict[str, Any] | int]
-    token: str = "token-1"
     asked: list[dict[str, str]] = field(default_factory=list)
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    def send(self, *events: Event) -> None:
+        """Send events to the watch that runs, or to the next one; bytes cut the connection after them."""
+        for each in events:
+            self.events.put_nowait(each)
+
+    @property
+    def watches(self) -> list[str]:
+        """The versions that watches began with."""
+        return [query["resourceVersion"] for query in self.asked if query.get("watch") == "true"]
+
+
+@dataclass
+class KubernetesApi:
+    """The server.
+
+    Attributes
+    ----------
+    scripts
+        What it answers, by path.
+    token
+        The token that it accepts.
+    """
+
+    account: Path
+    scripts: dict[str, Script]
+    token: str = "token-1"
     url: str = ""
-    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -108,7 +176,7 @@ class KubernetesApi:
         self.account.mkdir(exist_ok=True)
         (self.account / "namespace").write_text("inference")
         (self.account / "token").write_text(f"{self.token}\n")
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", int(self.url.rpartition(":")[2] or 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -119,16 +187,6 @@ class KubernetesApi:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def send(self, *events: Event) -> None:
-        """Send events to the watch that runs, or to the next one; bytes cut the connection after them."""
-        for each in events:
-            self._events.put_nowait(each)
-
-    @property
-    def watches(self) -> list[str]:
-        """The versions that watches began with."""
-        return [query["resourceVersion"] for query in self.asked if query.get("watch") == "true"]
-
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -136,40 +194,52 @@ class KubernetesApi:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                await self._answer(head, writer)
+                await self._answer(head, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
 
-    async def _answer(self, head: list[str], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, head: list[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = urlsplit(head[0].split(" ")[1])
         query = {name: values[0] for name, values in parse_qs(target.query).items()}
-        assert target.path == "/apis/discovery.k8s.io/v1/namespaces/inference/endpointslices"
-        assert query["labelSelector"] == "kubernetes.io/service-name=vllm"
-        self.asked.append(query)
+        script = self.scripts[target.path]
+        script.asked.append(query)
         if f"authorization: Bearer {self.token}" not in [
             line.replace("Authorization", "authorization") for line in head
         ]:
             await _write(writer, 401, {"kind": "Status", "code": 401})
         elif query.get("watch") == "true":
-            await self._watch(writer)
+            await _watch(script, reader, writer)
         else:
-            answer = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+            answer = script.lists.pop(0) if len(script.lists) > 1 else script.lists[0]
             status = answer if isinstance(answer, int) else 200
             await _write(writer, status, answer if isinstance(answer, dict) else {"kind": "Status", "code": status})
 
-    async def _watch(self, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
-        while (found := await self._events.get()) is not End:
+
+async def _watch(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+    left = asyncio.create_task(reader.read(1))  # nothing comes but the end of the connection
+    try:
+        while True:
+            event = asyncio.create_task(script.events.get())
+            await asyncio.wait({left, event}, return_when=asyncio.FIRST_COMPLETED)
+            if not event.done():
+                event.cancel()
+                raise ConnectionResetError
+            if (found := event.result()) is End:
+                break
             data = found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n"
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             await writer.drain()
             if isinstance(found, bytes):
                 writer.transport.abort()
                 raise ConnectionResetError
-        writer.write(b"0\r\n\r\n")
+    finally:
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+    writer.write(b"0\r\n\r\n")
 
 
 async def _write(writer: asyncio.StreamWriter, status: int, document: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from gateway.config.settings.backend import BackendSettings, ServeSettings, Simu
 from gateway.config.settings.base import Settings
 from gateway.config.settings.clients import CorsSettings
 from gateway.config.settings.dashboard import DashboardSettings
-from gateway.config.settings.discover import DiscoverSettings, KubernetesSettings
+from gateway.config.settings.discover import DiscoverSettings, InferencePoolSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
 from gateway.config.settings.picker import PickerSettings, PickerTlsSettings
@@ -25,6 +25,7 @@ __all__ = [
     "DashboardSettings",
     "DiscoverSettings",
     "HealthSettings",
+    "InferencePoolSettings",
     "KeySettings",
     "KubernetesSettings",
     "ModelSettings",

@@ -12,7 +12,7 @@ from backends.speculation import Method, SpeculativeConfig, method_issues
 from backends.validation import Issue
 from gateway.config.settings.base import Secret, Settings
 
-_KINDS = ("dns", "srv", "kubernetes")
+_KINDS = ("dns", "srv", "kubernetes", "inference_pool")
 _Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 
 
@@ -47,8 +47,25 @@ class KubernetesSettings(Settings):
     port: Annotated[int, Field(ge=1, le=65535)] | _Label
 
 
+class InferencePoolSettings(Settings):
+    """An InferencePool of the Gateway API in the cluster that the gateway runs in. Its ready pods are replicas.
+
+    Their labels say how they speculate: docs/reload.md.
+
+    Parameters
+    ----------
+    name
+        Name of the InferencePool.
+    namespace
+        Its namespace; null for that of the gateway.
+    """
+
+    name: _Label
+    namespace: _Label | None = None
+
+
 class DiscoverSettings(Settings):
-    """A source of replicas that are alike, and exactly one of `dns`, `srv` and `kubernetes`.
+    """A source of replicas, and exactly one of `dns`, `srv`, `kubernetes` and `inference_pool`.
 
     Parameters
     ----------
@@ -58,8 +75,11 @@ class DiscoverSettings(Settings):
         Name of SRV records, such as `_http._tcp.vllm.example`: each target of the lowest priority is a replica.
     kubernetes
         A service in Kubernetes.
+    inference_pool
+        An InferencePool in Kubernetes.
     method
-        How the replicas speculate.
+        How the replicas speculate. Those of an `inference_pool` say it themselves; this is then for pods without the
+        label `speculation.gateway/method`, which are left out if it is null.
     speculative_config
         The replicas' `--speculative-config`, under vLLM's own keys.
     api_key
@@ -73,30 +93,45 @@ class DiscoverSettings(Settings):
     8000
     """
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in _KINDS]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [kind] if kind == "inference_pool" else [kind, "method"]} for kind in _KINDS]
+        }
+    )
 
     dns: Annotated[str, AfterValidator(_checked_name_and_port)] | None = None
     srv: Annotated[str, Field(min_length=1), AfterValidator(_needs_dnspython)] | None = None
     kubernetes: KubernetesSettings | None = None
-    method: Method
+    inference_pool: InferencePoolSettings | None = None
+    method: Method | None = None
     speculative_config: SpeculativeConfig | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     @property
     def where(self) -> str:
-        """Where the replicas are looked for; the other settings say how they are used."""
-        return self.model_dump_json(include=set(_KINDS))
+        """Where the replicas are looked for, and which; the other settings say how they are used."""
+        which = {"method", "speculative_config"} if self.inference_pool is not None else set()
+        return self.model_dump_json(include={*_KINDS, *which})
+
+    @property
+    def of_unlabelled(self) -> dict[str, Any]:
+        """The settings of an InferencePool's pods that have no labels; empty if those are left out."""
+        if self.method is None:
+            return {}
+        return {"method": self.method, "speculative_config": self.speculative_config}
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue unless exactly one kind of source is set, and those of the method."""
         kinds = [kind for kind in _KINDS if data.get(kind) is not None]
         if not kinds:
-            yield Issue((), "has none of dns, srv and kubernetes", "set one of them")
+            yield Issue((), "has none of dns, srv, kubernetes and inference_pool", "set one of them")
         for kind in kinds[1:]:
-            yield Issue((kind,), f"set together with {kinds[0]}", "a source is one of the three", at_key=True)
+            yield Issue((kind,), f"set together with {kinds[0]}", "a source is one of the four", at_key=True)
         config = data.get("speculative_config")
+        if data.get("method") is None and (config is not None or kinds[:1] != ["inference_pool"]):
+            yield Issue(("method",), "missing")
         if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
             raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
             for issue in method_issues(Method(data["method"]), raw, served=False):

@@ -10,10 +10,22 @@ from typing import Any
 
 import pytest
 
-from gateway.discovery import kubernetes
-from gateway.discovery.kubernetes import ApiServer, KubernetesSource
+from gateway.discovery import api_server
+from gateway.discovery.api_server import ApiServer
+from gateway.discovery.kubernetes import KubernetesSource
 from gateway.discovery.source import Replica, SourceError
-from tests.support.kubernetes_api import End, KubernetesApi, bookmark, endpoint, endpoint_slice, event, expired, listed
+from tests.support.kubernetes_api import (
+    SLICES,
+    End,
+    KubernetesApi,
+    Script,
+    bookmark,
+    endpoint,
+    endpoint_slice,
+    event,
+    expired,
+    listed,
+)
 from tests.support.waiting import eventually
 
 A, B, C = endpoint("10.0.0.1", "vllm-a"), endpoint("10.0.0.2", "vllm-b"), endpoint("10.0.0.3", "vllm-c")
@@ -45,7 +57,11 @@ async def following(api: KubernetesApi, port: str | int = "http") -> AsyncIterat
 
 
 def api_of(tmp_path: Path, *lists: dict[str, Any] | int) -> KubernetesApi:
-    return KubernetesApi(tmp_path / "account", list(lists))
+    return KubernetesApi(tmp_path / "account", {SLICES: Script(list(lists))})
+
+
+def slices(api: KubernetesApi) -> Script:
+    return api.scripts[SLICES]
 
 
 @pytest.mark.parametrize("port", ["http", 8000])
@@ -59,24 +75,27 @@ async def test_ready_endpoints_are_replicas_with_the_names_of_their_pods(tmp_pat
     ):
         await it.until("vllm-a", "vllm-b", "unknown")
         assert it.reports[0]["vllm-a"] == "http://10.0.0.1:8000"
-        assert [query.get("continue") for query in api.asked[:2]] == [None, "next"]
+        assert [query.get("continue") for query in slices(api).asked[:2]] == [None, "next"]
+        assert {query["labelSelector"] for query in slices(api).asked} == {"kubernetes.io/service-name=vllm"}
 
 
 async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
         await it.until("vllm-a")
-        api.send(event("MODIFIED", endpoint_slice("s1", "6", A, B)))
+        slices(api).send(event("MODIFIED", endpoint_slice("s1", "6", A, B)))
         await it.until("vllm-a", "vllm-b")
-        api.send(event("ADDED", endpoint_slice("s2", "7", C)))
+        slices(api).send(event("ADDED", endpoint_slice("s2", "7", C)))
         await it.until("vllm-a", "vllm-b", "vllm-c")
-        api.send(event("MODIFIED", endpoint_slice("s1", "8", A, endpoint("10.0.0.2", "vllm-b", terminating=True))))
+        slices(api).send(
+            event("MODIFIED", endpoint_slice("s1", "8", A, endpoint("10.0.0.2", "vllm-b", terminating=True)))
+        )
         await it.until("vllm-a", "vllm-c")
-        api.send(event("DELETED", endpoint_slice("s1", "9", A)))
+        slices(api).send(event("DELETED", endpoint_slice("s1", "9", A)))
         await it.until("vllm-c")
         count = len(it.reports)
-        api.send(bookmark("20"), End)
-        await eventually(lambda: api.watches == ["5", "20"])
-        api.send(event("MODIFIED", endpoint_slice("s2", "21")))
+        slices(api).send(bookmark("20"), End)
+        await eventually(lambda: slices(api).watches == ["5", "20"])
+        slices(api).send(event("MODIFIED", endpoint_slice("s2", "21")))
         await it.until()
         assert len(it.reports) == count + 1, "a bookmark changes nothing"
 
@@ -86,20 +105,20 @@ async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_wat
     lists = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
     async with api_of(tmp_path, *lists, listed("900", endpoint_slice("s1", "800", B))) as api, following(api) as it:
         await it.until("vllm-a")
-        api.send(expired())
+        slices(api).send(expired())
         await it.until("vllm-b")
-        await eventually(lambda: api.watches == ["5", "900"])
+        await eventually(lambda: slices(api).watches == ["5", "900"])
 
 
 async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
         await it.until("vllm-a")
-        await eventually(lambda: len(api.watches) == 1)
+        await eventually(lambda: len(slices(api).watches) == 1)
         api.token = "token-2"
         (api.account / "token").write_text("token-2")
-        api.send(End)
-        await eventually(lambda: len(api.watches) == 2)
-        api.send(event("MODIFIED", endpoint_slice("s1", "6", B)))
+        slices(api).send(End)
+        await eventually(lambda: len(slices(api).watches) == 2)
+        slices(api).send(event("MODIFIED", endpoint_slice("s1", "6", B)))
         await it.until("vllm-b")
 
 
@@ -113,14 +132,14 @@ async def test_what_goes_wrong_is_told_without_the_token(tmp_path: Path, monkeyp
 
     async with api_of(tmp_path, 403) as api:
         assert "needs `list` and `watch`" in await problem(api)
-        api.lists = [500]
+        slices(api).lists = [500]
         assert "answered 500" in await problem(api)
-        api.lists = [{"kind": "Other"}]
+        slices(api).lists = [{"kind": "Other"}]
         assert "not as expected" in await problem(api)
-        api.lists = [listed("5", endpoint_slice("s1", "3", A))]
-        api.send(b'{"type": "MODIF')  # cut
+        slices(api).lists = [listed("5", endpoint_slice("s1", "3", A))]
+        slices(api).send(b'{"type": "MODIF')  # cut
         assert "Error" in await problem(api)
-        monkeypatch.setattr(kubernetes, "_MOST_BYTES", 100)
+        monkeypatch.setattr(api_server, "_MOST_BYTES", 100)
         assert "more than 100 bytes" in await problem(api)
         (api.account / "token").unlink()
         assert "service account" in await problem(api)

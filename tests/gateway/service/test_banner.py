@@ -22,7 +22,14 @@ def pool(**more: Any) -> PoolSettings:
         "own": {"method": "draft_model", "serve": {"model": "[a]/target"}, "speculative_config": PARD},
         "tree": {"method": "suffix", "simulate": {"calibration": "llama-3.1-8b-h100"}},
     }
-    other = {"policy": {"name": "random"}, "backends": {"only": {"method": "baseline", "url": "unix:/run/it"}}}
+    other = {
+        "policy": {"name": "random"},
+        "backends": {"only": {"method": "baseline", "url": "unix:/run/it"}},
+        "discover": {
+            "service": {"method": "suffix", "kubernetes": {"service": "vllm", "port": 8000}},
+            "pods": {"inference_pool": {"name": "llama"}, "method": "suffix", "weight": 2},
+        },
+    }
     models = {"its-first": {"policy": {"name": "random"}, "backends": backends}, "other": other}
     return PoolSettings.model_validate({"models": models, **more})
 
@@ -39,6 +46,8 @@ def test_the_table_of_the_pool() -> None:
         "own draft_model (parallel) 8 started here ([a]/target) 1",
         "tree suffix 24 simulated (llama-3.1-8b-h100) 1",
         "other only baseline unix:/run/it 1",
+        "service/... suffix 24 found by Kubernetes (vllm) 1",
+        "pods/... by label found by InferencePool (llama) 2",
     ]
 
 

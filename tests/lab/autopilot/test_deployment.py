@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.speculation import Method
-from gateway.discovery.kubernetes import ApiServer
+from gateway.discovery.api_server import ApiServer
 from lab.autopilot.deployment import Deployment
 from lab.autopilot.gateway_admin import ChangeError
 from lab.autopilot.journal import Speculation

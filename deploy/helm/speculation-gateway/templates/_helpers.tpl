@@ -45,10 +45,42 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toJson $all -}}
 {{- end -}}
 
+{{/* The name of the InferencePool. */}}
+{{- define "gateway.inferencePool" -}}
+{{- .Values.picker.inferencePool.name | default (include "gateway.fullname" .) -}}
+{{- end -}}
+
+{{/* The labels of the pods in the InferencePool. */}}
+{{- define "gateway.inferencePoolSelector" -}}
+{{- if .Values.picker.inferencePool.selector -}}
+{{- toYaml .Values.picker.inferencePool.selector -}}
+{{- else -}}
+{{ include "gateway.selector" . }}
+app.kubernetes.io/component: replica
+{{- end -}}
+{{- end -}}
+
+{{/* The model that all pods of the InferencePool serve. */}}
+{{- define "gateway.pickerModel" -}}
+{{- $served := list -}}
+{{- range include "gateway.replicas" . | fromJson -}}
+{{- $served = append $served .model | uniq -}}
+{{- end -}}
+{{- $known := $served | default (keys (.Values.pool.models | default dict)) -}}
+{{- $model := .Values.picker.model | default (ternary (first $known) "" (eq (len $known) 1)) -}}
+{{- if not $model -}}
+{{- fail "picker.model: required; an InferencePool serves one model, so set it to that" -}}
+{{- end -}}
+{{- range without $served $model -}}
+{{- fail (printf "replicas: one serves %s, but all pods of the InferencePool serve %s; install a release for each model" . $model) -}}
+{{- end -}}
+{{- $model -}}
+{{- end -}}
+
 {{/* The pool file. */}}
 {{- define "gateway.pool" -}}
 {{- $given := .Values.pool -}}
-{{- if not (or $given .Values.replicas) -}}
+{{- if not (or $given .Values.replicas .Values.picker.enabled) -}}
 {{- $given = .Files.Get "files/pool.yaml" | fromYaml -}}
 {{- end -}}
 {{- $pool := deepCopy $given -}}
@@ -63,6 +95,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $_ := set $pool "admin" (dict "key" "${GATEWAY_ADMIN_KEY:-}") -}}
 {{- end -}}
 {{- $models := $pool.models | default dict -}}
+{{- if .Values.picker.enabled -}}
+{{- if .Values.picker.tls.existingSecret -}}
+{{- $tls := dict "certificate" "/etc/picker-tls/tls.crt" "key" "/etc/picker-tls/tls.key" -}}
+{{- $_ := set $pool "picker" (mergeOverwrite ($pool.picker | default dict) (dict "tls" $tls)) -}}
+{{- end -}}
+{{- $name := include "gateway.pickerModel" . -}}
+{{- $model := get $models $name | default (dict "policy" (dict "name" "learned")) -}}
+{{- $source := dict "inference_pool" (dict "name" (include "gateway.inferencePool" .)) "api_key" "${VLLM_API_KEY:-}" -}}
+{{- $_ := set $model "discover" (merge (dict "pool" $source) ($model.discover | default dict)) -}}
+{{- $_ := set $models $name $model -}}
+{{- else -}}
 {{- range $name, $replica := include "gateway.replicas" . | fromJson -}}
 {{- $model := get $models $replica.model | default (dict "policy" (dict "name" "learned")) -}}
 {{- $service := dict "service" (printf "%s-%s" (include "gateway.fullname" $) $name) "port" "http" -}}
@@ -72,6 +115,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- $_ := set $model "discover" (merge (dict $name $source) ($model.discover | default dict)) -}}
 {{- $_ := set $models $replica.model $model -}}
+{{- end -}}
 {{- end -}}
 {{- $_ := set $pool "models" $models -}}
 {{- toYaml $pool -}}
@@ -83,4 +127,14 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{/* A probe by HTTP or, of a picker, by gRPC; kubelets do not speak TLS to gRPC. */}}
+{{- define "gateway.probe" -}}
+{{- $picker := (index . 0).Values.picker -}}
+{{- if and $picker.enabled (not $picker.tls.existingSecret) -}}
+grpc: {port: 9002, service: {{ index . 2 }}}
+{{- else -}}
+httpGet: {path: {{ index . 1 }}, port: http}
+{{- end -}}
 {{- end -}}

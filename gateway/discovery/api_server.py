@@ -1,0 +1,221 @@
+"""The API server of Kubernetes, and following objects of it.
+
+Objects are listed once and then watched from the version of that list on [1]_. A watch that ends is taken up again
+where it was; if the API server does not know that version any more (410), the objects are listed again.
+
+References
+----------
+.. [1] Kubernetes, "API Concepts: Efficient detection of changes", https://kubernetes.io/docs/reference/using-api/api-concepts/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from gateway.discovery.source import SourceError
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_WATCH_S = 290
+"""Seconds after which a watch is begun again, with the token as it is then: tokens are replaced within the hour."""
+_PAGE = 500
+_MOST_BYTES = 32 * 2**20
+"""Of one page of a list, and of one event."""
+_TIMEOUT = httpx.Timeout(10.0, read=_WATCH_S + 30.0)
+_GONE = 410
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """The API server, and the files of the service account that the gateway runs as.
+
+    Parameters
+    ----------
+    url
+        Its address.
+    account
+        Folder with `token`, `ca.crt` and `namespace`. They are read again for each list and watch.
+    """
+
+    url: str
+    account: Path = _ACCOUNT
+
+    @classmethod
+    def of_cluster(cls, environ: Mapping[str, str] = os.environ) -> ApiServer:
+        """Return the API server of the cluster that this process runs in.
+
+        Raises
+        ------
+        SourceError
+            If it does not run in one.
+        """
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise SourceError("KUBERNETES_SERVICE_HOST is not set: the gateway does not run in a cluster")
+        return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+
+    def client(self) -> httpx.AsyncClient:
+        """Return a client with the token and the authority as they are now."""
+        try:
+            token = (self.account / "token").read_text("ascii").strip()
+            tls = self.url.startswith("https:") and ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+        except (OSError, ValueError) as error:
+            raise SourceError(f"the service account's files cannot be read: {error}") from None
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers={"authorization": f"Bearer {token}"},
+            verify=tls,
+            timeout=_TIMEOUT,
+            trust_env=False,
+        )
+
+    def namespace(self) -> str:
+        """Return the namespace that the gateway runs in."""
+        try:
+            return (self.account / "namespace").read_text("utf-8").strip()
+        except OSError as error:
+            raise SourceError(f"the namespace cannot be read, so set it: {error}") from None
+
+
+class _ExpiredError(Exception):
+    """Raised if a version of the list is not known any more."""
+
+
+class Followed(Generic[Kept]):
+    """The objects of one kind in a namespace, as they are now.
+
+    Parameters
+    ----------
+    resource
+        Name and API group, as RBAC rules have them: `endpointslices.discovery.k8s.io`.
+    version
+        Version of the API group.
+    query
+        Which objects: `labelSelector` or `fieldSelector`.
+    keep
+        Returns what to keep of an object.
+
+    Attributes
+    ----------
+    objects
+        What is kept of each object, by name.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        resource: str,
+        version: str,
+        namespace: str,
+        query: Mapping[str, str],
+        keep: Callable[[dict[str, Any]], Kept],
+    ) -> None:
+        name, _, group = resource.partition(".")
+        self.objects: dict[str, Kept] = {}
+        self._api = api
+        self._path = f"/apis/{group}" if group else "/api"
+        self._path += f"/{version}/namespaces/{namespace}/{name}"
+        self._what = f"{resource} in the namespace {namespace}"
+        self._query = dict(query)
+        self._keep = keep
+        self._version = ""
+
+    async def changes(self) -> AsyncGenerator[None]:
+        """List the objects; yield then, and at each event that changes them, without an end.
+
+        Raises
+        ------
+        SourceError
+            If the API server cannot be asked, or its answer cannot be read.
+        """
+        while True:
+            try:
+                async with self._api.client() as client:
+                    if not self._version:
+                        await self._list(client)
+                        yield
+                    async for event in self._events(client):
+                        if self._apply(event):
+                            yield
+            except _ExpiredError:
+                self._version = ""
+            except (httpx.HTTPError, ssl.SSLError) as error:
+                raise SourceError(f"{type(error).__name__}: {error}") from None
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise SourceError(f"the API server's answer is not as expected: {error!r}") from None
+
+    async def _list(self, client: httpx.AsyncClient) -> None:
+        objects: dict[str, Kept] = {}
+        version = page = ""
+        while not version or page:
+            query = self._query | {"limit": str(_PAGE)} | ({"continue": page} if page else {})
+            async with client.stream("GET", self._path, params=query) as answer:
+                self._check(answer)
+                body = bytearray()
+                async for part in answer.aiter_bytes():
+                    body += part
+                    _check_size(len(body))
+            document = json.loads(bytes(body))
+            for each in document["items"] or ():
+                objects[each["metadata"]["name"]] = self._keep(each)
+            version, page = str(document["metadata"]["resourceVersion"]), document["metadata"].get("continue") or ""
+        self.objects, self._version = objects, version
+
+    async def _events(self, client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+        query = self._query | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        async with client.stream("GET", self._path, params=query) as answer:
+            self._check(answer)
+            rest = bytearray()
+            async for part in answer.aiter_bytes():
+                rest += part
+                *lines, last = rest.split(b"\n")
+                rest = bytearray(last)
+                _check_size(len(rest))
+                for line in lines:
+                    if line.strip():
+                        yield json.loads(line)
+
+    def _apply(self, event: dict[str, Any]) -> bool:
+        """Apply an event; return whether it may have changed the objects."""
+        kind, found = event["type"], event["object"]
+        if kind == "ERROR":
+            if found.get("code") == _GONE:
+                raise _ExpiredError
+            raise SourceError(f"the watch has failed: {found.get('message', found.get('reason'))}")
+        self._version = str(found["metadata"]["resourceVersion"])
+        name = found["metadata"].get("name")
+        if kind == "DELETED":
+            self.objects.pop(name, None)
+        elif kind in {"ADDED", "MODIFIED"}:
+            self.objects[name] = self._keep(found)
+        return bool(kind != "BOOKMARK")
+
+    def _check(self, answer: httpx.Response) -> None:
+        status = answer.status_code
+        if status == _GONE:
+            raise _ExpiredError
+        if status in {401, 403}:
+            needed = f"the service account needs `list` and `watch` of {self._what}"
+            raise SourceError(f"the API server answered {status}: {needed}")
+        if status == 404:
+            raise SourceError(f"the API server answered 404: it knows no {self._what}; install their definition (CRD)")
+        if status != 200:
+            raise SourceError(f"the API server answered {status}")
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > _MOST_BYTES:
+        raise SourceError(f"the API server sent more than {_MOST_BYTES} bytes at once")

@@ -1,0 +1,111 @@
+"""Replicas from Kubernetes: the pods of an InferencePool, whose labels say how they speculate.
+
+The pool and the pods that its selector selects are followed [1]_. Each pod that is ready is a replica at each of the
+pool's target ports.
+
+References
+----------
+.. [1] Gateway API Inference Extension, "InferencePool", version v1 of `inference.networking.k8s.io`,
+   https://gateway-api-inference-extension.sigs.k8s.io/reference/spec/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from gateway.discovery.api_server import ApiServer, Followed
+from gateway.discovery.pods import LabelError, Pod, settings_of
+from gateway.discovery.source import Replica, Report, SourceError, replica_at
+
+log = logging.getLogger(__name__)
+
+
+class _Pool(NamedTuple):
+    """What of an InferencePool tells its replicas."""
+
+    selector: str
+    ports: tuple[int, ...]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> _Pool:
+        spec = found["spec"]
+        labels = spec["selector"]["matchLabels"]
+        if not labels:
+            raise ValueError("the selector is empty")
+        selector = ",".join(f"{key}={label}" for key, label in sorted(labels.items()))
+        return cls(selector, tuple(int(port["number"]) for port in spec["targetPorts"]))
+
+
+class InferencePoolSource:
+    """The replicas of an InferencePool.
+
+    Parameters
+    ----------
+    namespace
+        None for that of the gateway.
+    default
+        `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they are to
+        be left out.
+    api
+        None for the API server of the cluster that the gateway runs in.
+    """
+
+    def __init__(
+        self, name: str, namespace: str | None, default: Mapping[str, Any], api: ApiServer | None = None
+    ) -> None:
+        self._name = name
+        self._namespace = namespace
+        self._default = default
+        self._api = api
+        self._problems: dict[str, str] = {}
+
+    async def follow(self, report: Report) -> None:
+        """List the pods of the pool, and report again at each change of it or of them."""
+        api = self._api or ApiServer.of_cluster()
+        namespace = self._namespace or api.namespace()
+        query = {"fieldSelector": f"metadata.name={self._name}"}
+        pools = Followed(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
+        followed: _Pool | None = None
+        task: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.TaskGroup() as group, aclosing(pools.changes()) as changes:
+                async for _ in changes:
+                    pool = pools.objects.get(self._name)
+                    if pool is None:
+                        raise SourceError(f"there is no InferencePool {self._name} in the namespace {namespace}")
+                    if pool != followed:
+                        if task is not None:
+                            task.cancel()
+                        task = group.create_task(self._follow_pods(api, namespace, pool, report))
+                    followed = pool
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _follow_pods(self, api: ApiServer, namespace: str, pool: _Pool, report: Report) -> None:
+        pods = Followed(api, "pods", "v1", namespace, {"labelSelector": pool.selector}, Pod.of)
+        async with aclosing(pods.changes()) as changes:
+            async for _ in changes:
+                report(self._replicas(pods.objects, pool.ports))
+
+    def _replicas(self, pods: Mapping[str, Pod | None], ports: tuple[int, ...]) -> list[Replica]:
+        problems: dict[str, str] = {}
+        replicas: list[Replica] = []
+        for name, pod in sorted(pods.items()):
+            if pod is None:
+                continue
+            try:
+                for port in ports:
+                    replica = replica_at(pod.address, port)
+                    own = settings_of(pod.said, replica.url, self._default)
+                    replicas.append(Replica(name if len(ports) == 1 else f"{name}:{port}", replica.url, own))
+            except LabelError as error:
+                problems[name] = str(error)
+        for name, problem in problems.items():
+            if self._problems.get(name) != problem:
+                log.warning("the pod %s of the InferencePool %s is left out: %s", name, self._name, problem)
+        self._problems = problems
+        return replicas

@@ -1,0 +1,110 @@
+"""What the pods of an inference pool say of themselves, in labels and annotations: how they speculate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from backends.speculation import Method
+from backends.validation import Issue, did_you_mean, issues_of
+from gateway.config.settings import BackendSettings
+
+PREFIX = "speculation.gateway/"
+METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculative-config", "weight"
+_KEYS = (METHOD, TOKENS, CONFIG, WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that takes requests.
+
+    Parameters
+    ----------
+    said
+        Its labels and annotations that begin with `speculation.gateway/`, without that prefix.
+    """
+
+    address: str
+    said: Mapping[str, str]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Pod | None:
+        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating."""
+        metadata, status = found["metadata"], found.get("status") or {}
+        ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
+        if metadata.get("deletionTimestamp") or not ready or not status.get("podIP"):
+            return None
+        texts = (metadata.get("annotations") or {}) | (metadata.get("labels") or {})
+        said = {key.removeprefix(PREFIX): text for key, text in texts.items() if key.startswith(PREFIX)}
+        return cls(status["podIP"], said)
+
+
+class LabelError(Exception):
+    """Raised if the labels of a pod do not say how it speculates; the message says what would be right."""
+
+
+def settings_of(said: Mapping[str, str], url: str, default: Mapping[str, Any]) -> BackendSettings:
+    """Return the settings of a replica whose pod has some labels.
+
+    Parameters
+    ----------
+    default
+        `method` and `speculative_config` of a pod without the label `method`; empty if it must have it.
+
+    Raises
+    ------
+    LabelError
+        If a label is wrong, or missing.
+
+    Examples
+    --------
+    >>> settings_of({"method": "eagle3", "num-speculative-tokens": "3"}, "http://10.0.0.1", {}).method
+    <Method.EAGLE3: 'eagle3'>
+    """
+    for key in said:
+        if key not in _KEYS:
+            raise LabelError(f"{PREFIX}{key}: no such label; {did_you_mean(key, _KEYS)}")
+    data: dict[str, Any] = {"url": url}
+    if METHOD in said:
+        data |= {"method": said[METHOD], "speculative_config": _config(said)}
+    elif default and not {TOKENS, CONFIG} & said.keys():
+        data |= default
+    else:
+        raise LabelError(f"it has no label {PREFIX}{METHOD}; set it to one of {', '.join(Method)}")
+    if WEIGHT in said:
+        data["weight"] = said[WEIGHT]
+    try:
+        return BackendSettings.model_validate(data)
+    except ValidationError as error:
+        raise LabelError("; ".join(_text(issue) for issue in issues_of(error, BackendSettings))) from None
+
+
+def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the speculative config that two of the labels make."""
+    if CONFIG not in said and TOKENS not in said:
+        return None
+    try:
+        config = json.loads(said.get(CONFIG, "{}"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise LabelError(f"{PREFIX}{CONFIG}: expected a JSON object, as of vLLM's --speculative-config")
+    if TOKENS in said:
+        tokens = int(said[TOKENS]) if said[TOKENS].isascii() and said[TOKENS].isdigit() else said[TOKENS]
+        if config.setdefault("num_speculative_tokens", tokens) != tokens:
+            raise LabelError(f"{PREFIX}{TOKENS}: differs from num_speculative_tokens in {PREFIX}{CONFIG}; remove one")
+    return config
+
+
+def _text(issue: Issue) -> str:
+    """Return an issue of the settings in terms of the labels."""
+    first, *rest = issue.path or ("",)
+    key = {"method": METHOD, "weight": WEIGHT}.get(str(first), CONFIG)
+    if rest == ["num_speculative_tokens"]:
+        key, rest = TOKENS, []
+    path = "".join(f".{part}" for part in rest)
+    return f"{PREFIX}{key}{path}: {issue.message}" + (f"; {issue.hint}" if issue.hint else "")
