@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.api_server import ApiServer
 
 End = None
 """Ends a watch, as a time-out does."""
@@ -82,42 +83,20 @@ def expired() -> dict[str, Any]:
 
 
 @dataclass
-class KubernetesApi:
+class KubernetesApi(ApiServer):
     """The server.
 
     Attributes
     ----------
     lists
         Answers to requests for a list, in turn; the last one again and again. A number is an error of this status.
-    token
-        The token that it accepts.
     asked
         The query of each request: `resourceVersion` and so on.
     """
 
-    account: Path
     lists: list[dict[str, Any] | int]
-    token: str = "token-1"
     asked: list[dict[str, str]] = field(default_factory=list)
-    url: str = ""
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    _server: asyncio.Server | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def __aenter__(self) -> Self:
-        self.account.mkdir(exist_ok=True)
-        (self.account / "namespace").write_text("inference")
-        (self.account / "token").write_text(f"{self.token}\n")
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def send(self, *events: Event) -> None:
         """Send events to the watch that runs, or to the next one; bytes cut the connection after them."""
@@ -129,19 +108,10 @@ class KubernetesApi:
         """The versions that watches began with."""
         return [query["resourceVersion"] for query in self.asked if query.get("watch") == "true"]
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                await self._answer(head, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            await self._answer(head, writer)
 
     async def _answer(self, head: list[str], writer: asyncio.StreamWriter) -> None:
         target = urlsplit(head[0].split(" ")[1])
