@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
 
     uvicorn runs the application's lifespan and listens; requests are read by `backends.http.server`.
 
-    uvicorn raises the signal that stopped it again. This server stops only through `drain`, so that the process can
+    uvicorn raises again the signal that stopped it. This server stops only through `drain`, so that the process can
     stop its replicas and exit with status 0.
 
     Parameters
