@@ -70,6 +70,7 @@ class Server(uvicorn.Server):
         self._has_process = has_process
         self._watch: asyncio.Task[None] | None = None
         self._drain_s = gateway.settings.server.drain_s
+        self._draining = asyncio.Event()
         self._admin_frontend: HttpFrontend | None = None
         self._admin_http: HttpServer | None = None
         app = Application(gateway, worker_messages)
@@ -154,6 +155,10 @@ class Server(uvicorn.Server):
         connect = cast("Callable[[], asyncio.Protocol]", server.connect)
         return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
+    async def main_loop(self) -> None:
+        """Wait for `drain`; uvicorn looks ten times a second, and keeps header lines that only its protocols use."""
+        await self._draining.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving."""
         if self._watch is not None:
@@ -172,6 +177,7 @@ class Server(uvicorn.Server):
             self.force_exit = True
             return
         self.should_exit = True
+        self._draining.set()
         for drained in self._gateway.on_drain:
             drained()
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
