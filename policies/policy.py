@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -124,9 +126,15 @@ def policies() -> dict[str, type[Policy]]:
     """
     for module in _OWN:
         import_module(module)
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in _installed(tuple(sys.path)):
         entry.load()
     return dict(sorted(_REGISTRY.items()))
+
+
+@functools.cache
+def _installed(_: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of the packages on a path; to find them, the metadata of all packages is read."""
+    return entry_points(group=ENTRY_POINTS)
 
 
 ENTRY_POINTS = "speculation_gateway.policies"

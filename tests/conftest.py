@@ -1,10 +1,12 @@
-"""Isolation of the tests from the folders of the user who runs them."""
+"""Isolation of the tests from the folders of the user who runs them; what they share to save time."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
+from httpx._transports import default
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,4 +15,12 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         patch.delenv("STATE_DIRECTORY", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[None]:
+    """Reads the certificates of authorities once, which each client of httpx does: 17 ms of CPU time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
         yield

@@ -101,7 +101,7 @@ class Configuration:
         self.notes.append((path, text))
 
     def protect(self, key: Variable) -> None:
-        """Give all replicas a key, and ask clients for it too, who would otherwise reach the replicas without one."""
+        """Set the key of all replicas, and require it of clients too: without it anyone could use the replicas."""
         for replica in self.replicas:
             replica.api_key = key
         self.settings["keys"] = [{"name": "engines", "key": key}]

@@ -132,7 +132,7 @@ class _Deployments:
             replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
 
     def set_weights(self) -> None:
-        """Give the replicas of each model their shares, as `simple-shuffle` does: by weight, or else rpm or tpm."""
+        """Weight the replicas of each model as `simple-shuffle` does: by `weight`, else by `rpm`, else by `tpm`."""
         for model in dict.fromkeys(replica.model for replica, _ in self._shares):
             group = [(replica, params) for replica, params in self._shares if replica.model == model]
             measure = next(

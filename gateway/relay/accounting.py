@@ -47,7 +47,7 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
     else:
         outcome = ended.outcome = outcome_of(ended, decision, upstream)
         ended.tokens = outcome.prompt_tokens + outcome.output_tokens
-        if ended.rescued_from:  # its times and steps are those of no one backend
+        if ended.rescued_from:  # its times and steps are not those of a single backend
             upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
             upstream.metrics.output_tokens.inc(outcome.output_tokens)
             return

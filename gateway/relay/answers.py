@@ -76,7 +76,7 @@ class PassThrough:
 
 
 class MeteredAnswer(PassThrough):
-    r"""An answer that is passed on as it comes; of its end so much is kept that its usage can be read.
+    r"""An answer that is passed on as it comes; enough of its end is kept to read its usage.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ class StreamAnswer(PassThrough):
 
 
 def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: bytes) -> PassThrough:
-    """Return how to handle the answer with a head.
+    """Return what handles an answer, by its head.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One call to one backend: what it takes of the backend, and gives back at its end."""
+"""One call to one backend, and the place that it holds among the requests in flight there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attempt:
         self.last_read_s = time.perf_counter()
 
     def release(self) -> None:
-        """Give back what was taken, at the end of the call."""
+        """Release the place, at the end of the call."""
         if self.call is not None:
             self.upstream.backend.in_flight -= 1
             if self.is_on_trial:

@@ -115,7 +115,7 @@ class Ongoing(Protocol):
         """Retry on another backend if the exchange waits for the first byte from this one."""
 
     def move(self, backend: Backend) -> bool:
-        """Go on with a stream on another backend than this one, if possible; return whether it does."""
+        """Continue a stream on a backend other than this one, if possible; return whether it continues there."""
 
     def check_silence(self, now_s: float) -> None:
         """Fail if the backend has been silent for too long, or the request's time is over; retry if it is down."""
@@ -216,7 +216,7 @@ class RelayContext:
             self.reporter.refuse(refused, error)
 
     def count_refused_request(self, inbound: Inbound, request_id: bytes, error: GatewayError) -> None:
-        """Count a request refused before routing: over a limit, or for a model that there is not."""
+        """Count a request refused before routing: over a limit, or for an unknown model."""
         self.metrics.count_refusal()
         if self.reporter is not None:
             headers = inbound.request_headers

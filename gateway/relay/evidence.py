@@ -1,7 +1,7 @@
 """What an exchange shows about its backends: which failures are strikes, and which are not.
 
-A failure is evidence against a backend if another one serves the same request. Without another one that tries, a broken
-answer is: the pool counts how many requests, not how many attempts, a backend has failed.
+A failure is evidence against a backend if another one serves the same request. If no other one
+tries, a broken answer is evidence by itself. The pool counts the requests that a backend has failed, not the attempts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def strike(pool: Pool, backend: Backend, inbound: Inbound, message: str) -> None
 
 
 def request_hash(inbound: Inbound) -> int:
-    """Return a number by which the pool knows a request again."""
+    """Return a number by which the pool recognizes a request."""
     return hash((inbound.target, inbound.body))
 
 

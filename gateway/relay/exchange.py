@@ -328,8 +328,8 @@ class Exchange:
         ----------
         is_strike
             Whether the failure is evidence against the backend even if no other one can try. The failure of a second
-            attempt is none: it is more likely that the request is at fault. Nor is one that only the retry budget kept
-            from a second attempt: this could have shown that.
+            attempt is none: it is more likely that the request is at fault. Nor is a failure that is not
+            retried only because of the retry budget: a second attempt could have shown whose fault it is.
         """
         assert self.attempt is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
@@ -358,7 +358,7 @@ class Exchange:
             self.fail("down", backend.state_reason)
 
     def move(self, backend: Backend) -> bool:
-        """Go on with a stream on another backend than `backend`, which does well; return whether it does."""
+        """Continue a stream on a backend other than `backend`, which is healthy; return whether it continues there."""
         if self._handover is None or not self._is_at(backend):
             return False
         return self._retry("moved") or self._handover.go_on(self, "is being drained", may_return=True)
@@ -368,7 +368,7 @@ class Exchange:
         return attempt is not None and attempt.call is not None and attempt.upstream.backend is backend
 
     def _continue(self, message: str, *, is_strike: bool = False) -> bool:
-        """Go on with a stream on another backend; return whether it does."""
+        """Continue a stream on another backend; return whether it continues there."""
         if self._handover is not None:
             return self._handover.go_on(self, message, is_strike=is_strike)
         assert self._routed is not None
@@ -488,7 +488,7 @@ class Exchange:
     def _end_if_complete(self) -> bool:
         """End the exchange if its stream has passed on its last event; return whether it has.
 
-        What happens after that event (no end of the HTTP message, a cut, silence) is lost on no client.
+        What happens after that event (no end of the HTTP message, a cut, silence) matters to no client.
         """
         answer = self.delivery.complete_stream()
         if answer is None:

@@ -230,7 +230,7 @@ class Limits:
             account.tokens.level -= tokens
 
     def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
-        """Replace the limits, keeping what has been used of them; keys without requests in flight that are gone end."""
+        """Replace the limits, keeping what has been used; forget removed keys that have no requests in flight."""
         self._max_in_flight = max_in_flight
         known = {client.name: client for client in clients}
         now_s = self._clock()

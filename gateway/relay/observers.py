@@ -141,16 +141,16 @@ class Observer:
     needs_answer: ClassVar[bool] = True
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Handle that the request is about to be sent to a backend; again for a retry."""
+        """Note that the request is about to be sent to a backend; called again for a retry."""
 
     def on_retry(self, kind: str) -> None:
-        """Handle that the backend has failed the request, before it is sent to another one; `kind` as in metrics."""
+        """Note that the backend has failed the request, before it is sent to another one; `kind` as in metrics."""
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Handle complete events of a stream, which are about to be passed on."""
 
     def on_answer(self, body: bytes, document: object) -> None:
-        """Handle a complete answer in one piece, with its JSON if it is one of success."""
+        """Handle a complete answer in one piece, with its JSON if the request succeeded."""
 
     def on_end(self, ended: EndedExchange) -> None:
         """Handle the end, after the answer has been passed on."""

@@ -180,7 +180,7 @@ class ModelQueue:
         return place
 
     def leave(self, place: Place) -> None:
-        """Give up a place, if it is not given up yet."""
+        """Remove a request from the queue, unless it has left already."""
         if place.waiter is None:
             return
         place.waiter = None

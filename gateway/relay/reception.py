@@ -110,7 +110,7 @@ class Reception:
             self._host.retry_or_fail(error.kind, str(error))
             return
         if answer.events is not None and not answer.events.is_complete(self._delivery.endpoint):
-            # By the book of HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks so.
+            # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
             self._host.retry_or_fail(
                 "broken", "ended the stream before its last event", is_strike=not delivery.was_paused
             )

@@ -365,7 +365,7 @@ class Router:
             )
         else:
             model = self._models.get(name) if isinstance(name, str) else None
-        if model is None or not client.may_use(model.name):  # one answer for both: it does not tell what exists
+        if model is None or not client.may_use(model.name):  # one answer for both, which does not reveal what exists
             named = f"The model `{name[:_SHOWN_CHARS]}`" if isinstance(name, str) else "This model"
             raise GatewayError(
                 404,

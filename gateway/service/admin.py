@@ -36,7 +36,7 @@ class BackendReference(BaseModel):
 
 
 class DrainRequest(BackendReference):
-    """A replica to be drained; `move` also has others go on with its streams, where the model has `rescue`."""
+    """A replica to be drained; `move` also moves its streams to other replicas, where the model has `rescue`."""
 
     move: bool = False
 

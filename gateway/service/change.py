@@ -30,7 +30,7 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
     Parameters
     ----------
     backends
-        All replicas of the pool; those that are in it already may be other objects of the same settings.
+        All replicas of the pool; those that are in it already may be other objects with the same settings.
     """
     later = assemble(settings, backends, admin_digest, gateway)
     members = [upstream.backend for upstreams in later.upstreams.values() for upstream in upstreams.values()]

@@ -1,4 +1,4 @@
-"""What each model takes for a request without a temperature, from the best source there is.
+"""The temperature that each model uses for a request without one, from the best source there is.
 
 In this order: the generation config of an engine that the gateway starts, or the calibration of a simulated one; the
 pool file's `default_temperature`; what an engine itself reports once it is up; vLLM's own default.
@@ -23,7 +23,7 @@ _POLL_S = 0.5
 
 
 def known_temperature(settings: ModelSettings) -> float | None:
-    """Return the default temperature of a model as far as files say, None if only an engine can.
+    """Return the default temperature of a model as files give it; None if only an engine knows.
 
     Parameters
     ----------
@@ -42,18 +42,18 @@ def known_temperature(settings: ModelSettings) -> float | None:
 
 
 def assumed_temperature(settings: ModelSettings) -> float:
-    """Return the default temperature of a model as far as files say, vLLM's own default if they say nothing."""
+    """Return the default temperature of a model as files give it, else vLLM's own default."""
     known = known_temperature(settings)
     return VLLM_DEFAULT if known is None else known
 
 
 def must_ask(settings: ModelSettings) -> bool:
-    """Return whether only an engine can say the default temperature of a model."""
+    """Return whether only an engine knows the default temperature of a model."""
     return settings.default_temperature is None and next(_configured(settings), None) is None
 
 
 async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) -> None:
-    """Wait for an engine of the model, and set the model's default temperature to what it takes.
+    """Wait for an engine of the model, and set the model's default temperature to the engine's.
 
     To be run where `must_ask` says so: the engine may have fetched its files by then; else it is asked.
     """

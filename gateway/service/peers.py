@@ -1,8 +1,8 @@
 """The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
 
 Each process reports its requests in flight, its use of keys, and the replicas that it has ejected, to workers of the
-same gateway through their parent and to other gateways through Redis. No clock is compared: whether a peer lives is
-known by the numbers of its reports, which grow at least once a second.
+same gateway through their parent and to other gateways through Redis. No clock is compared: a peer is known to be
+alive by the numbers of its reports, which grow at least once a second.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class PolicyVersions:
         self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
 
     def unfollow(self) -> None:
-        """Apply the documents no more: the policy has gone."""
+        """Stop applying the documents: the policy is gone."""
         self.documents.unwatch(self._pin_name)
         self.documents.unwatch(self._thaw_name)
 

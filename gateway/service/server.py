@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
 
     uvicorn runs the application's lifespan and listens; requests are read by `backends.http.server`.
 
-    uvicorn raises the signal that stopped it again. This server stops only through `drain`, so that the process can
+    uvicorn raises again the signal that stopped it. This server stops only through `drain`, so that the process can
     stop its replicas and exit with status 0.
 
     Parameters
@@ -73,6 +73,7 @@ class Server(uvicorn.Server):
         self._has_process = has_process
         self._watch: asyncio.Task[None] | None = None
         self._drain_s = gateway.settings.server.drain_s
+        self._draining = asyncio.Event()
         self._admin_frontend: HttpFrontend | None = None
         self._admin_http: HttpServer | None = None
         self._picker: PickerServer | None = None
@@ -160,6 +161,10 @@ class Server(uvicorn.Server):
         connect = cast("Callable[[], asyncio.Protocol]", server.connect)
         return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
+    async def main_loop(self) -> None:
+        """Wait for `drain`; uvicorn looks ten times a second, and keeps header lines that only its protocols use."""
+        await self._draining.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving."""
         if self._watch is not None:
@@ -182,6 +187,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._picker is not None:
             self._picker.drain()
+        self._draining.set()
         for drained in self._gateway.on_drain:
             drained()
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)

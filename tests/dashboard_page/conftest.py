@@ -136,8 +136,11 @@ def watched(browser: Browser, served: Served) -> Iterator[Watched]:
     watched.page.on("pageerror", lambda error: watched.wrong.append(str(error)))
     watched.page.on("request", watched.on_request)
     yield watched
-    context.close()
-    watched.check()
+    watched.page.evaluate("0")  # its answer comes after all earlier messages
+    try:
+        watched.check()  # before the page is closed: its scripts may still run while its elements go
+    finally:
+        context.close()
 
 
 @pytest.fixture

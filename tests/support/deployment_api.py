@@ -10,8 +10,9 @@ import asyncio
 import copy
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from tests.support.api_server import ApiServer
 
 READY = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
 SURGE = {"replicas": 2, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": 1}
@@ -46,7 +47,7 @@ def deployment(*arguments: str, command: list[str] | None = None, replicas: int 
 
 
 @dataclass
-class DeploymentApi:
+class DeploymentApi(ApiServer):
     """The server.
 
     Attributes
@@ -59,35 +60,19 @@ class DeploymentApi:
         Status of the answers; the script of an error.
     """
 
-    account: Path
     found: dict[str, Any]
     rollout: list[dict[str, Any]] = field(default_factory=lambda: [DOWN, READY])
     patches: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     conflicts: bool = False
-    token: str = "token-1"
-    url: str = ""
     _left: list[dict[str, Any]] = field(default_factory=list)
-    _server: asyncio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        self.account.mkdir(exist_ok=True)
-        (self.account / "namespace").write_text("inference")
-        (self.account / "token").write_text(f"{self.token}\n")
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
 
     @property
     def arguments(self) -> list[str]:
         arguments: list[str] = self.found["spec"]["template"]["spec"]["containers"][0]["args"]
         return arguments
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -107,7 +92,6 @@ class DeploymentApi:
         fields = f"content-type: application/json\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
         writer.write(f"HTTP/1.1 {status} X\r\n{fields}".encode() + text)
         await writer.drain()
-        writer.close()
 
     def _patch(self, patch: dict[str, Any]) -> int:
         metadata = self.found["metadata"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.api_server import ApiServer
 
 End = None
 """Ends a watch, as a time-out does."""
@@ -154,52 +155,21 @@ class Script:
 
 
 @dataclass
-class KubernetesApi:
+class KubernetesApi(ApiServer):
     """The server.
 
     Attributes
     ----------
     scripts
         What it answers, by path.
-    token
-        The token that it accepts.
     """
 
-    account: Path
     scripts: dict[str, Script]
-    token: str = "token-1"
-    url: str = ""
-    _server: asyncio.Server | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def __aenter__(self) -> Self:
-        self.account.mkdir(exist_ok=True)
-        (self.account / "namespace").write_text("inference")
-        (self.account / "token").write_text(f"{self.token}\n")
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", int(self.url.rpartition(":")[2] or 0))
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                await self._answer(head, reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            await self._answer(head, reader, writer)
 
     async def _answer(self, head: list[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = urlsplit(head[0].split(" ")[1])

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-_POLL_S = 0.005
+_POLL_S, _LONGEST_POLL_S = 0.005, 0.1
 TIMEOUT_S = 90.0
 """How long a condition may take. Only a failing test waits this long, so it allows for a very busy machine."""
 
@@ -29,10 +29,9 @@ async def eventually_async(
     condition: Callable[[], Awaitable[object]], timeout_s: float = TIMEOUT_S, what: str = ""
 ) -> None:
     """Wait until an asynchronous condition holds; see `eventually`."""
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while not await condition():
-        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_pause_s(began_s, timeout_s, what or condition))
 
 
 async def stays(condition: Callable[[], object], for_s: float, what: str = "") -> None:
@@ -51,7 +50,13 @@ async def stays(condition: Callable[[], object], for_s: float, what: str = "") -
 
 def eventually_blocking(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, what: str = "") -> None:
     """Wait until a condition holds, without an event loop; see `eventually`."""
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while not condition():
-        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(_POLL_S)
+        time.sleep(_pause_s(began_s, timeout_s, what or condition))
+
+
+def _pause_s(began_s: float, timeout_s: float, what: object) -> float:
+    """Return the pause before the next try, a tenth of the wait so far: asking a process often slows what it does."""
+    waited_s = time.monotonic() - began_s
+    assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
+    return min(max(_POLL_S, waited_s / 10), _LONGEST_POLL_S)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.support.paths import ROOT
-from tests.vllm.conftest import ADMIN_KEY, Served
+from tests.vllm.conftest import ADMIN_KEY, Served, serve
 
 pytestmark = pytest.mark.vllm
 
@@ -43,20 +42,9 @@ def served(installed: Path, folder: Path) -> Iterator[Served]:
         text[:lookup] + "      tree: # to begin with\n        method: suffix\n        serve: *engine\n"
         f"recorder: {{path: {folder / 'records'}, text: hashes, tokenizer: {ROOT / '.cache/tiny-models/target'}}}\n"
     )
-    served = Served(folder, str(config))
-    try:
-        served.wait_up()
+    with serve(folder, str(config)) as served:
         served.warm_up()
         yield served
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            served.stop()
-        for pid in served.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        served.process.wait()
-        served.http.close()
-        served.openai.close()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class Host(Protocol):
         """Try another backend, or end with an error."""
 
     def rescue_is_inexact(self) -> None:
-        """Go back to the backend that the stream came from if it can go on, or end with the error there was."""
+        """Go back to the backend that the stream came from if it can go on, or end with the error that occurred."""
 
 
 class Failure:

@@ -124,7 +124,7 @@ class Handover:
         return True
 
     def leave_place(self) -> None:
-        """Give up the attempt that the stream is being moved away from, if there is one."""
+        """Cancel the attempt that the stream is being moved away from, if there is one."""
         if self.left is not None:
             left, self.left = self.left, None
             left.cancel()
@@ -198,7 +198,7 @@ class Handover:
         self._exchange.attempt_failed(error)
 
     def rescue_is_inexact(self) -> None:
-        """Go back to the backend that the stream came from if it can go on, or end with the error there was."""
+        """Go back to the backend that the stream came from if it can go on, or end with the error that occurred."""
         if self.go_back():
             return
         assert self._exchange is not None

@@ -36,7 +36,7 @@ class PassedStream:
     has_usage
         Whether the usage has been passed on.
     withheld
-        Events from that on with which the engine gave up the stream: an error, or its abort; empty without one.
+        Events from where the engine gave up the stream: an error, or its abort; empty without one.
 
     Examples
     --------

@@ -155,7 +155,7 @@ class RescuableRequest:
 
 
 def rescuable(endpoint: Endpoint, body: bytes) -> RescuableRequest | None:
-    """Return a request as one that another backend can go on with; None if it is none.
+    """Return a request in the form that another backend can go on with; None if none can.
 
     A parameter that is not known here excludes its request: whether it holds across the seam is not known either.
 
@@ -190,7 +190,7 @@ def _is_known(document: Mapping[str, Any]) -> bool:
             return False
     if document.get("seed") is not None and not _is_greedy(document):
         return False  # the random numbers would begin anew
-    # Before the minimum no stop string ends an answer, which is counted within one request.
+    # No stop string ends an answer before the minimum, and an engine counts only the tokens of its own request.
     return not (document.get("min_tokens") and _stops(document))
 
 

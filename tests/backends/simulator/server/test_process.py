@@ -6,23 +6,23 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from backends.simulator.__main__ import main
+
 
 def run(document: Any) -> subprocess.CompletedProcess[bytes]:
-    text = document if isinstance(document, bytes) else json.dumps(document).encode()
     command = [sys.executable, "-m", "backends.simulator"]
-    return subprocess.run(command, input=text, capture_output=True, timeout=20, check=False)
+    return subprocess.run(command, input=json.dumps(document).encode(), capture_output=True, timeout=60, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (b"{", "Invalid JSON"),
         ({"replicas": []}, "replicas: Tuple should have at least 1 item"),
         ({"replicas": [{"name": "a"}]}, "replicas.0.model: Field required"),
         ({"replicas": [{"name": "a", "model": "m", "method": "magic"}]}, "replicas.0.method: Input should be"),
@@ -34,12 +34,26 @@ def run(document: Any) -> subprocess.CompletedProcess[bytes]:
             {"replicas": [{"name": name, "model": "m", "port": 9} for name in "ab"]},
             "two replicas listen on the same port",
         ),
+        ("{", "Invalid JSON"),
     ],
 )
-def test_an_invalid_document_is_reported(document: Any, message: str) -> None:
-    result = run(document)
+def test_an_invalid_document_is_reported(
+    document: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "simulator.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    monkeypatch.setattr(sys, "argv", ["simulator", str(path)])
+    assert main() == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.slow
+def test_the_process_ends_with_status_2_for_an_invalid_document() -> None:
+    result = run([])
     assert result.returncode == 2
-    assert message in result.stderr.decode()
+    assert b"document: Input should be" in result.stderr
     assert result.stdout == b""
 
 
@@ -74,7 +88,7 @@ def test_it_exits_cleanly_while_streaming() -> None:
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             for _ in lines:
                 pass
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert process.stderr is not None
     with process.stdout, process.stderr:
         assert process.stderr.read() == b""
