@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -15,7 +17,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.frontend.http import App
 from gateway.picker.destinations import Destinations
-from gateway.picker.messages import request_of
+from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
@@ -88,50 +90,25 @@ class PickerServer:
 
     async def _process(self, _: object, context: Context) -> None:
         """Serve one stream; its messages are read one by one, so that none waits in memory."""
-        first = await context.read()
-        if first is grpc.aio.EOF:
-            return
-        if first.observability_mode:
-            await self._observe(first, context)
-            return
-        stream = Stream(self._picking, context.write)
+        wire = _Wire(context)
+        stream: Stream | Observation | None = None
         try:
-            message = first
-            while message is not grpc.aio.EOF:
-                await stream.handle(message)
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if stream is None:
+                    is_shown = message.observability_mode
+                    stream = Observation(self._picking) if is_shown else Stream(self._picking, wire)
+                stream.handle(message)
+                await wire.flush()
                 if stream.has_ended:
                     break
-                message = await context.read()
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except asyncio.CancelledError:
-            if not stream.has_ended:
+            if not wire.is_ending:
                 raise
         finally:
-            stream.close()
-
-    async def _observe(self, first: ProcessingRequest, context: Context) -> None:
-        """Serve a stream that only shows an answer; the proxy stops showing it when the stream ends."""
-        stream = self._picking.streams.get(request_of(first.metadata_context))
-        if stream is None or stream.exchange is None or not first.HasField("response_headers"):
-            return
-        if not stream.needs_answer():
-            return
-        exchange, message = stream.exchange, first
-        stream.is_observed = True
-        try:
-            stream.on_answer_begun(first, is_read=True)
-            while not first.response_headers.end_of_stream:
-                message = await context.read()
-                if message is grpc.aio.EOF or message.HasField("response_trailers"):
-                    break
-                exchange.on_data(message.response_body.body)
-                if message.response_body.end_of_stream:
-                    break
-            if message is not grpc.aio.EOF:
-                exchange.on_end()
-        finally:
-            exchange.on_close()
+            if stream is not None:
+                stream.close()
 
     async def _check_regularly(self) -> None:
         while True:
@@ -144,3 +121,42 @@ class PickerServer:
         status = HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
         for service in _READY:
             await self._health.set(service, status)
+
+
+class _Wire:
+    """Sends messages in order: those of one turn of `_process` at its end, others by a task of their own."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._serving = asyncio.current_task()
+        self._unsent: deque[ProcessingResponse] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self.is_ending = False
+
+    def send(self, message: ProcessingResponse) -> None:
+        """Queue a message."""
+        self._unsent.append(message)
+        if asyncio.current_task() is not self._serving:
+            self._send_later()
+
+    def end(self) -> None:
+        """End the stream once all messages have been sent."""
+        self.is_ending = True
+        if asyncio.current_task() is not self._serving:
+            self._send_later()
+
+    async def flush(self) -> None:
+        """Send what is queued."""
+        while self._unsent:
+            await self._context.write(self._unsent.popleft())
+
+    def _send_later(self) -> None:
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        with contextlib.suppress(Exception):  # the proxy has gone, which ends the stream
+            await self.flush()
+        self._sending = None
+        if self.is_ending and self._serving is not None:
+            self._serving.cancel()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
@@ -41,6 +39,16 @@ _MARK: Final = b"x-gateway-"
 
 class ProtocolError(Exception):
     """The proxy has sent something that the protocol does not allow."""
+
+
+class Wire(Protocol):
+    """The way back to the proxy."""
+
+    def send(self, message: ProcessingResponse) -> None:
+        """Send a message, after those before."""
+
+    def end(self) -> None:
+        """End the stream well, once all messages have been sent."""
 
 
 @dataclass(slots=True)
@@ -73,8 +81,6 @@ class Picking:
 class Stream:
     """A request on its way through the proxy.
 
-    Messages are handled as they come. Those to send are queued, and sent in order.
-
     Attributes
     ----------
     exchange
@@ -83,17 +89,13 @@ class Stream:
         Whether the proxy has been told to answer the client itself: nothing more can be said.
     is_observed
         Whether another stream tells of the answer, and of its end.
-    task
-        What serves the stream.
     """
 
-    def __init__(self, picking: Picking, send: Callable[[ProcessingResponse], Awaitable[None]]) -> None:
+    def __init__(self, picking: Picking, wire: Wire) -> None:
         self._picking = picking
         self._relay = picking.gateway.relay
-        self._send = send
-        self._unsent: deque[ProcessingResponse] = deque()
-        self._is_handling = False
-        self._sending: asyncio.Task[None] | None = None
+        self._wire = wire
+        self._answering: asyncio.Task[None] | None = None
         self._method = ""
         self._target = b""
         self._headers: list[Header] = []
@@ -113,48 +115,44 @@ class Stream:
         self._name = picking.new_name()
         self.has_ended = False
         self.is_observed = False
-        self.task = asyncio.current_task()
 
-    async def handle(self, message: ProcessingRequest) -> None:
-        """Handle one message of the proxy, and send what there is to send.
+    def handle(self, message: ProcessingRequest) -> None:
+        """Handle one message of the proxy.
 
         Raises
         ------
         ProtocolError
             If the message cannot come now.
         """
-        self._is_handling = True
         kind = message.WhichOneof("request")
-        try:
-            if kind == "response_body":
-                await self._on_response_body(message.response_body)
-            elif kind == "request_body":
-                self._on_request_body(message.request_body)
-            elif kind == "request_headers":
-                await self._on_request_headers(message)
-            elif kind == "response_headers":
-                self._on_response_headers(message)
-            elif kind == "request_trailers":
-                self._has_trailers = True
-                self._on_request_end()
-            elif kind == "response_trailers":
-                self._on_response_trailers()
-            else:
-                raise ProtocolError("a message without headers, body or trailers")
-            await self._flush()
-        finally:
-            self._is_handling = False
+        if kind == "response_body":
+            self._on_response_body(message.response_body)
+        elif kind == "request_body":
+            self._on_request_body(message.request_body)
+        elif kind == "request_headers":
+            self._on_request_headers(message)
+        elif kind == "response_headers":
+            self._on_response_headers(message)
+        elif kind == "request_trailers":
+            self._has_trailers = True
+            self._on_request_end()
+        elif kind == "response_trailers":
+            self._on_response_trailers()
+        else:
+            raise ProtocolError("a message without headers, body or trailers")
 
     def close(self) -> None:
         """Handle the end of the stream: that of the request, or because it was cancelled."""
         self._release_body()
+        if self._answering is not None:
+            self._answering.cancel()
         self._picking.streams.pop(self._name, None)
         if self.exchange is not None and not self.is_observed:
             self.exchange.on_close()
 
     # The request
 
-    async def _on_request_headers(self, message: ProcessingRequest) -> None:
+    def _on_request_headers(self, message: ProcessingRequest) -> None:
         if self._method:
             raise ProtocolError("headers of a second request: expected a stream for each")
         received = messages.headers_of(message.request_headers.headers)
@@ -172,7 +170,8 @@ class Stream:
                 if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
             if access.answers_itself(self._method, self._target, dict(self._headers)):
-                await self._answer_itself(path)
+                _check_for_clients(path)
+                self._answering = asyncio.get_running_loop().create_task(self._answer_itself())
                 return
             self._request_headers = access.relayed(self._method, self._target, self._headers)
             length = dict(self._headers).get(b"content-length", b"")
@@ -187,17 +186,14 @@ class Stream:
         seconds = self._picking.gateway.settings.server.body_s
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
 
-    async def _answer_itself(self, path: str) -> None:
-        """Answer one of the gateway's own paths; those for operators only at its own address."""
-        if not is_for_clients(path):
-            raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
+    async def _answer_itself(self) -> None:
+        """Answer one of the gateway's own paths."""
         answer = await self._picking.own.request(self._method, self._target.decode("latin-1"), headers=self._headers)
-        headers = [header for header in answer.headers.raw if header[0] != b"content-length"]
-        self._put(messages.immediate(answer.status_code, headers, answer.content))
-        self.has_ended = True
+        lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
+        self.whole(answer.status_code, lines, answer.content)
 
     def _on_request_body(self, piece: HttpBody) -> None:
-        if self.has_ended:
+        if self.has_ended or self._answering is not None:
             return
         if self._request_headers is None or self._inbound is not None:
             raise ProtocolError("a piece of a request's body before its headers, or after its end")
@@ -224,7 +220,7 @@ class Stream:
 
     def _on_request_end(self) -> None:
         """Have a backend chosen, now or when one is free."""
-        if self.has_ended:
+        if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
         if headers is None or self._inbound is not None:
@@ -285,11 +281,12 @@ class Stream:
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
         left_out = [name.decode("latin-1") for name in sorted(removed)]
-        self._put(messages.forward(destinations, self._name, headers, left_out))
+        self._wire.send(messages.forward(destinations, self._name, headers, left_out))
         if self._has_body:
-            self._unsent.extend(messages.request_body(inbound.body, is_last=not self._has_trailers))
+            for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
+                self._wire.send(piece)
         if self._has_trailers:
-            self._unsent.append(messages.request_trailers())
+            self._wire.send(messages.request_trailers())
 
     def head(self, status: int, lines: bytes) -> None:
         """Pass on nothing: the proxy does."""
@@ -303,14 +300,14 @@ class Stream:
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Have the proxy answer with an error."""
         if not self.has_ended:
-            self._put(messages.immediate(status, headers_of(lines), body))
             self.has_ended = True
+            self._wire.send(messages.immediate(status, headers_of(lines), body))
+            self._wire.end()
 
     def leave(self) -> None:
         """Let an answer go on without this process, which stops: the stream ends well."""
         self.has_ended = True
-        if self.task is not None:
-            self.task.cancel()
+        self._wire.end()
 
     def abort(self) -> None:
         """Have the proxy cut off the answer."""
@@ -321,13 +318,13 @@ class Stream:
     def _on_response_headers(self, message: ProcessingRequest) -> None:
         exchange = self.exchange
         if exchange is None or exchange.attempt is None:  # the proxy's own answer
-            self._put(messages.response_headers([]))
+            self._wire.send(messages.response_headers([]))
             return
         is_last = message.response_headers.end_of_stream
         self._is_read = is_last or (self._response_mode != _NONE and self.needs_answer())
         self.on_answer_begun(message, is_read=self._is_read)
         if not self.has_ended:
-            self._put(messages.response_headers(headers_of(exchange.lines_for_client())))
+            self._wire.send(messages.response_headers(headers_of(exchange.lines_for_client())))
         if is_last:
             exchange.on_end()
 
@@ -346,12 +343,11 @@ class Stream:
             status, [header for header in received if not header[0].startswith(b":")], is_read=is_read
         )
 
-    async def _on_response_body(self, piece: HttpBody) -> None:
+    def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
         is_last = piece.end_of_stream
         is_streamed = self._response_mode == _FULL_DUPLEX
-        self._put(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
-        await self._flush()
+        self._wire.send(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
         if self.exchange is None or self.has_ended:
             return
         if self._is_read and piece.body:
@@ -360,26 +356,15 @@ class Stream:
             self.exchange.on_end()
 
     def _on_response_trailers(self) -> None:
-        self._put(messages.response_trailers())
+        self._wire.send(messages.response_trailers())
         if self.exchange is not None:
             self.exchange.on_end()
 
-    # Sending
 
-    def _put(self, message: ProcessingResponse) -> None:
-        """Queue a message; one that no message of the proxy has brought about is sent by a task of its own."""
-        self._unsent.append(message)
-        if not self._is_handling and self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send_later())
-
-    async def _send_later(self) -> None:
-        with contextlib.suppress(Exception):  # the proxy has gone, which ends the stream
-            await self._flush()
-        self._sending = None
-
-    async def _flush(self) -> None:
-        while self._unsent:
-            await self._send(self._unsent.popleft())
+def _check_for_clients(path: str) -> None:
+    """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
+    if not is_for_clients(path):
+        raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
 def _wrong_mode(mode: int) -> GatewayError:
