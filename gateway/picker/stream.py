@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
 _NONE: Final = ProcessingMode.NONE
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_STATES: Final = frozenset({"/health", "/readyz"})
 _MARK: Final = b"x-gateway-"
 
 
@@ -363,7 +364,7 @@ class Stream:
 
 def _check_for_clients(path: str) -> None:
     """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
-    if not is_for_clients(path):
+    if not (is_for_clients(path) or path in _STATES):
         raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
