@@ -23,6 +23,7 @@ from gateway.picker.stream import Picking, ProtocolError, Stream
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]
 
+    from gateway.config.settings import PickerSettings
     from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
@@ -60,15 +61,19 @@ class PickerServer:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Process": process})])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def start(self, listen: str) -> None:
-        """Accept streams at an address.
+    async def start(self, settings: PickerSettings) -> None:
+        """Accept streams at the address of the settings.
 
         Raises
         ------
         RuntimeError
             If the address cannot be listened on.
         """
-        self._server.add_insecure_port(listen)
+        if (tls := settings.tls) is None:
+            self._server.add_insecure_port(settings.listen)
+        else:
+            pair = tls.key.read_bytes(), tls.certificate.read_bytes()
+            self._server.add_secure_port(settings.listen, grpc.ssl_server_credentials([pair]))
         await self._picking.destinations.start(self._gateway.pool)
         await self._health.set(_LIVE, HealthCheckResponse.SERVING)
         await self._check()

@@ -192,7 +192,7 @@ async def _serve_picker(gateway: Gateway, own: App) -> PickerServer:
 
     assert gateway.settings.picker is not None
     picker = PickerServer(gateway, own)
-    await picker.start(gateway.settings.picker.listen)
+    await picker.start(gateway.settings.picker)
     return picker
 
 
