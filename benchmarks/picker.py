@@ -1,11 +1,12 @@
 """Measure the endpoint picker under real Envoy: `python -m benchmarks.picker`.
 
 Closed-loop streams with prompts of 1 to 220 KB go to the same upstream through Envoy alone (replicas take turns), Envoy
-with `gateway picker`, and the gateway's own relay; each of the latter two with two pools. The upstream answers like an
-engine that is not saturated: the first of 20 chunks after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s
-and 150 streams ask for at most 188 requests/s. The system under test runs on the first core; upstream and load generator
-on the second. CPU is the user and system time of the process trees, divided by the requests that the upstream answered.
-Systems take turns; each figure is the median of ROUNDS rounds, with other bodies in each.
+with `gateway picker`, and the gateway's own relay; each of the latter two with two pools. Answers are shown to the
+picker where its pool needs them. The upstream answers like an engine that is not saturated: the first of 20 chunks
+after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. The
+system under test runs on the first core; upstream and load generator on the second. CPU is the user and system time of
+the process trees, divided by the requests that the upstream answered. Systems take turns; each figure is the median of
+ROUNDS rounds, with other bodies in each.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ def measure(system: System, upstream_port: int, streams: int, size: int, seconds
 def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str], Cell]) -> None:
     """Print the medians for one size of prompts."""
     print(f"\n### Prompts of {size // 1000} KB\n")
-    print("| streams | system | TTFT added p50 ms | p99 ms | requests/s | CPU us/request | parts | of the relay's | errors |")
+    columns = (
+        "streams | system | TTFT added p50 ms | p99 ms | requests/s | CPU us/request | parts | of the relay's | errors"
+    )
+    print(f"| {columns} |")
     print("|---|---|---|---|---|---|---|---|---|")
     median = statistics.median
     for number in streams:

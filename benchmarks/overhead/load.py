@@ -1,7 +1,7 @@
 """Closed-loop load: each connection sends one request after another, with bodies that all differ.
 
-Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE] [--seed N]`;
-prints one line of JSON.
+Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]
+[--seed N]`; prints one line of JSON.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ def test_a_client_that_leaves_frees_the_replica(fleet: Fleet) -> None:
     request = body("Write a book.", 2000)
     with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=request, trust_env=False) as answer:
         backend = answer.headers["x-gateway-backend"]
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         assert fleet.metric("gateway_in_flight", backend=backend) == 1
     until(lambda: fleet.metric("gateway_in_flight") == 0)
     until(lambda: fleet.metric("gateway_requests_total", outcome="cancelled") == before + 1)

@@ -99,20 +99,10 @@ def gateway_command(
     config: Path, tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, subcommand: str = ""
 ) -> Iterator[Command]:
     """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left."""
-    log = tmp_path / "gateway.log"
+    log, words = tmp_path / "gateway.log", [subcommand] if subcommand else []
     with log.open("w") as output:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gateway",
-                *filter(None, [subcommand]),
-                "--config",
-                config,
-                "--port",
-                "0",
-                *arguments,
-            ],
+            [sys.executable, "-m", "gateway", *words, "--config", str(config), "--port", "0", *arguments],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
