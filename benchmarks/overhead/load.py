@@ -1,7 +1,7 @@
 """Closed-loop load: each connection sends one request after another, with bodies that all differ.
 
-Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]`; prints
-one line of JSON.
+Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]
+[--seed N]`; prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []
+        self.ttfts_s: list[float] = []
         self.chunk_delays_s: list[float] = []
         self.errors = 0
 
@@ -60,6 +61,7 @@ class Client(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._sent_s = 0.0
+        self._has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -68,12 +70,16 @@ class Client(asyncio.Protocol):
     def _send(self) -> None:
         assert self._transport is not None
         self._sent_s = time.monotonic()
+        self._has_begun = False
         self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._totals.ttfts_s.append(time.monotonic() - self._sent_s)
         start = body.find(_SENT)
         if start >= 0:
             sent_s = float(body[start + len(_SENT) : start + len(_SENT) + 17])
@@ -112,6 +118,7 @@ async def run(port: int, connections: int, seconds: float, requests: Iterator[by
         "requests": done,
         "errors": errors,
         "latency_ms": _quantiles_ms(totals.latencies_s),
+        "ttft_ms": _quantiles_ms(totals.ttfts_s),
         "chunk_delay_ms": _quantiles_ms(totals.chunk_delays_s),
     }
 
@@ -125,9 +132,11 @@ def main() -> None:
     parser.add_argument("body_bytes", type=int)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--header", action="append", default=[])
+    parser.add_argument("--seed", type=int, default=0, help="other bodies for each")
     arguments = parser.parse_args()
     headers = "".join(f"{header}\r\n" for header in arguments.header)
-    bodies = [chat_body(arguments.body_bytes, number, stream=arguments.stream) for number in range(_BODIES)]
+    numbers = range(_BODIES * arguments.seed, _BODIES * (arguments.seed + 1))
+    bodies = [chat_body(arguments.body_bytes, number, stream=arguments.stream) for number in numbers]
     requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
     result = uvloop.run(run(arguments.port, arguments.connections, arguments.seconds, requests))
     print(json.dumps(result))

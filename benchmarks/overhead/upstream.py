@@ -1,8 +1,8 @@
 """A minimal upstream that answers like one vLLM replica, from constants.
 
 Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` returns the numbers of requests and chunks sent and
-of open streams. A body with `"stream": true` gets CHUNKS chunks, one every INTERVAL_S; any other body gets a chat
-completion of 1 KB.
+of open streams. A body with `"stream": true` gets CHUNKS chunks, the first after FIRST_S and one every INTERVAL_S; any
+other body gets a chat completion of 1 KB.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import uvloop
 
 MODEL = "m"
 CHUNKS = int(os.environ.get("CHUNKS", "128"))
+FIRST_S = float(os.environ.get("FIRST_S", "0"))
 INTERVAL_S = float(os.environ.get("INTERVAL_S", "0.005"))
 
 
@@ -92,11 +93,18 @@ class Upstream(asyncio.Protocol):
         else:
             Counts.requests += 1
             if b'"stream": true' in self._body or b'"stream":true' in self._body:  # some peers serialise the JSON again
-                self._transport.write(_STREAM_HEAD)
                 Counts.streams += 1
-                self._chunk(0)
+                if FIRST_S:
+                    asyncio.get_running_loop().call_later(FIRST_S, self._begin)
+                else:
+                    self._begin()
             else:
                 self._transport.write(_COMPLETION)
+
+    def _begin(self) -> None:
+        assert self._transport is not None
+        self._transport.write(_STREAM_HEAD)
+        self._chunk(0)
 
     def _chunk(self, number: int) -> None:
         assert self._transport is not None

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from backends.launch.ports import free_port
-from gateway.config.settings import ServerSettings, TimeoutSettings
+from gateway.config.settings import PickerSettings, ServerSettings, TimeoutSettings
 from gateway.service.server import _KEEP_ALIVE_S
-from tests.support.deploy_tools import DEPLOY, replaced, tool
+from tests.support.deploy_tools import DEPLOY, replaced, run, tool
 from tests.support.front_proxy import certificate, check_front, proxy_process
 
 FILE = DEPLOY / "envoy" / "envoy.yaml"
+PICKER_FILE = DEPLOY / "envoy" / "picker.yaml"
 
 
 @contextlib.asynccontextmanager
@@ -48,17 +49,31 @@ async def test_envoy_in_front_of_the_gateway(tmp_path: Path) -> None:
     await check_front(envoy, tmp_path)
 
 
-def test_its_time_outs_and_sizes_leave_the_decision_to_the_gateway() -> None:
-    resources = yaml.safe_load(FILE.read_text())["static_resources"]
+@pytest.mark.slow
+def test_envoy_accepts_the_configuration_for_the_picker() -> None:
+    assert "OK" in run("envoy", "--mode", "validate", "--config-path", PICKER_FILE)
+
+
+@pytest.mark.parametrize("file", [FILE, PICKER_FILE], ids=["gateway", "picker"])
+def test_its_time_outs_and_sizes_leave_the_decision_to_the_gateway(file: Path) -> None:
+    resources = yaml.safe_load(file.read_text())["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    (options,) = resources["clusters"][0]["typed_extension_protocol_options"].values()
+    cluster, *_ = resources["clusters"]
+    (options,) = cluster["typed_extension_protocol_options"].values()
     settings = ServerSettings()
     assert _seconds(manager["stream_idle_timeout"]) > TimeoutSettings().first_byte_s
     assert _seconds(manager["request_timeout"]) == settings.body_s
     assert manager["max_request_headers_kb"] == settings.max_headers_kib
     assert _seconds(options["common_http_protocol_options"]["idle_timeout"]) < _KEEP_ALIVE_S
-    (thresholds,) = resources["clusters"][0]["circuit_breakers"]["thresholds"]
+    (thresholds,) = cluster["circuit_breakers"]["thresholds"]
     assert thresholds["max_requests"] > settings.max_connections
+
+
+def test_envoy_tries_as_many_endpoints_as_the_picker_names() -> None:
+    resources = yaml.safe_load(PICKER_FILE.read_text())["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    route, *_ = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert route["route"]["retry_policy"]["num_retries"] == PickerSettings().fallbacks
 
 
 def _seconds(text: Any) -> float:

@@ -30,12 +30,15 @@ class Command:
         Address that it printed.
     admin_url
         Address of `/admin` that it printed; empty if that has none of its own.
+    picker
+        Host and port of its endpoint picker; empty if it is none.
     """
 
     process: subprocess.Popen[str]
     log: Path
     url: str = ""
     admin_url: str = ""
+    picker: str = ""
     admin: dict[str, str] = field(default_factory=lambda: {"authorization": f"Bearer {ADMIN_KEY}"})
 
     def printed(self) -> str:
@@ -93,13 +96,13 @@ def alive(pids: set[int]) -> set[int]:
 
 @contextlib.contextmanager
 def gateway_command(
-    config: Path, tmp_path: Path, *arguments: str, env: dict[str, str] | None = None
+    config: Path, tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, subcommand: str = ""
 ) -> Iterator[Command]:
-    """Run `gateway --config CONFIG` on a free port, and check at the end that no process is left."""
-    log = tmp_path / "gateway.log"
+    """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left."""
+    log, words = tmp_path / "gateway.log", [subcommand] if subcommand else []
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "--config", str(config), "--port", "0", *arguments],
+            [sys.executable, "-m", "gateway", *words, "--config", str(config), "--port", "0", *arguments],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -114,6 +117,8 @@ def gateway_command(
             command.url = match[1]
         if match := re.search(r"/admin is at (\S+)", command.printed()):
             command.admin_url = match[1]
+        if match := re.search(r"grpc://(\S+)", command.printed()):
+            command.picker = match[1]
         yield command
     finally:
         processes = family(process.pid)

@@ -178,7 +178,9 @@ class Upstream:
         method, target, _ = head[0].split(" ")
         headers = [(line.partition(": ")[0], line.partition(": ")[2]) for line in head[1:] if line]
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-        seen = Seen(method, target, headers, await reader.readexactly(length))
+        is_chunked = any(name.lower() == "transfer-encoding" for name, _ in headers)
+        body = await _read_chunks(reader) if is_chunked else await reader.readexactly(length)
+        seen = Seen(method, target, headers, body)
         wire = Wire(self, writer, reader, seen)
         if target == "/health":
             if self.health_hangs:
@@ -198,6 +200,14 @@ class Upstream:
             if self.close_after_answer:
                 return False
         return not writer.transport.is_closing()
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readuntil(b"\r\n")
+    return body
 
 
 @contextlib.contextmanager

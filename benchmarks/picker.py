@@ -1,0 +1,183 @@
+"""Measure the endpoint picker under real Envoy: `python -m benchmarks.picker`.
+
+Closed-loop streams with prompts of 1 to 220 KB go to the same upstream through Envoy alone (replicas take turns), Envoy
+with `gateway picker`, and the gateway's own relay; each of the latter two with two pools. Answers are shown to the
+picker where its pool needs them. The upstream answers like an engine that is not saturated: the first of 20 chunks
+after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. The
+system under test runs on the first core; upstream and load generator on the second. CPU is the user and system time of
+the process trees, divided by the requests that the upstream answered. Systems take turns; each figure is the median of
+ROUNDS rounds, with other bodies in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends.launch.ports import free_port
+from benchmarks.envoy import envoy_command, picker_configuration, without_picker
+from benchmarks.overhead.measure import environment
+from benchmarks.overhead.process import (
+    SYSTEM_CPU,
+    cpu_s,
+    load,
+    running,
+    stats,
+    tree,
+    until_answered,
+    until_idle,
+    upstream,
+)
+from benchmarks.overhead.systems import POOLS
+
+STREAMS = (20, 50, 100, 150, 200)
+SIZES = (1_000, 20_000, 100_000, 220_000)
+POOL_NAMES = ("routing", "everything")
+ALONE = "Envoy alone"
+_HEADERS = ("authorization: Bearer sk-bench",)
+_ENGINE = {"FIRST_S": "0.4", "INTERVAL_S": "0.02", "CHUNKS": "20"}
+_REPLICAS = 8
+_WARM_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What requests go through.
+
+    Attributes
+    ----------
+    port
+        Where it takes requests.
+    processes
+        Its processes, by the name under which their time is counted; their children count with them.
+    """
+
+    name: str
+    port: int
+    processes: dict[str, int]
+
+
+@dataclass(slots=True)
+class Cell:
+    """The rounds of one system under one load."""
+
+    ttft_p50_ms: list[float] = field(default_factory=list)
+    ttft_p99_ms: list[float] = field(default_factory=list)
+    requests_per_s: list[float] = field(default_factory=list)
+    cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    errors: int = 0
+
+
+@contextlib.contextmanager
+def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[System]]:
+    """Start all systems in front of an upstream."""
+    env = environment(upstream_port, folder)
+    replicas = [f"127.0.0.{number}:{upstream_port}" for number in range(1, _REPLICAS + 1)]
+    with ExitStack() as stack:
+
+        def start(name: str, argv: list[str]) -> int:
+            log = folder / f"{name}.log"
+            return stack.enter_context(running(argv, {SYSTEM_CPU}, log, env))
+
+        port = free_port()
+        document = without_picker(picker_configuration(port, free_port(), ["127.0.0.1:1"], replicas))
+        found = [System(ALONE, port, {"Envoy": start(ALONE, envoy_command(document, folder / "alone.yaml"))})]
+        for pool in POOL_NAMES:
+            port, asked, own = free_port(), free_port(), free_port()
+            config = ["--config", str(POOLS / f"{pool}.yaml"), "--workers", "1"]
+            name = f"picker, {pool}"
+            picker = start(name, [gateway, "picker", *config, "--port", str(own), "--listen", f"127.0.0.1:{asked}"])
+            document = picker_configuration(port, free_port(), [f"127.0.0.1:{asked}"], replicas)
+            envoy = start(f"Envoy, {pool}", envoy_command(document, folder / f"{pool}.yaml"))
+            found.append(System(name, port, {"picker": picker, "Envoy": envoy}))
+            port, name = free_port(), f"relay, {pool}"
+            found.append(System(name, port, {"relay": start(name, [gateway, *config, "--port", str(port)])}))
+        for system in found:
+            until_answered(system.port, _HEADERS, folder / f"{system.name}.log")
+        for system in found:
+            for pid in system.processes.values():
+                until_idle(pid)
+        yield found
+
+
+def measure(system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell) -> None:
+    """Run one round of one system."""
+    arguments = (size, "--stream", "--seed", seed)
+    load(system.port, streams, _WARM_S, *arguments, headers=_HEADERS)
+    pids = {name: tree(pid) for name, pid in system.processes.items()}
+    before, spent_s = stats(upstream_port), {name: -cpu_s(each) for name, each in pids.items()}
+    result: dict[str, Any] = load(system.port, streams, seconds, *arguments, headers=_HEADERS)
+    requests = max(1, stats(upstream_port)["requests"] - before["requests"])
+    for name, each in pids.items():
+        cell.cpu_us.setdefault(name, []).append(1e6 * (spent_s[name] + cpu_s(each)) / requests)
+    cell.ttft_p50_ms.append(result["ttft_ms"].get("p50", float("nan")))
+    cell.ttft_p99_ms.append(result["ttft_ms"].get("p99", float("nan")))
+    cell.requests_per_s.append(result["requests_per_s"])
+    cell.errors += result["errors"]
+
+
+def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str], Cell]) -> None:
+    """Print the medians for one size of prompts."""
+    print(f"\n### Prompts of {size // 1000} KB\n")
+    columns = (
+        "streams | system | TTFT added p50 ms | p99 ms | requests/s | CPU us/request | parts | of the relay's | errors"
+    )
+    print(f"| {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    median = statistics.median
+    for number in streams:
+        alone = cells[number, ALONE]
+        for name in sorted({name for _, name in cells}, key=lambda name: (name != ALONE, name.split(", ")[::-1])):
+            cell = cells[number, name]
+            added = [
+                median(cell.ttft_p50_ms) - median(alone.ttft_p50_ms),
+                median(cell.ttft_p99_ms) - median(alone.ttft_p99_ms),
+            ]
+            parts = {part: median(values) for part, values in cell.cpu_us.items()}
+            relay = cells.get((number, name.replace("picker", "relay")))
+            times = f"{sum(parts.values()) / median(relay.cpu_us['relay']):.1f}" if relay and len(parts) > 1 else ""
+            print(
+                f"| {number} | {name} | {added[0]:.1f} | {added[1]:.1f} | {median(cell.requests_per_s):.0f} "
+                f"| {sum(parts.values()):.0f} | {', '.join(f'{part} {us:.0f}' for part, us in parts.items())} "
+                f"| {times} | {cell.errors} |"
+            )
+
+
+def main() -> None:
+    """Measure all systems in turn, and print a Markdown table for each size of prompts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gateway", default=shutil.which("gateway") or str(Path(sys.executable).with_name("gateway")))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one system in one round")
+    parser.add_argument("--streams", type=int, action="append", help="may be repeated")
+    parser.add_argument("--size", type=int, action="append", help="bytes of a prompt; may be repeated")
+    parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
+    arguments = parser.parse_args()
+    streams, sizes = tuple(arguments.streams or STREAMS), tuple(arguments.size or SIZES)
+    with tempfile.TemporaryDirectory(prefix="picker-") as name:
+        folder, upstream_port = Path(name), free_port()
+        with upstream(upstream_port, folder, _ENGINE), systems(upstream_port, folder, arguments.gateway) as started:
+            parts = [ALONE, *(arguments.only or [""])]
+            chosen = [each for each in started if any(part in each.name for part in parts)]
+            for size in sizes:
+                cells: dict[tuple[int, str], Cell] = {}
+                for seed in range(arguments.rounds):
+                    for number in streams:
+                        for system in chosen:
+                            cell = cells.setdefault((number, system.name), Cell())
+                            measure(system, upstream_port, number, size, arguments.seconds, seed, cell)
+                print_table(size, streams, cells)
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Pickers that share what they know, and pickers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.picker_envoy.conftest import Stage
+from tests.support.command import Command, until
+
+pytestmark = pytest.mark.slow
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def others(command: Command, backend: str) -> int:
+    document = command.get("/admin/pool", headers=command.admin).json()
+    return int(document["models"]["m"]["backends"][backend]["others"])
+
+
+def predictions(command: Command) -> object:
+    answer = command.post("/admin/explain", CHAT, headers=command.admin)
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_two_pickers_act_as_one(stage: Stage) -> None:
+    """Envoy asks the first; the second knows what is in flight, and what was learned."""
+    two = stage.start(1)
+    before = predictions(two)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(stage.stream("endless", **{"x-gateway-backend": "a"}))
+        until(lambda: others(two, "a") == 2)
+    until(lambda: others(two, "a") == 0)
+    for _ in range(20):
+        assert stage.chat(stream=True, headers={"x-gateway-backend": "b"}).status_code == 200
+    until(lambda: predictions(two) != before, what="the other has read what was learned")
+    assert stage.metric("gateway_requests_total", picker=1, outcome="ok") == 0
+
+
+def test_the_second_picker_takes_over_from_one_that_was_killed(stage: Stage) -> None:
+    """Envoy cuts off the answers of the requests that the first had admitted."""
+    with stage.stream("endless") as answer:
+        os.killpg(stage.pickers[0].process.pid, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            answer.read()
+    stage.stop(0)
+    stage.until_known(1)
+    until(lambda: stage.chat().status_code == httpx.codes.OK, what="the worker of Envoy knows it too")
+    assert stage.metric("gateway_requests_total", picker=1, outcome="ok") >= 1
+
+
+def test_answers_go_on_while_the_picker_stops(stage: Stage) -> None:
+    with stage.stream("paused") as answer, ThreadPoolExecutor(1) as threads:
+        text = threads.submit(answer.read)
+        assert stage.pickers[1].end() == 0
+        assert text.result().endswith(b"data: [DONE]\n\n")
+    stage.stop(1)
+    stage.until_known(0)
+
+
+def test_without_a_picker_requests_are_refused(stage: Stage) -> None:
+    answer = stage.chat()
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        503,
+        "No endpoint picker answers. Try again shortly.",
+    )
+
+
+def test_without_a_picker_a_listener_that_allows_it_takes_turns(stage: Stage) -> None:
+    before = {name: len(each.seen) for name, each in stage.engines.items()}
+    for _ in before:
+        assert stage.chat(listener="open").status_code == httpx.codes.OK
+    assert {name: len(each.seen) - before[name] for name, each in stage.engines.items()} == dict.fromkeys(before, 1)
+
+
+def test_a_picker_that_comes_back_is_asked_again(stage: Stage) -> None:
+    stage.start(0)
+    assert stage.chat(headers={"x-gateway-backend": "b"}).headers["x-gateway-backend"] == "b"
+    assert stage.metric("gateway_requests_total", outcome="ok") == 1

@@ -1,0 +1,175 @@
+"""What becomes of requests that Envoy sends on as the picker says."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.picker_envoy.conftest import FIRST_S, KEY, Stage
+from tests.support.command import until
+from tests.support.envoy_proxy import SUBSET
+
+pytestmark = pytest.mark.slow
+
+LARGE = "a long prompt " * 16_000
+"""About 220 KB."""
+
+
+def outcomes(stage: Stage, outcome: str, backend: str) -> float:
+    return stage.metric("gateway_requests_total", outcome=outcome, backend=backend)
+
+
+@pytest.mark.parametrize("listener", ["", "small pieces"])
+def test_a_body_in_pieces_arrives_whole(stage: Stage, listener: str) -> None:
+    answer = stage.chat(LARGE, listener=listener)
+    assert answer.status_code == 200
+    seen = stage.engines[answer.headers["x-gateway-backend"]].seen[-1]
+    assert seen.json["messages"][0]["content"] == LARGE
+    assert seen.header("authorization") is None, "the client's key is the gateway's"
+
+
+def test_a_chunked_body_with_an_empty_end_arrives_whole(stage: Stage) -> None:
+    text = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 5000}]}).encode()
+
+    def pieces() -> Iterator[bytes]:
+        for begin in range(0, len(text), 700):
+            yield text[begin : begin + 700]
+
+    answer = httpx.post(stage.url(), content=pieces(), headers=KEY, trust_env=False)
+    assert answer.status_code == 200
+    assert stage.engines[answer.headers["x-gateway-backend"]].seen[-1].body == text
+
+
+def test_a_request_without_a_body_is_sent_on(stage: Stage) -> None:
+    """Of all paths that replicas answer, `/version` takes no body."""
+    headers = KEY | {"x-gateway-model": "m"}
+    answer = httpx.get(f"{stage.envoy.urls['']}/version", headers=headers, trust_env=False)
+    assert answer.status_code == 200
+    seen = stage.engines[answer.headers["x-gateway-backend"]].seen[-1]
+    assert (seen.method, seen.target) == ("GET", "/version")
+
+
+def test_the_picker_answers_its_own_paths(stage: Stage) -> None:
+    url = stage.envoy.urls[""]
+    models = httpx.get(f"{url}/v1/models", headers=KEY, trust_env=False).json()
+    assert [model["id"] for model in models["data"]] == ["m", "failing"]
+    hidden = httpx.get(f"{url}/metrics", headers=KEY, trust_env=False)
+    assert (hidden.status_code, hidden.json()["error"]["message"]) == (404, "There is nothing at this path.")
+
+
+def test_a_client_cannot_name_the_endpoint(stage: Stage) -> None:
+    wanted = {"x-gateway-backend": "a", "x-gateway-destination-endpoint": stage.endpoint("b")}
+    before = len(stage.engines["b"].seen)
+    assert stage.chat(headers=wanted).headers["x-gateway-backend"] == "a"
+    assert len(stage.engines["b"].seen) == before
+
+
+@pytest.mark.parametrize("backend", ["a", "b"])
+def test_the_proxy_allows_one_endpoint(stage: Stage, backend: str) -> None:
+    allowed = {SUBSET: stage.endpoint(backend)}
+    assert {stage.chat(headers=allowed).headers["x-gateway-backend"] for _ in range(3)} == {backend}
+
+
+def test_the_proxy_allows_endpoints_of_which_some_are_known(stage: Stage) -> None:
+    allowed = {SUBSET: f"192.0.2.1:8000, {stage.endpoint('b')}"}
+    assert stage.chat(headers=allowed).headers["x-gateway-backend"] == "b"
+
+
+@pytest.mark.parametrize("allowed", ["192.0.2.1:8000", ","])
+def test_the_proxy_allows_no_endpoint_of_the_pool(stage: Stage, allowed: str) -> None:
+    answer = stage.chat(headers={SUBSET: allowed})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_refusals_reach_the_client_as_those_of_the_gateway(stage: Stage) -> None:
+    unknown = stage.chat(headers={"authorization": "Bearer sk-wrong"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "invalid_api_key")
+    model = stage.chat(model="none")
+    assert (model.status_code, model.json()["error"]["code"]) == (404, "model_not_found")
+    text = httpx.post(stage.url(), content=b"{not json", headers=KEY, trust_env=False)
+    assert (text.status_code, text.json()["error"]["type"]) == (400, "invalid_request_error")
+    slow = {"authorization": "Bearer sk-slow"}
+    answers = [stage.chat(headers=slow) for _ in range(3)]
+    limited = answers[-1]
+    assert (limited.status_code, limited.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(limited.headers["retry-after"]) >= 1
+    assert limited.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("listener", ["", "streamed", "full duplex"])
+def test_an_answer_in_pieces_is_seen_whole(stage: Stage, listener: str) -> None:
+    tokens, ok = stage.metric("gateway_output_tokens_total", backend="a"), outcomes(stage, "ok", "a")
+    ttft, e2e = (stage.metric(f"gateway_{name}_seconds_sum", backend="a") for name in ("ttft", "e2e"))
+    with stage.stream("parts", listener, **{"x-gateway-backend": "a"}) as answer:
+        text = answer.read()
+    assert (text.count(b'"content"'), text.endswith(b"data: [DONE]\n\n")) == (4, True)
+    until(lambda: outcomes(stage, "ok", "a") == ok + 1)
+    assert stage.metric("gateway_output_tokens_total", backend="a") == tokens + 4
+    assert FIRST_S <= stage.metric("gateway_ttft_seconds_sum", backend="a") - ttft < 10.0
+    assert stage.metric("gateway_e2e_seconds_sum", backend="a") - e2e >= FIRST_S
+    until(lambda: stage.metric("gateway_in_flight") == 0)
+
+
+def test_an_answer_that_is_not_shown_is_in_flight_until_its_end(stage: Stage) -> None:
+    tokens, ok = stage.metric("gateway_output_tokens_total", backend="a"), outcomes(stage, "ok", "a")
+    with stage.stream("paused", "not shown", **{"x-gateway-backend": "a"}) as answer:
+        assert stage.metric("gateway_in_flight", backend="a") == 1
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+    until(lambda: stage.metric("gateway_in_flight") == 0)
+    assert outcomes(stage, "ok", "a") == ok + 1
+    assert stage.metric("gateway_output_tokens_total", backend="a") == tokens
+
+
+@pytest.mark.parametrize("listener", ["", "full duplex", "not shown"])
+def test_a_client_that_leaves_a_stream_ends_the_request(stage: Stage, listener: str) -> None:
+    aborted, cancelled = stage.engines["a"].aborted, outcomes(stage, "cancelled", "a")
+    with stage.stream("endless", listener, **{"x-gateway-backend": "a"}) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        until(lambda: stage.metric("gateway_in_flight", backend="a") == 1)
+    until(lambda: stage.engines["a"].aborted == aborted + 1)
+    until(lambda: stage.metric("gateway_in_flight") == 0)
+    known = 0 if listener == "not shown" else 1  # of an answer that is not shown only the end is known
+    until(lambda: outcomes(stage, "cancelled", "a") == cancelled + known)
+
+
+def test_a_client_that_leaves_before_the_answer_ends_the_request(stage: Stage) -> None:
+    aborted, cancelled = stage.engines["b"].aborted, outcomes(stage, "cancelled", "b")
+    host, _, port = stage.envoy.urls[""].removeprefix("http://").rpartition(":")
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hold"}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {KEY['authorization']}\r\n"
+    head += f"x-gateway-backend: b\r\ncontent-length: {len(body)}\r\n\r\n"
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, int(port))))
+        connection.sendall(head.encode() + body)
+        until(lambda: stage.metric("gateway_in_flight", backend="b") == 1)
+    until(lambda: stage.engines["b"].aborted == aborted + 1)
+    until(lambda: stage.metric("gateway_in_flight") == 0)
+    assert outcomes(stage, "cancelled", "b") == cancelled + 1
+
+
+def test_a_fallback_serves_where_the_first_endpoint_refuses(stage: Stage) -> None:
+    """The picker, which has not probed yet, still names the dead replica first in every second list."""
+    stage.die("c")
+    answers = [stage.chat(model="failing") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert {answer.headers["x-gateway-backend"] for answer in answers} == {"d"}
+    assert outcomes(stage, "ok", "d") == 2
+    assert stage.metric("gateway_retries_total", backend="c", kind="proxy") == 1
+    assert outcomes(stage, "ok", "c") == 0
+
+
+def test_without_a_replica_the_picker_answers(stage: Stage) -> None:
+    stage.die("d")
+
+    def refused() -> bool:
+        answer = stage.chat(model="failing")
+        return answer.status_code == 503 and answer.json()["error"].get("code") == "no_backend"
+
+    until(refused)

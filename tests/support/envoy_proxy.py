@@ -1,0 +1,109 @@
+"""Real Envoy with the configuration of `deploy/envoy/picker.yaml`, in front of pickers and replicas of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from backends.launch.ports import free_port
+from benchmarks.envoy import envoy_command, manager_of, picker_configuration
+from tests.support.command import until
+
+Changes = Callable[[dict[str, Any]], None]
+"""Changes the configuration of a listener."""
+
+SUBSET = "x-subset"
+"""Header by which a request of a test names the endpoints that the picker may choose."""
+
+_SUBSET_FILTER = {
+    "name": "subset",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config",
+        "request_rules": [
+            {
+                "header": SUBSET,
+                "on_header_present": {
+                    "metadata_namespace": "envoy.lb.subset_hint",
+                    "key": "x-gateway-destination-endpoint-subset",
+                    "type": "STRING",
+                },
+                "remove": True,
+            }
+        ],
+    },
+}
+
+
+@dataclass
+class Envoy:
+    """A running Envoy.
+
+    Attributes
+    ----------
+    urls
+        Where each listener takes requests, by its name; that of deploy/ is named `""`.
+    """
+
+    urls: dict[str, str]
+    admin_url: str
+
+    def statistic(self, name: str) -> int:
+        """Return the value of a counter or gauge."""
+        page = httpx.get(f"{self.admin_url}/stats", params={"filter": f"^{name}$"}, trust_env=False).text
+        return int(page.rpartition(": ")[2] or 0)
+
+
+def picker_filter(listener: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a listener's filter that asks the picker."""
+    settings: dict[str, Any] = next(
+        each for each in manager_of(listener)["http_filters"] if each["name"] == "envoy.filters.http.ext_proc"
+    )["typed_config"]
+    return settings
+
+
+@contextlib.contextmanager
+def envoy_proxy(
+    folder: Path, pickers: Sequence[str], replicas: Sequence[str], listeners: Mapping[str, Changes] | None = None
+) -> Iterator[Envoy]:
+    """Run Envoy in front of pickers, in order of priority, and replicas, all given as host and port.
+
+    Parameters
+    ----------
+    listeners
+        More listeners, which differ from that of deploy/.
+    """
+    admin_port, ports = free_port(), {name: free_port() for name in ("", *(listeners or {}))}
+    document = picker_configuration(ports[""], admin_port, pickers, replicas)
+    (first,) = found = document["static_resources"]["listeners"]
+    manager_of(first)["http_filters"].insert(0, _SUBSET_FILTER)
+    for name, change in (listeners or {}).items():
+        other = deepcopy(first) | {"name": name}
+        other["address"]["socket_address"]["port_value"] = ports[name]
+        change(other)
+        found.append(other)
+    envoy = Envoy({name: f"http://127.0.0.1:{port}" for name, port in ports.items()}, f"http://127.0.0.1:{admin_port}")
+    log = folder / "envoy.log"
+    with log.open("w") as output:
+        command = envoy_command(document, folder / "envoy.yaml")
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        return httpx.get(f"{envoy.admin_url}/ready", trust_env=False).status_code == httpx.codes.OK
+
+    try:
+        until(is_ready, what="Envoy")
+        yield envoy
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
