@@ -1,4 +1,4 @@
-"""Replicas from the pods of an InferencePool, with a recorded API server."""
+"""Replicas from the pods of an InferencePool, with a played API server."""
 
 from __future__ import annotations
 
