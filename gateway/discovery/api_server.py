@@ -89,7 +89,7 @@ class _ExpiredError(Exception):
     """Raised if a version of the list is not known any more."""
 
 
-class Followed(Generic[Kept]):
+class Objects(Generic[Kept]):
     """The objects of one kind in a namespace, as they are now.
 
     Parameters
@@ -101,11 +101,11 @@ class Followed(Generic[Kept]):
     query
         Which objects: `labelSelector` or `fieldSelector`.
     keep
-        Returns what to keep of an object.
+        Returns what to keep of an object; a change of anything else is none.
 
     Attributes
     ----------
-    objects
+    kept
         What is kept of each object, by name.
     """
 
@@ -119,7 +119,7 @@ class Followed(Generic[Kept]):
         keep: Callable[[dict[str, Any]], Kept],
     ) -> None:
         name, _, group = resource.partition(".")
-        self.objects: dict[str, Kept] = {}
+        self.kept: dict[str, Kept] = {}
         self._api = api
         self._path = f"/apis/{group}" if group else "/api"
         self._path += f"/{version}/namespaces/{namespace}/{name}"
@@ -153,7 +153,7 @@ class Followed(Generic[Kept]):
                 raise SourceError(f"the API server's answer is not as expected: {error!r}") from None
 
     async def _list(self, client: httpx.AsyncClient) -> None:
-        objects: dict[str, Kept] = {}
+        kept: dict[str, Kept] = {}
         version = page = ""
         while not version or page:
             query = self._query | {"limit": str(_PAGE)} | ({"continue": page} if page else {})
@@ -165,9 +165,9 @@ class Followed(Generic[Kept]):
                     _check_size(len(body))
             document = json.loads(bytes(body))
             for each in document["items"] or ():
-                objects[each["metadata"]["name"]] = self._keep(each)
+                kept[each["metadata"]["name"]] = self._keep(each)
             version, page = str(document["metadata"]["resourceVersion"]), document["metadata"].get("continue") or ""
-        self.objects, self._version = objects, version
+        self.kept, self._version = kept, version
 
     async def _events(self, client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
         query = self._query | {
@@ -189,7 +189,7 @@ class Followed(Generic[Kept]):
                         yield json.loads(line)
 
     def _apply(self, event: dict[str, Any]) -> bool:
-        """Apply an event; return whether it may have changed the objects."""
+        """Apply an event; return whether it has changed what is kept."""
         kind, found = event["type"], event["object"]
         if kind == "ERROR":
             if found.get("code") == _GONE:
@@ -197,11 +197,12 @@ class Followed(Generic[Kept]):
             raise SourceError(f"the watch has failed: {found.get('message', found.get('reason'))}")
         self._version = str(found["metadata"]["resourceVersion"])
         name = found["metadata"].get("name")
+        before = dict(self.kept)
         if kind == "DELETED":
-            self.objects.pop(name, None)
+            self.kept.pop(name, None)
         elif kind in {"ADDED", "MODIFIED"}:
-            self.objects[name] = self._keep(found)
-        return bool(kind != "BOOKMARK")
+            self.kept[name] = self._keep(found)
+        return self.kept != before
 
     def _check(self, answer: httpx.Response) -> None:
         status = answer.status_code

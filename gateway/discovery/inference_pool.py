@@ -15,10 +15,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.discovery.api_server import ApiServer, Followed
-from gateway.discovery.pods import LabelError, Pod, settings_of
+from gateway.discovery.api_server import ApiServer, Objects
+from gateway.discovery.pods import Pod
 from gateway.discovery.source import Replica, Report, SourceError, replica_at
 
 log = logging.getLogger(__name__)
@@ -68,44 +69,37 @@ class InferencePoolSource:
         api = self._api or ApiServer.of_cluster()
         namespace = self._namespace or api.namespace()
         query = {"fieldSelector": f"metadata.name={self._name}"}
-        pools = Followed(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
-        followed: _Pool | None = None
+        pools = Objects(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
         task: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as group, aclosing(pools.changes()) as changes:
                 async for _ in changes:
-                    pool = pools.objects.get(self._name)
+                    pool = pools.kept.get(self._name)
                     if pool is None:
                         raise SourceError(f"there is no InferencePool {self._name} in the namespace {namespace}")
-                    if pool != followed:
-                        if task is not None:
-                            task.cancel()
-                        task = group.create_task(self._follow_pods(api, namespace, pool, report))
-                    followed = pool
+                    if task is not None:
+                        task.cancel()
+                    task = group.create_task(self._follow_pods(api, namespace, pool, report))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _follow_pods(self, api: ApiServer, namespace: str, pool: _Pool, report: Report) -> None:
-        pods = Followed(api, "pods", "v1", namespace, {"labelSelector": pool.selector}, Pod.of)
+        keep = partial(Pod.of, default=self._default)
+        pods = Objects(api, "pods", "v1", namespace, {"labelSelector": pool.selector}, keep)
         async with aclosing(pods.changes()) as changes:
             async for _ in changes:
-                report(self._replicas(pods.objects, pool.ports))
+                report(self._replicas(pods.kept, pool.ports))
 
     def _replicas(self, pods: Mapping[str, Pod | None], ports: tuple[int, ...]) -> list[Replica]:
-        problems: dict[str, str] = {}
-        replicas: list[Replica] = []
-        for name, pod in sorted(pods.items()):
-            if pod is None:
-                continue
-            try:
-                for port in ports:
-                    replica = replica_at(pod.address, port)
-                    own = settings_of(pod.said, replica.url, self._default)
-                    replicas.append(Replica(name if len(ports) == 1 else f"{name}:{port}", replica.url, own))
-            except LabelError as error:
-                problems[name] = str(error)
+        ready = {name: pod for name, pod in sorted(pods.items()) if pod is not None}
+        problems = {name: pod.problem for name, pod in ready.items() if pod.own is None}
         for name, problem in problems.items():
             if self._problems.get(name) != problem:
                 log.warning("the pod %s of the InferencePool %s is left out: %s", name, self._name, problem)
         self._problems = problems
-        return replicas
+        return [
+            Replica(name if len(ports) == 1 else f"{name}:{port}", replica_at(pod.address, port).url, pod.own)
+            for name, pod in ready.items()
+            if pod.own is not None
+            for port in ports
+        ]

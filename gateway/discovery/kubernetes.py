@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
-from gateway.discovery.api_server import ApiServer, Followed
+from gateway.discovery.api_server import ApiServer, Objects
 from gateway.discovery.source import Replica, Report, replica_at
 
 
@@ -33,11 +33,11 @@ class KubernetesSource:
         api = self._api or ApiServer.of_cluster()
         selector = {"labelSelector": f"kubernetes.io/service-name={self._service}"}
         namespace = self._namespace or api.namespace()
-        slices = Followed(api, "endpointslices.discovery.k8s.io", "v1", namespace, selector, self._endpoints)
+        slices = Objects(api, "endpointslices.discovery.k8s.io", "v1", namespace, selector, self._endpoints)
         async with aclosing(slices.changes()) as changes:
             async for _ in changes:
                 found: dict[str, Replica] = {}  # an endpoint has one slice or, while it moves, two
-                for replica in (replica for each in slices.objects.values() for replica in each):
+                for replica in (replica for each in slices.kept.values() for replica in each):
                     found.setdefault(replica.name, replica)
                 report(sorted(found.values()))
 

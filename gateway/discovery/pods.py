@@ -18,40 +18,54 @@ METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculativ
 _KEYS = (METHOD, TOKENS, CONFIG, WEIGHT)
 
 
+class LabelError(Exception):
+    """Raised if the labels of a pod do not say how it speculates; the message says what would be right."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod that takes requests.
 
     Parameters
     ----------
-    said
-        Its labels and annotations that begin with `speculation.gateway/`, without that prefix.
+    own
+        How it speculates; None if its labels do not say it.
+    problem
+        What is wrong with its labels.
     """
 
     address: str
-    said: Mapping[str, str]
+    own: BackendSettings | None
+    problem: str = ""
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Pod | None:
-        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating."""
+    def of(cls, found: Mapping[str, Any], default: Mapping[str, Any]) -> Pod | None:
+        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating.
+
+        Parameters
+        ----------
+        default
+            See `settings_of`.
+        """
         metadata, status = found["metadata"], found.get("status") or {}
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
         if metadata.get("deletionTimestamp") or not ready or not status.get("podIP"):
             return None
         texts = (metadata.get("annotations") or {}) | (metadata.get("labels") or {})
         said = {key.removeprefix(PREFIX): text for key, text in texts.items() if key.startswith(PREFIX)}
-        return cls(status["podIP"], said)
+        try:
+            return cls(status["podIP"], settings_of(said, default))
+        except LabelError as error:
+            return cls(status["podIP"], None, str(error))
 
 
-class LabelError(Exception):
-    """Raised if the labels of a pod do not say how it speculates; the message says what would be right."""
-
-
-def settings_of(said: Mapping[str, str], url: str, default: Mapping[str, Any]) -> BackendSettings:
-    """Return the settings of a replica whose pod has some labels.
+def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendSettings:
+    """Return the settings of a replica whose pod has some labels; their `url` means nothing.
 
     Parameters
     ----------
+    said
+        Labels and annotations that begin with `speculation.gateway/`, without that prefix.
     default
         `method` and `speculative_config` of a pod without the label `method`; empty if it must have it.
 
@@ -62,13 +76,13 @@ def settings_of(said: Mapping[str, str], url: str, default: Mapping[str, Any]) -
 
     Examples
     --------
-    >>> settings_of({"method": "eagle3", "num-speculative-tokens": "3"}, "http://10.0.0.1", {}).method
+    >>> settings_of({"method": "eagle3", "num-speculative-tokens": "3"}, {}).method
     <Method.EAGLE3: 'eagle3'>
     """
     for key in said:
         if key not in _KEYS:
             raise LabelError(f"{PREFIX}{key}: no such label; {did_you_mean(key, _KEYS)}")
-    data: dict[str, Any] = {"url": url}
+    data: dict[str, Any] = {"url": "http://pod"}
     if METHOD in said:
         data |= {"method": said[METHOD], "speculative_config": _config(said)}
     elif default and not {TOKENS, CONFIG} & said.keys():
@@ -89,14 +103,12 @@ def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(said.get(CONFIG, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise LabelError(f"{PREFIX}{CONFIG}: expected a JSON object, as of vLLM's --speculative-config")
-    if TOKENS in said:
-        tokens = int(said[TOKENS]) if said[TOKENS].isascii() and said[TOKENS].isdigit() else said[TOKENS]
-        if config.setdefault("num_speculative_tokens", tokens) != tokens:
-            raise LabelError(f"{PREFIX}{TOKENS}: differs from num_speculative_tokens in {PREFIX}{CONFIG}; remove one")
+    if TOKENS in said and str(config.setdefault("num_speculative_tokens", said[TOKENS])) != said[TOKENS]:
+        raise LabelError(f"{PREFIX}{TOKENS}: differs from num_speculative_tokens in {PREFIX}{CONFIG}; remove one")
     return config
 
 

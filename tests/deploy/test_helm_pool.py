@@ -11,7 +11,7 @@ import yaml
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method, serve_config
 from gateway.config.load import load_pool
-from gateway.discovery.pods import Pod, settings_of
+from gateway.discovery.pods import Pod
 from tests.support.deploy_tools import ROOT, vllm_options
 from tests.support.helm_chart import SETS, container, of_kind, pod, render, values_of
 
@@ -105,7 +105,7 @@ def test_pods_of_replicas_tell_a_picker_how_they_speculate(chart: helm.Chart) ->
         assert pool["targetPorts"] == [
             {"number": container({"spec": {"template": template}})["ports"][0]["containerPort"]}
         ]
-        found = settings_of(Pod.of({"status": READY, **template}).said, "http://10.0.0.1", {})
+        found = Pod.of({"status": READY, **template}, {}).own
         assert (found.method, found.weight) == (own.get("method", "baseline"), own.get("weight", 1))
         assert serve_config(found.method, found.speculative_config) == (
             {"method": own["method"], **own["speculativeConfig"]} if "method" in own else {}

@@ -12,7 +12,7 @@ import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import serve_config
-from gateway.discovery.pods import Pod, settings_of
+from gateway.discovery.pods import Pod
 from tests.deploy.test_helm import NEWEST, OLDEST
 from tests.support import gateway_api
 from tests.support.deploy_tools import DEPLOY, vllm_options
@@ -50,7 +50,7 @@ def test_engines_are_members_that_say_how_they_speculate(chart: helm.Chart) -> N
         assert engine["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert pool["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert pool["targetPorts"] == [{"number": container(engine)["ports"][0]["containerPort"]}]
-        said = settings_of(Pod.of({"status": READY, **template}).said, "http://10.0.0.1", {})
+        said = Pod.of({"status": READY, **template}, {}).own
 
         words = [word for text in container(engine)["args"] for word in text.split("=", maxsplit=1)]
         argv = [*container(engine)["command"], *words]

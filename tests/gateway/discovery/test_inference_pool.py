@@ -1,4 +1,4 @@
-"""Replicas from the pods of an InferencePool, with a recorded API server."""
+"""Replicas from the pods of an InferencePool, with a played API server."""
 
 from __future__ import annotations
 
@@ -90,8 +90,12 @@ async def test_pods_and_labels_come_and_go(tmp_path: Path) -> None:
         await it.until("plain-0")
         api.scripts[PODS].send(event("ADDED", HEAD))
         await it.until("plain-0", "head-0")
+        count = len(it.reports)
+        same = HEAD | {"status": HEAD["status"] | {"hostIP": "10.1.0.1"}}
+        api.scripts[PODS].send(event("MODIFIED", same))
         api.scripts[PODS].send(event("MODIFIED", pod("plain-0", "10.0.0.1", {"method": "suffix"})))
         await eventually(lambda: it.reports[-1]["plain-0"].own.method is Method.SUFFIX)
+        assert len(it.reports) == count + 1, "what does not concern its requests changes nothing"
         api.scripts[PODS].send(event("MODIFIED", pod("head-0", "10.0.0.2", {}, ending=True)))
         await it.until("plain-0")
         api.scripts[PODS].lists = [listed("900", HEAD)]

@@ -8,7 +8,6 @@ from backends.speculation import Method, num_speculative_tokens, serve_config
 from gateway.discovery.pods import LabelError, Pod, settings_of
 from tests.support.kubernetes_api import pod
 
-URL = "http://10.0.0.1:8000"
 SCHEDULE = '{"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 16, 5], [17, 256, 0]]}'
 PLAIN = {"method": Method.BASELINE, "speculative_config": None}
 
@@ -24,13 +23,13 @@ PLAIN = {"method": Method.BASELINE, "speculative_config": None}
     ],
 )
 def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method: Method, k: int) -> None:
-    settings = settings_of(said, URL, {})
+    settings = settings_of(said, {})
     assert settings.method is method
     assert num_speculative_tokens(method, settings.speculative_config) == k
     if "speculative-config" in said:
         ranges = [(1, 16, 5), (17, 256, 0)]
         assert [*map(tuple, serve_config(method, settings.speculative_config)[f"{K}_per_batch_size"])] == ranges
-    assert settings_of({**said, "weight": "1.5"}, URL, {}).weight == 1.5
+    assert settings_of({**said, "weight": "1.5"}, {}).weight == 1.5
 
 
 K = "num_speculative_tokens"
@@ -47,6 +46,11 @@ LABEL = "speculation.gateway"
         ({"method": "eagle3", "num-speculative-tokens": "0"}, f"{LABEL}/num-speculative-tokens: must be greater"),
         ({"method": "baseline", "num-speculative-tokens": "3"}, "a baseline does not speculate"),
         ({"method": "ngram", "speculative-config": "{k: 5"}, f"{LABEL}/speculative-config: expected a JSON object"),
+        (
+            {"method": "ngram", "speculative-config": "[" * 100_000},
+            f"{LABEL}/speculative-config: expected a JSON object",
+        ),
+        ({"method": "eagle3", "num-speculative-tokens": "9" * 5000}, f"{LABEL}/num-speculative-tokens: "),
         ({"method": "ngram", "speculative-config": "[5]"}, f"{LABEL}/speculative-config: expected a JSON object"),
         (
             {"method": "ngram", "num-speculative-tokens": "3", "speculative-config": SCHEDULE},
@@ -62,21 +66,22 @@ LABEL = "speculation.gateway"
 )
 def test_a_wrong_label_is_named_with_what_would_be_right(said: dict[str, str], message: str) -> None:
     with pytest.raises(LabelError) as raised:
-        settings_of(said, URL, {})
+        settings_of(said, {})
     assert message in str(raised.value)
 
 
 def test_only_a_pod_that_says_nothing_gets_what_the_source_says() -> None:
-    assert settings_of({}, URL, PLAIN).method is Method.BASELINE
-    assert settings_of({"weight": "2"}, URL, PLAIN).weight == 2
-    assert settings_of({"method": "suffix"}, URL, PLAIN).method is Method.SUFFIX
+    assert settings_of({}, PLAIN).method is Method.BASELINE
+    assert settings_of({"weight": "2"}, PLAIN).weight == 2
+    assert settings_of({"method": "suffix"}, PLAIN).method is Method.SUFFIX
     with pytest.raises(LabelError, match=r"no label speculation.gateway/method"):
-        settings_of({"num-speculative-tokens": "3"}, URL, PLAIN)
+        settings_of({"num-speculative-tokens": "3"}, PLAIN)
 
 
 def test_a_pod_takes_requests_if_it_is_ready_and_stays() -> None:
-    found = Pod.of(pod("a", "10.0.0.1", {"method": "ngram", "speculative-config": SCHEDULE}))
-    assert found == Pod("10.0.0.1", {"method": "ngram", "speculative-config": SCHEDULE})
+    said = {"method": "ngram", "speculative-config": SCHEDULE}
+    assert Pod.of(pod("a", "10.0.0.1", said), {}) == Pod("10.0.0.1", settings_of(said, {}))
+    assert Pod.of(pod("a", "10.0.0.1", {}), PLAIN) == Pod("10.0.0.1", settings_of({}, PLAIN))
     for each in (
         pod("b", "10.0.0.2", {}, ready="False"),
         pod("c", "10.0.0.3", {}, ready="Unknown"),
@@ -84,4 +89,4 @@ def test_a_pod_takes_requests_if_it_is_ready_and_stays() -> None:
         pod("e", None, {}),
         {"metadata": {"name": "f"}, "status": {"podIP": "10.0.0.6"}},
     ):
-        assert Pod.of(each) is None
+        assert Pod.of(each, PLAIN) is None
