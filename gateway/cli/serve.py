@@ -37,6 +37,10 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     if picker is not None:
         require("picker", "hpack", "grpc_health", "envoy.service.ext_proc.v3")
+        if settings.picker is not None and settings.picker.tls is not None:
+            from gateway.picker.tls import context_of
+
+            context_of(settings.picker.tls)  # tells of its files now
 
     from gateway.service.run import serve
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from backends.backend import Backend
 from gateway.relay.observers import EndedExchange, Observer
@@ -22,6 +22,8 @@ class SampledExchange(Observer):
     ended
         Called with the last note, None if there is none, and the exchange when it has ended.
     """
+
+    needs_answer: ClassVar[bool] = False
 
     def __init__(
         self,

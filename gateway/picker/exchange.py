@@ -114,7 +114,9 @@ class PickedExchange(Exchange):
         is_sampled
             Whether a policy that learns is to see it.
         """
-        if self._inbound.request_headers.client.tokens_per_minute is not None or self.delivery.observers:
+        if self._inbound.request_headers.client.tokens_per_minute is not None:
+            return True
+        if any(observer.needs_answer for observer in self.delivery.observers):
             return True
         is_inference = self.delivery.endpoint is not Endpoint.OTHER
         return is_inference and is_sampled and self._routed is not None and self._routed.model.observe is not None

@@ -84,6 +84,7 @@ def request_trailers() -> ProcessingResponse:
 def response_headers(headers: Iterable[Header]) -> ProcessingResponse:
     """Return the answer to the headers of an answer."""
     answer = ProcessingResponse()
+    answer.response_headers.SetInParent()
     _set(answer.response_headers.response.header_mutation, headers)
     return answer
 

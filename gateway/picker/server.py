@@ -18,6 +18,7 @@ from gateway.picker.grpc.server import GrpcServer
 from gateway.picker.health import Health
 from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, ProtocolError, Stream
+from gateway.picker.tls import context_of
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -55,12 +56,14 @@ class PickerServer:
         )
 
     async def start(self, opened: socket.socket) -> None:
-        """Accept calls at a bound socket."""
+        """Accept calls at a bound socket, with TLS if the settings say so."""
+        settings = self._gateway.settings.picker
+        tls = None if settings is None or settings.tls is None else context_of(settings.tls)
         await self._picking.destinations.start(self._gateway.pool)
         self._health.set(_LIVE, serves=True)
         self._check()
         self._checks = asyncio.create_task(self._check_regularly())
-        await self._server.start(opened)
+        await self._server.start(opened, tls)
 
     def drain(self) -> None:
         """Show that no more requests should come."""

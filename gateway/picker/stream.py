@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
 _NONE: Final = ProcessingMode.NONE
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_STATES: Final = frozenset({"/health", "/readyz"})
 _MARK: Final = b"x-gateway-"
 
 
@@ -193,10 +194,10 @@ class Stream:
         self.whole(answer.status_code, lines, answer.content)
 
     def _on_request_body(self, piece: HttpBody) -> None:
-        if self.has_ended or self._answering is not None:
-            return
-        if self._request_headers is None or self._inbound is not None:
-            raise ProtocolError("a piece of a request's body before its headers, or after its end")
+        if self.has_ended or self._answering is not None or self._inbound is not None:
+            return  # Envoy may send the last piece twice: https://github.com/envoyproxy/envoy/issues/46237
+        if self._request_headers is None:
+            raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
         self._parts.append(piece.body)
         self._size_bytes += len(piece.body)
@@ -363,7 +364,7 @@ class Stream:
 
 def _check_for_clients(path: str) -> None:
     """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
-    if not is_for_clients(path):
+    if not (is_for_clients(path) or path in _STATES):
         raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from backends.backend import Backend
 from gateway.http.sse import EventStream
@@ -130,7 +130,15 @@ class EndedExchange:
 
 
 class Observer:
-    """What follows one exchange. Each event does nothing unless a subclass overrides it."""
+    """What follows one exchange. Each event does nothing unless a subclass overrides it.
+
+    Attributes
+    ----------
+    needs_answer
+        Whether it is of use only if it sees the answer. Where a proxy carries that, seeing it costs.
+    """
+
+    needs_answer: ClassVar[bool] = True
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Handle that the request is about to be sent to a backend; again for a retry."""

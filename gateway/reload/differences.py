@@ -17,6 +17,7 @@ _RESTART = (
     "server.workers",
     "admin.listen",
     "picker.listen",
+    "picker.tls",
     "state",
     "recorder",
     "telemetry",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from gateway.relay.observers import EndedExchange, Observer
 from policies.policy import Outcome
@@ -40,6 +41,7 @@ class AnswerText(Observer):
     []
     """
 
+    needs_answer: ClassVar[bool] = False
     outcome: Outcome
 
     def __init__(self, add: Callable[[AnswerText], None], body: bytes, room: int) -> None:

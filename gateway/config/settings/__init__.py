@@ -10,7 +10,7 @@ from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.discover import DiscoverSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
-from gateway.config.settings.picker import PickerSettings
+from gateway.config.settings.picker import PickerSettings, PickerTlsSettings
 from gateway.config.settings.pool import PoolSettings
 from gateway.config.settings.queue import QueueSettings
 from gateway.config.settings.recorder import RecorderSettings
@@ -30,6 +30,7 @@ __all__ = [
     "ModelSettings",
     "OtlpSettings",
     "PickerSettings",
+    "PickerTlsSettings",
     "PolicyReference",
     "PoolSettings",
     "QueueSettings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -10,13 +11,30 @@ from gateway.config.settings.base import Settings
 from gateway.config.settings.keys import checked_address
 
 
+class PickerTlsSettings(Settings):
+    """The certificate that the picker shows to the proxy.
+
+    Parameters
+    ----------
+    certificate
+        File with the chain of certificates, in PEM.
+    key
+        File with the private key, in PEM.
+    """
+
+    certificate: Path
+    key: Path
+
+
 class PickerSettings(Settings):
     """What `gateway picker` serves to a proxy such as Envoy.
 
     Parameters
     ----------
     listen
-        Host and port for gRPC, in clear text.
+        Host and port for gRPC.
+    tls
+        TLS, which some gateways of Kubernetes expect; null is clear text. The files are read at start.
     fallbacks
         How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
     answers
@@ -30,5 +48,6 @@ class PickerSettings(Settings):
     """
 
     listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
+    tls: PickerTlsSettings | None = None
     fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
     answers: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -20,7 +20,7 @@ from gateway.picker.grpc.frames import (
     NO_ERROR,
     RST_STREAM,
     WINDOW_UPDATE,
-    StreamFault,
+    StreamError,
     frame,
     number,
     trailers,
@@ -229,12 +229,12 @@ class Call:
 
         Raises
         ------
-        StreamFault
+        StreamError
             If the client has sent more than it was asked for.
         """
         self._receive_window -= frame_bytes
         if self._receive_window < 0:
-            raise StreamFault(FLOW_CONTROL_ERROR)
+            raise StreamError(FLOW_CONTROL_ERROR)
         while at < end and not self.has_ended:
             if self._missing_bytes:
                 part = data[at : min(end, at + self._missing_bytes)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Any, Final, Protocol
 
@@ -41,8 +42,8 @@ from gateway.picker.grpc.frames import (
     SETTINGS,
     STREAM_CLOSED,
     WINDOW_UPDATE,
-    ConnectionFault,
-    StreamFault,
+    Http2Error,
+    StreamError,
     frame,
     number,
 )
@@ -217,7 +218,7 @@ class Connection:
         self._budget = _FRAMES_IN_A_ROW
         try:
             at = self._read_frames(data)
-        except ConnectionFault as fault:
+        except Http2Error as fault:
             self._fail(fault)
             return
         finally:
@@ -243,7 +244,7 @@ class Connection:
         at, size = 0, len(data)
         if not self._has_preface:
             if not PREFACE.startswith(data[: len(PREFACE)]):
-                raise ConnectionFault(PROTOCOL_ERROR, "expected HTTP/2 with prior knowledge")
+                raise Http2Error(PROTOCOL_ERROR, "expected HTTP/2 with prior knowledge")
             if size < len(PREFACE):
                 return 0
             self._has_preface = True
@@ -252,9 +253,7 @@ class Connection:
             length_and_kind, flags, stream = HEAD.unpack_from(data, at)
             length, kind = length_and_kind >> 8, length_and_kind & 255
             if length > FRAME_BYTES:
-                raise ConnectionFault(
-                    FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES} are accepted"
-                )
+                raise Http2Error(FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES} are accepted")
             begin = at + 9
             if begin + length > size:
                 break
@@ -263,7 +262,7 @@ class Connection:
             stream &= MOST_WINDOW
             try:
                 self._on_frame(kind, flags, stream, data, begin, at)
-            except StreamFault as fault:
+            except StreamError as fault:
                 self._reset(stream, fault.code)
             if self._is_closing:
                 break
@@ -271,37 +270,41 @@ class Connection:
 
     def _on_frame(self, kind: int, flags: int, stream: int, data: bytes, begin: int, end: int) -> None:
         if self._block is not None and (kind != CONTINUATION or stream != self._block_stream):
-            raise ConnectionFault(PROTOCOL_ERROR, "a frame within a header block")
+            raise Http2Error(PROTOCOL_ERROR, "a frame within a header block")
         if not self._has_begun:
             if kind != SETTINGS or flags & ACK:
-                raise ConnectionFault(PROTOCOL_ERROR, "expected settings first")
+                raise Http2Error(PROTOCOL_ERROR, "expected settings first")
             self._has_begun = True
         if kind == DATA:
             self._on_data(flags, stream, data, begin, end)
         elif kind == HEADERS:
             self._on_headers(flags, stream, data, begin, end)
-        elif kind == CONTINUATION:
-            self._on_continuation(flags, data[begin:end])
         elif kind == WINDOW_UPDATE:
             self._on_window_update(stream, data[begin:end])
+        else:
+            self._on_other_frame(kind, flags, stream, data[begin:end])
+
+    def _on_other_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == CONTINUATION:
+            self._on_continuation(flags, payload)
         elif kind == RST_STREAM:
-            self._on_reset(stream, end - begin)
+            self._on_reset(stream, len(payload))
         elif kind == SETTINGS:
-            self._on_settings(flags, stream, data[begin:end])
+            self._on_settings(flags, stream, payload)
         elif kind == PING:
-            self._on_ping(flags, stream, data[begin:end])
+            self._on_ping(flags, stream, payload)
         elif kind == PUSH_PROMISE:
-            raise ConnectionFault(PROTOCOL_ERROR, "a client cannot push")
+            raise Http2Error(PROTOCOL_ERROR, "a client cannot push")
         elif kind == GOAWAY:
-            if stream or end - begin < 8:
-                raise ConnectionFault(PROTOCOL_ERROR if stream else FRAME_SIZE_ERROR, "a wrong GOAWAY")
+            if stream or len(payload) < 8:
+                raise Http2Error(PROTOCOL_ERROR if stream else FRAME_SIZE_ERROR, "a wrong GOAWAY")
             self._leave()
         else:
             self._spend()
             if kind == PRIORITY and not stream:
-                raise ConnectionFault(PROTOCOL_ERROR, "a priority of no stream")
-            if kind == PRIORITY and end - begin != 5:
-                raise StreamFault(FRAME_SIZE_ERROR)
+                raise Http2Error(PROTOCOL_ERROR, "a priority of no stream")
+            if kind == PRIORITY and len(payload) != 5:
+                raise StreamError(FRAME_SIZE_ERROR)
 
     def _spend(self) -> None:
         """Count a frame that costs something and brings nothing."""
@@ -311,13 +314,13 @@ class Connection:
             self._fruitless = min(MOST_FRUITLESS, int((now_s - self._fruitless_s) * _FRUITLESS_PER_S))
             self._fruitless_s = now_s
             if not self._fruitless:
-                raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+                raise Http2Error(ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _on_data(self, flags: int, stream: int, data: bytes, begin: int, end: int) -> None:
         size = end - begin
         self._receive_window -= size
         if self._receive_window < 0:
-            raise ConnectionFault(FLOW_CONTROL_ERROR, "more data than was asked for")
+            raise Http2Error(FLOW_CONTROL_ERROR, "more data than was asked for")
         if flags & PADDED:
             begin, end = _unpadded(data, begin, end)
         call = self._call_of(stream)
@@ -325,7 +328,7 @@ class Connection:
             self._spend()
         if call is not None:
             if call.is_half_closed:
-                raise StreamFault(STREAM_CLOSED)
+                raise StreamError(STREAM_CLOSED)
             messages = call.messages
             call.receive(data, begin, end, size)
             self._budget -= call.messages - messages
@@ -337,7 +340,7 @@ class Connection:
         """Return the call of a stream; None if it has ended."""
         call = self._calls.get(stream)
         if call is None and (stream > self._last_stream or not stream & 1) and not self._is_leaving:
-            raise ConnectionFault(PROTOCOL_ERROR, f"stream {stream} has not begun")
+            raise Http2Error(PROTOCOL_ERROR, f"stream {stream} has not begun")
         return call
 
     def _ask_for_more(self) -> None:
@@ -352,7 +355,7 @@ class Connection:
         if flags & HAS_PRIORITY:
             begin += 5
         if begin > end or not stream & 1:
-            raise ConnectionFault(PROTOCOL_ERROR, "wrong headers")
+            raise Http2Error(PROTOCOL_ERROR, "wrong headers")
         if flags & END_HEADERS:
             self._on_block(flags, stream, data[begin:end])
         else:
@@ -362,10 +365,10 @@ class Connection:
         self._spend()
         block = self._block
         if block is None:
-            raise ConnectionFault(PROTOCOL_ERROR, "no header block to go on with")
+            raise Http2Error(PROTOCOL_ERROR, "no header block to go on with")
         block += payload
         if len(block) > HEADERS_BYTES:
-            raise ConnectionFault(ENHANCE_YOUR_CALM, f"a header block of more than {HEADERS_BYTES} bytes")
+            raise Http2Error(ENHANCE_YOUR_CALM, f"a header block of more than {HEADERS_BYTES} bytes")
         if flags & END_HEADERS:
             self._block = None
             self._on_block(self._block_flags, self._block_stream, bytes(block))
@@ -376,19 +379,19 @@ class Connection:
         if stream <= self._last_stream:
             call = self._calls.get(stream)
             if call is None and not is_last:  # trailers may be on their way when a call ends
-                raise ConnectionFault(STREAM_CLOSED, f"stream {stream} begins again")
+                raise Http2Error(STREAM_CLOSED, f"stream {stream} begins again")
             if call is not None:
                 if call.is_half_closed or not is_last or not head.is_trailers:
-                    raise StreamFault(STREAM_CLOSED if call.is_half_closed else PROTOCOL_ERROR)
+                    raise StreamError(STREAM_CLOSED if call.is_half_closed else PROTOCOL_ERROR)
                 call.half_close()
             return
         if self._is_leaving:
             return
         self._last_stream = stream
         if not head.is_request:
-            raise StreamFault(PROTOCOL_ERROR)
+            raise StreamError(PROTOCOL_ERROR)
         if len(self._calls) >= MOST_CALLS:
-            raise StreamFault(frames.REFUSED_STREAM)
+            raise StreamError(frames.REFUSED_STREAM)
         call = Call(self, stream, self._first_send_window)
         self._calls[stream] = call
         if not head.is_grpc:
@@ -404,24 +407,24 @@ class Connection:
 
     def _on_window_update(self, stream: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(FRAME_SIZE_ERROR, "a wrong WINDOW_UPDATE")
+            raise Http2Error(FRAME_SIZE_ERROR, "a wrong WINDOW_UPDATE")
         more = int.from_bytes(payload, "big") & MOST_WINDOW
         if not stream:
             self.send_window += more
             if not more or self.send_window > MOST_WINDOW:
-                raise ConnectionFault(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR, "a wrong window")
+                raise Http2Error(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR, "a wrong window")
             self._pump()
             return
         call = self._call_of(stream)
         if call is not None:
             call.send_window += more
             if not more or call.send_window > MOST_WINDOW:
-                raise StreamFault(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
+                raise StreamError(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
             call.pump()
 
     def _on_reset(self, stream: int, size: int) -> None:
         if size != 4:
-            raise ConnectionFault(FRAME_SIZE_ERROR, "a wrong RST_STREAM")
+            raise Http2Error(FRAME_SIZE_ERROR, "a wrong RST_STREAM")
         call = self._call_of(stream)
         if call is None:
             return
@@ -432,32 +435,32 @@ class Connection:
 
     def _on_settings(self, flags: int, stream: int, payload: bytes) -> None:
         if stream:
-            raise ConnectionFault(PROTOCOL_ERROR, "settings of a stream")
+            raise Http2Error(PROTOCOL_ERROR, "settings of a stream")
         if len(payload) % 6 or (flags & ACK and payload):
-            raise ConnectionFault(FRAME_SIZE_ERROR, "wrong settings")
+            raise Http2Error(FRAME_SIZE_ERROR, "wrong settings")
         if flags & ACK:
             return
         self._spend()
         for name, value in SETTING.iter_unpack(payload):
             if name == INITIAL_WINDOW_SIZE:
                 if value > MOST_WINDOW:
-                    raise ConnectionFault(FLOW_CONTROL_ERROR, "a window that is too large")
+                    raise Http2Error(FLOW_CONTROL_ERROR, "a window that is too large")
                 more = value - self._first_send_window
                 self._first_send_window = value
                 for call in self._calls.values():
                     call.send_window += more
                     if call.send_window > MOST_WINDOW:
-                        raise ConnectionFault(FLOW_CONTROL_ERROR, "a window that is too large")
+                        raise Http2Error(FLOW_CONTROL_ERROR, "a window that is too large")
             elif name == MAX_FRAME_SIZE and not FRAME_BYTES <= value < 1 << 24:
-                raise ConnectionFault(PROTOCOL_ERROR, "a wrong MAX_FRAME_SIZE")
+                raise Http2Error(PROTOCOL_ERROR, "a wrong MAX_FRAME_SIZE")
             elif name == frames.ENABLE_PUSH and value > 1:
-                raise ConnectionFault(PROTOCOL_ERROR, "a wrong ENABLE_PUSH")
+                raise Http2Error(PROTOCOL_ERROR, "a wrong ENABLE_PUSH")
         self.write(frame(SETTINGS, ACK, 0, b""))
         self._pump()
 
     def _on_ping(self, flags: int, stream: int, payload: bytes) -> None:
         if stream or len(payload) != 8:
-            raise ConnectionFault(PROTOCOL_ERROR if stream else FRAME_SIZE_ERROR, "a wrong ping")
+            raise Http2Error(PROTOCOL_ERROR if stream else FRAME_SIZE_ERROR, "a wrong ping")
         self._spend()
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
@@ -531,7 +534,7 @@ class Connection:
 
     # Ending
 
-    def _fail(self, fault: ConnectionFault) -> None:
+    def _fail(self, fault: Http2Error) -> None:
         log.info("a connection ends: %s", fault.text)
         self.write(frames.goaway(self._last_stream, fault.code, fault.text))
         self._close()
@@ -573,13 +576,11 @@ class Connection:
         if self._transport is None:
             return
         is_incomplete = self._pending or self._block is not None or not self._has_begun
-        if (self.is_slow or self._is_closing) and now_s - self._changed_s > _STALL_S:
+        silent_s, unchanged_s = now_s - self._read_s, now_s - self._changed_s
+        limit_s = _STALL_S if self.is_slow or self._is_closing else BEGIN_S if is_incomplete else math.inf
+        if unchanged_s > limit_s or (self._was_asked and silent_s > 2 * _SILENT_S):
             self.abort()
-        elif is_incomplete and not self.is_slow and now_s - self._changed_s > BEGIN_S:
-            self.abort()
-        elif now_s - self._read_s > 2 * _SILENT_S and self._was_asked:
-            self.abort()
-        elif now_s - self._read_s > _SILENT_S and not self._was_asked and self._has_begun:
+        elif silent_s > _SILENT_S and not self._was_asked:
             self._was_asked = True
             self.write(_IS_THERE)
         for call in list(self._waiting.values()):
@@ -589,5 +590,5 @@ class Connection:
 
 def _unpadded(data: bytes, begin: int, end: int) -> tuple[int, int]:
     if begin == end or data[begin] >= end - begin:
-        raise ConnectionFault(PROTOCOL_ERROR, "more padding than payload")
+        raise Http2Error(PROTOCOL_ERROR, "more padding than payload")
     return begin + 1, end - data[begin]

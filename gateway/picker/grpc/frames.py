@@ -52,7 +52,7 @@ _NOT_QUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _MOST_TEXT: Final = 1024
 
 
-class ConnectionFault(Exception):
+class Http2Error(Exception):
     """What ends a connection.
 
     Attributes
@@ -67,7 +67,7 @@ class ConnectionFault(Exception):
         self.text = text
 
 
-class StreamFault(Exception):
+class StreamError(Exception):
     """What ends a stream; the attribute is as above."""
 
     def __init__(self, code: int) -> None:
@@ -100,8 +100,8 @@ def literal(name: bytes, value: bytes) -> bytes:
 
     Examples
     --------
-    >>> literal(b"a", b"bc")
-    b'\\x00\\x01a\\x02bc'
+    >>> literal(b"a", b"bc") == b"".join((bytes(1), bytes((1,)), b"a", bytes((2,)), b"bc"))
+    True
     """
     size = len(value)
     length = bytearray((min(size, 127),))

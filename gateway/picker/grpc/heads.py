@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from hpack import Decoder, HPACKError
 
-from gateway.picker.grpc.frames import COMPRESSION_ERROR, ConnectionFault
+from gateway.picker.grpc.frames import COMPRESSION_ERROR, Http2Error
 
 HEADERS_BYTES: Final = 16 * 1024
 """Most bytes of a block's header fields, each counted as its bytes and 32 more."""
@@ -67,7 +67,7 @@ class HeadReader:
 
         Raises
         ------
-        ConnectionFault
+        Http2Error
             If it cannot be decoded, or is too large: the tables may be wrong then.
         """
         head = self._known.get(block)
@@ -76,7 +76,7 @@ class HeadReader:
         try:
             fields = cast("list[tuple[bytes, bytes]]", self._decoder.decode(block, raw=True))
         except HPACKError as error:
-            raise ConnectionFault(COMPRESSION_ERROR, f"the header block cannot be decoded: {error}") from None
+            raise Http2Error(COMPRESSION_ERROR, f"the header block cannot be decoded: {error}") from None
         head = RequestHead(fields)
         if not _IS_PURE(block) or len(self._known) == _MOST_KNOWN:
             self._known.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
@@ -15,7 +16,6 @@ SWEEP_S: Final = 1.0
 """Seconds between checks for connections whose time is over."""
 MOST_CONNECTIONS: Final = 1024
 _BACKLOG: Final = 1024
-_POLL_S: Final = 0.02
 
 
 class GrpcServer:
@@ -31,14 +31,15 @@ class GrpcServer:
         self._methods = {path.encode(): begin for path, begin in methods.items()}
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._is_empty: asyncio.Future[None] | None = None
         self.connections: set[Any] = set()
 
-    async def start(self, opened: socket.socket) -> None:
+    async def start(self, opened: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections at a bound socket."""
         loop = asyncio.get_running_loop()
         # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
         connect = cast("Callable[[], asyncio.Protocol]", self.connect)
-        self._server = await loop.create_server(connect, sock=opened, backlog=_BACKLOG)
+        self._server = await loop.create_server(connect, sock=opened, backlog=_BACKLOG, ssl=tls)
         self._sweep = loop.call_later(SWEEP_S, self._check)
 
     def connect(self) -> Connection:
@@ -57,6 +58,8 @@ class GrpcServer:
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
+        if self._is_empty is not None and not self.connections and not self._is_empty.done():
+            self._is_empty.set_result(None)
 
     def _check(self) -> None:
         now_s = time.monotonic()
@@ -70,9 +73,9 @@ class GrpcServer:
             self._server.close()
         for connection in list(self.connections):
             connection.shutdown()
-        end_s = time.monotonic() + grace_s
-        while self.connections and time.monotonic() < end_s:
-            await asyncio.sleep(_POLL_S)
+        if self.connections:
+            self._is_empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._is_empty], timeout=grace_s)
         for connection in list(self.connections):
             connection.abort(UNAVAILABLE, "The server is being stopped.")
         if self._sweep is not None:

@@ -1,0 +1,364 @@
+"""A request on its way through a proxy: where it is sent, what it carries, and how its answer is accounted for."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+
+from backends.backend import State
+from gateway.http.errors import GatewayError
+from gateway.picker.stream import ProtocolError
+from gateway.relay.context import STOPPING
+from tests.gateway.picker.played_proxy import (
+    ANSWER,
+    BODY,
+    EVENTS,
+    IDLE,
+    JSON,
+    NONE,
+    STREAMED,
+    PlayedProxy,
+    http_headers,
+)
+
+EVENT, DONE = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n', b"data: [DONE]\n\n"
+LEARNED = {"policy": {"name": "learned"}}
+
+# The request
+
+
+async def test_the_chosen_replica_comes_first_and_then_the_least_loaded() -> None:
+    proxy = PlayedProxy()
+    proxy.backends["b"].in_flight = 5
+    stream = proxy.picked()
+    assert stream.destinations == "10.0.0.1:8000,10.0.0.3:8000,10.0.0.2:8000"
+    assert proxy.backends["a"].in_flight == 1
+    assert proxy.count("gateway_decisions_total", policy="static") == 1
+
+
+async def test_fallbacks_can_be_left_out() -> None:
+    assert PlayedProxy({"picker": {"fallbacks": 0}}).picked().destinations == "10.0.0.1:8000"
+
+
+@pytest.mark.parametrize("size", [0, 1, 61_439, 61_440, 61_441, 300_000])
+async def test_the_body_comes_back_unchanged_in_pieces_that_every_proxy_takes(size: int) -> None:
+    body = json.dumps({"model": "m", "prompt": "ä" * size}, ensure_ascii=False).encode()
+    stream = PlayedProxy().picked(body=body, path="/v1/completions")
+    assert b"".join(piece for piece, _ in stream.bodies) == body
+    assert all(len(piece) <= 61_440 for piece, _ in stream.bodies)
+    assert [is_last for _, is_last in stream.bodies] == [False] * (len(stream.bodies) - 1) + [True]
+
+
+async def test_nothing_is_said_before_the_body_is_complete() -> None:
+    stream = PlayedProxy().stream()
+    stream.request()
+    stream.handler.handle(ProcessingRequest(request_body={"body": BODY}))
+    assert stream.wire.sent == []
+
+
+async def test_trailers_end_a_body_and_stay() -> None:
+    stream = PlayedProxy().stream()
+    stream.request()
+    stream.handler.handle(ProcessingRequest(request_body={"body": BODY}))
+    stream.handler.handle(ProcessingRequest(request_trailers={}))
+    assert stream.bodies == [(BODY, False)]
+    assert stream.wire.sent[-1].HasField("request_trailers")
+
+
+async def test_a_request_without_a_body_is_sent_on_at_its_headers() -> None:
+    stream = PlayedProxy().stream()
+    stream.request(path="/v1/responses/r1", method="GET", is_last=True)
+    assert stream.destinations.startswith("10.0.0.1:8000")
+    assert stream.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("subset", "destinations"),
+    [
+        (["10.0.0.2:8000"], "10.0.0.2:8000"),
+        (["10.0.0.9:8000", "10.0.0.3:8000"], "10.0.0.3:8000"),
+        (["10.0.0.1:8000", "10.0.0.3:8000"], "10.0.0.1:8000,10.0.0.3:8000"),
+    ],
+)
+async def test_a_subset_bounds_the_choice_and_the_fallbacks(subset: list[str], destinations: str) -> None:
+    proxy = PlayedProxy(model={"policy": {"name": "thresholds", "rules": [{"name": "plain", "prefer": ["baseline"]}]}})
+    assert proxy.picked(subset=subset).destinations == destinations
+
+
+@pytest.mark.parametrize("subset", [[], ["10.0.0.9:8000"], ["10.0.0.1:8001"]])
+async def test_a_subset_without_a_replica_is_answered_with_503(subset: list[str]) -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(subset=subset)
+    assert stream.error == (503, "no_backend")
+    assert stream.wire.has_ended
+    stream.handler.close()
+    assert proxy.in_flight() == IDLE
+
+
+async def test_without_a_replica_that_is_up_the_answer_is_503() -> None:
+    proxy = PlayedProxy()
+    for backend in proxy.backends.values():
+        backend.state = State.DOWN
+    assert proxy.picked().error == (503, "no_backend")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"{", (400, "invalid_json")),
+        (b"[]", (400, "invalid_json")),
+        (b'{"model": "other"}', (404, "model_not_found")),
+    ],
+)
+async def test_an_invalid_request_gets_the_gateways_error(body: bytes, error: tuple[int, str]) -> None:
+    proxy = PlayedProxy()
+    assert proxy.picked(body=body).error == error
+    assert proxy.count("gateway_requests_total", outcome="refused") == 1
+
+
+async def test_keys_and_their_limits_hold_and_the_key_is_not_for_the_engine() -> None:
+    proxy = PlayedProxy({"keys": [{"name": "team", "key": "sk", "requests_per_minute": 1}]})
+    denied = proxy.stream()
+    denied.request()
+    assert denied.error[0] == 401
+    key = ("authorization", "Bearer sk")
+    assert proxy.picked(headers=[key]).removed_headers == ["authorization"]
+    assert proxy.picked(headers=[key]).error == (429, "rate_limit_exceeded")
+
+
+async def test_an_engine_gets_its_own_key() -> None:
+    backends = {"a": {"method": "baseline", "url": "http://10.0.0.1:8000", "api_key": "engine"}}
+    stream = PlayedProxy(model={"backends": backends}).picked(headers=[("x-api-key", "sk")])
+    assert (stream.set_headers["authorization"], stream.removed_headers) == ("Bearer engine", ["x-api-key"])
+
+
+async def test_headers_that_are_for_the_gateway_do_not_reach_the_engine() -> None:
+    headers = [("x-gateway-workload", "code"), ("x-gateway-destination-endpoint", "10.9.9.9:1"), ("x-request-id", "r")]
+    stream = PlayedProxy().picked(headers=headers)
+    assert stream.removed_headers == ["x-gateway-workload"]
+    assert stream.destinations.startswith("10.0.0.1:8000"), "what the client named is overwritten"
+    assert "x-request-id" not in stream.set_headers
+
+
+async def test_what_was_judged_is_what_the_engine_gets() -> None:
+    stream = PlayedProxy().picked(path="/v1/chat/%63ompletions/?x=1")
+    assert stream.set_headers[":path"] == "/v1/chat/completions?x=1"
+
+
+@pytest.mark.parametrize("path", ["/admin/pool", "/metrics", "/dashboard", "/dashboard/main.js"])
+async def test_the_gateways_own_paths_are_not_served_through_the_proxy(path: str) -> None:
+    stream = PlayedProxy().stream()
+    stream.request(path=path, method="GET", is_last=True)
+    assert stream.error == (404, "not_found")
+
+
+async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> None:
+    proxy = PlayedProxy({"server": {"max_body_mib": 0.001}})
+    announced = proxy.stream()
+    announced.request([("content-length", "2000")])
+    assert announced.error == (413, "body_too_large")
+    sent = proxy.stream()
+    sent.request()
+    sent.handler.handle(ProcessingRequest(request_body={"body": b"x" * 2000}))
+    assert sent.error == (413, "body_too_large")
+    sent.handler.close()
+    assert proxy.in_flight() == IDLE
+
+
+async def test_unfinished_requests_are_bounded_over_all_streams() -> None:
+    proxy = PlayedProxy({"server": {"max_body_mib": 0.001, "max_unfinished_mib": 0.001}})
+    streams = [proxy.stream(), proxy.stream()]
+    for stream in streams:
+        stream.request()
+        stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * 800}))
+    assert streams[1].error == (503, "overloaded")
+    for stream in streams:
+        stream.handler.close()
+    assert proxy.in_flight() == IDLE
+
+
+async def test_a_proxy_that_would_hold_the_body_back_gets_an_error_that_names_the_setting() -> None:
+    stream = PlayedProxy().stream()
+    stream.request(request_mode=STREAMED)
+    assert stream.error == (500, "proxy_misconfigured")
+    assert b"FULL_DUPLEX_STREAMED" in stream.wire.sent[-1].immediate_response.body
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ProcessingRequest(),
+        ProcessingRequest(request_body={"body": b"x"}),
+        ProcessingRequest(request_trailers={}),
+        ProcessingRequest(request_headers=http_headers([("a", "b")])),
+    ],
+)
+async def test_a_message_out_of_order_is_a_protocol_error(message: ProcessingRequest) -> None:
+    with pytest.raises(ProtocolError):
+        PlayedProxy().stream().handler.handle(message)
+
+
+async def test_a_second_request_in_a_stream_is_a_protocol_error() -> None:
+    stream = PlayedProxy().picked()
+    with pytest.raises(ProtocolError, match="a stream for each"):
+        stream.request()
+    with pytest.raises(ProtocolError, match="after its end"):
+        stream.body(BODY)
+
+
+async def test_a_request_waits_in_the_queue_and_leaves_it_with_its_stream() -> None:
+    proxy = PlayedProxy(model={"queue": {"max_in_flight_per_backend": 1, "max_waiting": 2}})
+    running = [proxy.picked(NONE, headers=[("x-gateway-backend", "a")]) for _ in range(3)]
+    assert [bool(stream.wire.sent) for stream in running] == [True, False, False]
+    assert proxy.picked(headers=[("x-gateway-backend", "a")]).error[0] in {429, 503}
+    running[1].handler.close()
+    running[0].head()
+    running[0].handler.close()
+    assert running[2].destinations == "10.0.0.1:8000"
+
+
+# The answer
+
+
+async def test_a_complete_answer_is_learned_from_and_passed_on() -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream = proxy.picked()
+    stream.head()
+    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
+    assert {"x-gateway-backend", "x-gateway-method", "x-gateway-policy", "x-gateway-reason", "x-request-id"} <= {
+        each.header.key for each in headers
+    }
+    stream.answer(ANSWER[:5], ANSWER[5:])
+    pieces = [message.response_body.response.body_mutation.streamed_response for message in stream.wire.sent[-3:]]
+    assert [(piece.body, piece.end_of_stream) for piece in pieces] == [
+        (ANSWER[:5], False),
+        (ANSWER[5:], False),
+        (b"", True),
+    ]
+    assert proxy.in_flight() == IDLE
+    assert proxy.count("gateway_output_tokens_total") == 3
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+
+
+async def test_a_piece_that_the_proxy_kept_is_let_go_not_sent_back() -> None:
+    stream = PlayedProxy().picked(STREAMED)
+    stream.head()
+    stream.handler.handle(ProcessingRequest(response_body={"body": ANSWER}))
+    assert stream.wire.sent[-1].HasField("response_body")
+    assert not stream.wire.sent[-1].response_body.response.HasField("body_mutation")
+
+
+async def test_an_answer_that_nothing_needs_is_passed_on_unread() -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked()
+    stream.head()
+    stream.answer(ANSWER)
+    assert proxy.count("gateway_output_tokens_total") == 0
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "ok"), (400, "client_error"), (500, "engine_error")])
+async def test_an_answer_that_the_proxy_keeps_ends_with_its_stream(status: int, outcome: str) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream = proxy.picked(NONE)
+    stream.head(status)
+    assert sum(backend.in_flight for backend in proxy.backends.values()) == 1
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", outcome=outcome) == 1
+    assert proxy.in_flight() == IDLE
+
+
+async def test_the_silence_of_an_answer_that_the_proxy_keeps_is_not_the_backends() -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(NONE)
+    stream.head(headers=EVENTS)
+    proxy.gateway.relay.exchanges.copy().pop().check_silence(time.perf_counter() + 500.0)
+    assert not stream.wire.has_ended
+
+
+async def test_a_backend_that_never_answers_times_out() -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(NONE)
+    proxy.gateway.relay.exchanges.copy().pop().check_silence(time.perf_counter() + 700.0)
+    assert stream.error[0] == 504
+
+
+@pytest.mark.parametrize("response_mode", [NONE, STREAMED])
+async def test_a_stream_that_ends_before_the_answer_was_cancelled(response_mode: int) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    proxy.picked(response_mode).handler.close()
+    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
+    assert proxy.in_flight() == IDLE
+
+
+async def test_a_stream_that_ends_amid_the_answer_was_cancelled_unless_its_last_event_has_passed() -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    for last in (b"", DONE):
+        stream = proxy.picked()
+        stream.head(headers=EVENTS)
+        stream.handler.handle(ProcessingRequest(response_body={"body": EVENT + last}))
+        stream.handler.close()
+    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+
+
+async def test_a_fallback_that_answered_gets_the_request_and_the_first_one_the_blame() -> None:
+    proxy = PlayedProxy(model={"policy": {"name": "static", "backend": "a"}})
+    stream = proxy.picked(NONE)
+    stream.head(served="10.0.0.2:8000")
+    assert (proxy.backends["a"].in_flight, proxy.backends["b"].in_flight) == (0, 1)
+    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
+    told = {each.header.key: each.header.raw_value for each in headers}
+    assert (told["x-gateway-backend"], told["x-gateway-retried-from"]) == (b"b", b"a")
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", backend="b", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("served", ["10.0.0.1:8000", "10.9.9.9:1", ""])
+async def test_the_chosen_one_or_an_unknown_one_changes_nothing(served: str) -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(NONE)
+    stream.head(served=served)
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", backend="a", outcome="ok") == 1
+
+
+async def test_an_answer_that_is_not_what_was_asked_for_is_replaced_by_an_error() -> None:
+    stream = PlayedProxy(model=LEARNED).picked()
+    stream.head(headers=[("content-type", "text/html")])
+    assert stream.error[0] == 502
+
+
+async def test_an_answer_goes_on_without_a_picker_that_stops_if_the_proxy_keeps_it() -> None:
+    proxy = PlayedProxy()
+    kept, early = proxy.picked(NONE), proxy.picked(NONE)
+    kept.head(headers=EVENTS)
+    stopping = GatewayError(503, "The gateway is stopping.", code=STOPPING)
+    for exchange in list(proxy.gateway.relay.exchanges):
+        exchange.end_with_error(stopping)
+    assert kept.wire.has_ended
+    assert not kept.wire.sent[-1].HasField("immediate_response")
+    assert early.error == (503, STOPPING)
+    assert proxy.in_flight() == IDLE
+
+
+async def test_responses_are_sent_to_the_replica_that_holds_what_they_refer_to() -> None:
+    proxy = PlayedProxy(model={"policy": {"name": "round_robin"}})
+    first = proxy.picked(path="/v1/responses", body=b'{"model": "m", "input": "x"}')
+    first.head()
+    first.answer(json.dumps({"id": "resp_1", "object": "response", "output": []}).encode())
+    home = first.destinations.split(",")[0]
+    body = b'{"model": "m", "input": "y", "previous_response_id": "resp_1"}'
+    for _ in range(3):
+        assert proxy.picked(path="/v1/responses", body=body).destinations == home
+
+
+async def test_json_is_the_type_of_errors() -> None:
+    stream = PlayedProxy().picked(body=b"{")
+    headers = stream.wire.sent[-1].immediate_response.headers.set_headers
+    assert (JSON[0][0], JSON[0][1].encode()) in [(each.header.key, each.header.raw_value) for each in headers]

@@ -1,0 +1,1 @@
+"""The smallest picker that conforms, and broken ones."""

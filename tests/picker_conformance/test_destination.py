@@ -1,0 +1,84 @@
+"""Where a request goes: the header, the metadata, and who may choose."""
+
+from __future__ import annotations
+
+import contextlib
+
+from .answer import DESTINATION, LB
+from .requirement import Source, must, should
+from .target import FOREIGN, Target, assert_whole, destinations, is_endpoint
+
+CONCURRENT = 50
+
+
+@must(Source.DESTINATION, "The picked endpoint is in the header x-gateway-destination-endpoint.")
+def test_header(picker: Target) -> None:
+    answer = picker.post()
+    assert len(answer.headers.get(DESTINATION, [])) == 1, answer.summary()
+
+
+@must(Source.DESTINATION, "The picked endpoint is in the dynamic metadata, under envoy.lb.")
+def test_metadata(picker: Target) -> None:
+    metadata = picker.post().metadata
+    assert DESTINATION in metadata.get(LB, {}), f"the dynamic metadata of the answer to the headers is {metadata}"
+
+
+@must(Source.DESTINATION, "The header and the metadata do not differ.")
+def test_header_and_metadata_are_equal(picker: Target) -> None:
+    for _ in range(5):
+        answer = picker.post()
+        assert answer.headers.get(DESTINATION) == [answer.metadata.get(LB, {}).get(DESTINATION)]
+
+
+@must(Source.DESTINATION, "The value is ip:port, or ip:port,ip:port,... with fallbacks.")
+def test_syntax(picker: Target) -> None:
+    value = "".join(picker.post().headers.get(DESTINATION, []))
+    wrong = [endpoint for endpoint in value.split(",") if not is_endpoint(endpoint)]
+    assert not wrong, f"not ip:port: {wrong} of {value!r}"
+
+
+@should(
+    Source.USERS, "A fallback is not an endpoint that has been tried already: no endpoint comes twice in the value."
+)
+def test_no_endpoint_comes_twice(picker: Target) -> None:
+    picked = destinations(picker.post())
+    assert len(picked) == len(set(picked)), f"one comes twice: {picked}"
+
+
+@must(Source.DESTINATION, "Without a subset, the endpoints are of the pool.")
+def test_pool(picker: Target) -> None:
+    picked = {endpoint for _ in range(10) for endpoint in destinations(picker.post())}
+    assert picked <= set(picker.given_pool()), f"not of the pool: {picked - set(picker.given_pool())}"
+
+
+@must(Source.DESTINATION, "Each of 50 requests at once gets an endpoint of the pool, and keeps its own body.")
+def test_many_at_once(picker: Target) -> None:
+    bodies = [picker.chat(f"request {number}") for number in range(CONCURRENT)]
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(picker.stream()) for _ in bodies]
+        for stream in streams:
+            picker.begin(stream)
+        for stream, body in zip(streams, bodies, strict=True):
+            stream.send_body(body[:50], end=False)
+        for stream, body in reversed(list(zip(streams, bodies, strict=True))):
+            stream.send_body(body[50:])
+        for stream, body in zip(streams, bodies, strict=True):
+            answer = stream.request()
+            assert_whole(picker, answer, body)
+            assert set(destinations(answer)) <= set(picker.endpoints or destinations(answer)), answer.summary()
+
+
+@must(Source.DESTINATION, "A destination that the client has sent itself is overwritten.")
+def test_client_does_not_choose(picker: Target) -> None:
+    answer = picker.post(headers=[*picker.headers, (DESTINATION, FOREIGN)])
+    if not answer.immediate:
+        assert FOREIGN not in destinations(answer)
+
+
+@must(Source.EXT_PROC, "The picker ends its side of the stream when the data plane has ended its own.")
+def test_end_of_the_stream(picker: Target) -> None:
+    with picker.stream() as stream:
+        picker.picked(stream)
+        stream.close()
+        code, _ = stream.until_end()
+        assert code.name == "OK", f"the stream ended with {code.name}"
