@@ -12,7 +12,7 @@ import time
 from typing import Any, Final, Protocol
 
 from gateway.picker.grpc import frames
-from gateway.picker.grpc.call import OK, UNIMPLEMENTED, WINDOW_BYTES, Call, Handler
+from gateway.picker.grpc.call import UNIMPLEMENTED, WINDOW_BYTES, Call, Handler
 from gateway.picker.grpc.frames import (
     ACK,
     CONTINUATION,
@@ -60,7 +60,7 @@ _BUFFER_BYTES: Final = 1 << 20
 
 MOST_FRUITLESS: Final = 4096
 """Frames in a row that cost something and bring nothing, such as pings, and calls cancelled before their answer."""
-_FRUITLESS_PER_S: Final = 1024.0
+_FRUITLESS_PER_S: Final = 256.0
 
 _FRAMES_IN_A_ROW: Final = 512
 """Frames and messages that are handled before other connections have their turn."""
@@ -560,16 +560,18 @@ class Connection:
         elif not self._is_leaving and not self._is_closing:
             self.write(frames.goaway(MOST_WINDOW, NO_ERROR) + frame(PING, 0, 0, _LAST_CALLS))
 
-    def abort(self, status: int = OK, text: str = "") -> None:
-        """Close now; calls end with a status if one is given."""
-        if self._transport is None:
-            return
-        if status:
+    def end(self, status: int, text: str) -> None:
+        """Close now; calls end with a status."""
+        if not self._is_closing:
             for call in list(self._calls.values()):
                 call.fail(status, text)
-            self._flush()
+            self._close()
+
+    def abort(self) -> None:
+        """Close without waiting for the peer."""
         self._is_closing = True
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def check(self, now_s: float) -> None:
         """Close the connection if its peer takes too long, or is gone."""

@@ -1,4 +1,4 @@
-"""What a connection's header blocks say. Proxies send the same block with each request, which is decoded once."""
+"""What a connection's header blocks say. A block that changes no table is decoded once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gateway.picker.grpc.frames import COMPRESSION_ERROR, Http2Error
 HEADERS_BYTES: Final = 16 * 1024
 """Most bytes of a block's header fields, each counted as its bytes and 32 more."""
 
-_IS_PURE: Final = re.compile(rb"[\x80-\xfe]*").fullmatch
-"""Whether a block only names fields of the tables, by short indexes: it does not change the tables."""
 _MOST_KNOWN: Final = 64
 _IS_TOKEN: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _IS_NO_VALUE: Final = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$").search
@@ -56,7 +54,10 @@ class RequestHead:
 
 
 class HeadReader:
-    """Decodes the header blocks of a connection, in their order."""
+    """Decodes the header blocks of a connection, in their order.
+
+    A proxy sends the same block with each request once the tables hold what is in it.
+    """
 
     def __init__(self) -> None:
         self._decoder = Decoder(HEADERS_BYTES)
@@ -73,13 +74,21 @@ class HeadReader:
         head = self._known.get(block)
         if head is not None:
             return head
+        before = self._table_state()
         try:
             fields = cast("list[tuple[bytes, bytes]]", self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"the header block cannot be decoded: {error}") from None
         head = RequestHead(fields)
-        if not _IS_PURE(block) or len(self._known) == _MOST_KNOWN:
+        after = self._table_state()
+        if after[0] is not before[0] or after != before or len(self._known) == _MOST_KNOWN:
             self._known.clear()
-        if _IS_PURE(block):
+        else:
             self._known[block] = head
         return head
+
+    def _table_state(self) -> tuple[object, int, int]:
+        """Return what differs after each change of the table: its latest entry, their number and its size."""
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        return entries[0] if entries else None, len(entries), table.maxsize

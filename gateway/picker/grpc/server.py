@@ -16,6 +16,8 @@ SWEEP_S: Final = 1.0
 """Seconds between checks for connections whose time is over."""
 MOST_CONNECTIONS: Final = 1024
 _BACKLOG: Final = 1024
+_CLOSE_S: Final = 1.0
+"""Seconds that a peer has to receive the last that it is sent."""
 
 
 class GrpcServer:
@@ -73,10 +75,16 @@ class GrpcServer:
             self._server.close()
         for connection in list(self.connections):
             connection.shutdown()
-        if self.connections:
-            self._is_empty = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._is_empty], timeout=grace_s)
+        await self._wait_for_the_last(grace_s)
         for connection in list(self.connections):
-            connection.abort(UNAVAILABLE, "The server is being stopped.")
+            connection.end(UNAVAILABLE, "The server is being stopped.")
+        await self._wait_for_the_last(_CLOSE_S)
+        for connection in list(self.connections):
+            connection.abort()
         if self._sweep is not None:
             self._sweep.cancel()
+
+    async def _wait_for_the_last(self, limit_s: float) -> None:
+        if self.connections:
+            self._is_empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._is_empty], timeout=limit_s)
