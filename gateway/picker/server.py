@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 import httpx
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 
 from gateway.frontend.http import App
@@ -114,9 +114,9 @@ class _Process:
         if stream.has_ended:
             self._call.end()
 
-    def send(self, message: ProcessingResponse) -> None:
+    def send(self, message: bytes) -> None:
         """Send a message, after those before."""
-        self._call.send(message.SerializeToString())
+        self._call.send(message)
 
     def end(self) -> None:
         """End the stream well, once all messages have been sent."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest
 
 from gateway.frontend.asgi import headers_of
 from gateway.http.errors import GatewayError, format_of, request_id_lines, too_large
@@ -45,8 +45,8 @@ class ProtocolError(Exception):
 class Wire(Protocol):
     """The way back to the proxy."""
 
-    def send(self, message: ProcessingResponse) -> None:
-        """Send a message, after those before."""
+    def send(self, message: bytes) -> None:
+        """Send a `ProcessingResponse`, serialised, after those before."""
 
     def end(self) -> None:
         """End the stream well, once all messages have been sent."""
@@ -281,8 +281,7 @@ class Stream:
         if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
-        left_out = [name.decode("latin-1") for name in sorted(removed)]
-        self._wire.send(messages.forward(destinations, self._name, headers, left_out))
+        self._wire.send(messages.forward(destinations, self._name, headers, sorted(removed)))
         if self._has_body:
             for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
                 self._wire.send(piece)

@@ -67,7 +67,7 @@ class Line(Protocol):
     send_window: int
     is_slow: bool
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write at the end of the turn."""
 
     def wait(self, call: Call, unsent_bytes: int) -> None:
@@ -125,7 +125,7 @@ class Call:
         self._prefix = b""  # of a message, as long as it is incomplete
         self._message = bytearray()  # the same, of what follows
         self._missing_bytes = 0
-        self._unsent: deque[bytes] | None = None
+        self._unsent: deque[memoryview] | None = None
         self._offset = 0  # in the first of them
         self._ending = b""
         self.unsent_bytes = 0
@@ -144,7 +144,7 @@ class Call:
         line, size = self._line, len(message) + 5
         self._begin()
         if self._unsent or line.is_slow or size > FRAME_BYTES or size > self.send_window or size > line.send_window:
-            self._queue(_PREFIX.pack(0, size - 5) + message)
+            self._queue(_PREFIX.pack(0, size - 5), message)
             return
         self.send_window -= size
         line.send_window -= size
@@ -181,14 +181,17 @@ class Call:
 
     # Sending
 
-    def _queue(self, framed: bytes) -> None:
+    def _queue(self, prefix: bytes, message: bytes) -> None:
         if self._unsent is None:
             self._unsent = deque()
         if not self._unsent:
             self.waits_since_s = time.monotonic()
-        self._unsent.append(framed)
-        self.unsent_bytes += len(framed)
-        self._line.wait(self, len(framed))
+        size = len(prefix) + len(message)
+        self._unsent.append(memoryview(prefix))
+        if message:
+            self._unsent.append(memoryview(message))
+        self.unsent_bytes += size
+        self._line.wait(self, size)
         self.pump()
 
     def pump(self) -> None:
@@ -197,19 +200,22 @@ class Call:
         if unsent is None:
             return
         before = self.unsent_bytes
-        while unsent and not line.is_slow:
-            first, offset = unsent[0], self._offset
-            size = min(len(first) - offset, FRAME_BYTES, self.send_window, line.send_window)
+        while self.unsent_bytes and not line.is_slow:
+            size = min(self.unsent_bytes, FRAME_BYTES, self.send_window, line.send_window)
             if size <= 0:
                 break
             self.send_window -= size
             line.send_window -= size
-            line.write(HEAD.pack(size << 8 | DATA, 0, self.id) + first[offset : offset + size])
-            self._offset = offset + size
-            if self._offset == len(first):
-                unsent.popleft()
-                self._offset = 0
             self.unsent_bytes -= size
+            line.write(HEAD.pack(size << 8 | DATA, 0, self.id))
+            while size:
+                part = unsent[0][self._offset : self._offset + size]
+                line.write(part)
+                size -= len(part)
+                self._offset += len(part)
+                if self._offset == len(unsent[0]):
+                    unsent.popleft()
+                    self._offset = 0
         if self.unsent_bytes < before:
             self.waits_since_s = time.monotonic()
             line.wait(self, self.unsent_bytes - before)
@@ -237,10 +243,10 @@ class Call:
             raise StreamError(FLOW_CONTROL_ERROR)
         while at < end and not self.has_ended:
             if self._missing_bytes:
-                part = data[at : min(end, at + self._missing_bytes)]
-                at += len(part)
-                self._missing_bytes -= len(part)
-                self._message += part
+                size = min(end - at, self._missing_bytes)
+                self._message += memoryview(data)[at : at + size]  # copied once
+                at += size
+                self._missing_bytes -= size
                 if not self._missing_bytes:
                     message, self._message = self._message, bytearray()
                     self._handle(message)

@@ -147,7 +147,7 @@ class Connection:
         self._waiting: dict[int, Call] = {}  # with something unsent
         self._answered: list[Call] = []  # whose handlers have not been told
         self._unsent_bytes = 0
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._pending = b""  # an incomplete frame, or what waits for the next turn
         self._block: bytearray | None = None  # of headers, as long as it is incomplete
         self._block_stream = self._block_flags = 0
@@ -470,7 +470,7 @@ class Connection:
 
     # Writing; see `gateway.picker.grpc.call.Line`
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write at the end of the turn."""
         if self._transport is None:
             return
@@ -486,7 +486,7 @@ class Connection:
         out = self._out
         if out and self._transport is not None:
             self._out = []
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._transport.write(b"".join(out))
         if self._is_leaving and not self._calls and self._transport is not None:
             self._is_closing = True
             self._transport.close()

@@ -133,9 +133,9 @@ async def test_another_path() -> None:
 async def test_stopping_waits_for_calls_and_then_ends_them() -> None:
     async with client() as (services, echo):
         first, second = echo(), echo()
-        for call in (first, second):
+        for number, call in enumerate((first, second)):
             await call.write(b"later")
-        await eventually(lambda: len(services.calls) == 2 and all(each.received for each in services.calls))
+            await eventually(lambda number=number: len(services.calls) > number and services.calls[number].received)
         stopping = asyncio.create_task(services.stop(1.0))
         services.calls[0].go_on()
         assert await first.read() == b"later"
