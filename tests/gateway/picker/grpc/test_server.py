@@ -132,10 +132,12 @@ async def test_another_path() -> None:
 
 async def test_stopping_waits_for_calls_and_then_ends_them() -> None:
     async with client() as (services, echo):
-        first, second = echo(), echo()
-        for number, call in enumerate((first, second)):
-            await call.write(b"later")
-            await eventually(lambda number=number: len(services.calls) > number and services.calls[number].received)
+        first = echo()
+        await first.write(b"later")
+        await eventually(lambda: services.calls and services.calls[0].received)
+        second = echo()
+        await second.write(b"later")
+        await eventually(lambda: len(services.calls) == 2 and services.calls[1].received)
         stopping = asyncio.create_task(services.stop(1.0))
         services.calls[0].go_on()
         assert await first.read() == b"later"
