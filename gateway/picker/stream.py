@@ -6,9 +6,6 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
@@ -52,7 +49,6 @@ class Wire(Protocol):
         """End the stream well, once all messages have been sent."""
 
 
-@dataclass(slots=True)
 class Picking:
     """What the streams of a process share.
 
@@ -66,17 +62,19 @@ class Picking:
         Bytes of requests that are not complete yet.
     """
 
-    gateway: Gateway
-    destinations: Destinations
-    own: httpx.AsyncClient
-    streams: dict[str, Stream] = field(default_factory=dict)
-    unfinished_bytes: int = 0
-    _prefix: str = field(default_factory=lambda: os.urandom(6).hex())
-    _names: Iterator[int] = field(default_factory=count)
+    def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.destinations = destinations
+        self.own = own
+        self.streams: dict[str, Stream] = {}
+        self.unfinished_bytes = 0
+        self._prefix = os.urandom(6).hex()
+        self._names = 0
 
     def new_name(self) -> str:
         """Return a name for a request, which no other process gives."""
-        return f"{self._prefix}{next(self._names):x}"
+        self._names += 1
+        return f"{self._prefix}{self._names:x}"
 
 
 class Stream:
