@@ -16,8 +16,10 @@ HERE = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("endpoint picker")
-    group.addoption("--target", metavar="HOST:PORT", help="the picker under test, plaintext; the other options need it")
+    group.addoption("--target", metavar="HOST:PORT", help="the picker under test; the other options need it")
     group.addoption("--model", help="a model that it serves")
+    group.addoption("--tls-ca", metavar="FILE", help="it speaks TLS, with a certificate of these authorities (PEM)")
+    group.addoption("--tls-name", metavar="NAME", help="the name in its certificate, if not that of --target")
     group.addoption("--endpoints", metavar="IP:PORT,...", help="all endpoints of its pool")
     group.addoption("--health-target", metavar="HOST:PORT", help="its health service, if at another address")
     group.addoption("--empty-target", metavar="HOST:PORT", help="such a picker whose pool has no ready endpoint")
@@ -57,6 +59,8 @@ def told_target(config: pytest.Config) -> Target | None:
     return Target(
         address,
         model,
+        tls_ca=Path(option(config, "tls_ca")).read_bytes() if option(config, "tls_ca") else b"",
+        tls_name=option(config, "tls_name"),
         endpoints=tuple(filter(None, option(config, "endpoints").split(","))),
         headers=pairs(config, "request_header"),
         health=option(config, "health_target"),

@@ -46,7 +46,7 @@ def own_picker(folder: Path) -> Iterator[Target]:
         target = Target(
             picker,
             MODEL,
-            endpoints(command),
+            endpoints=endpoints(command),
             headers=(("authorization", "Bearer suite-key"), ("x-gateway-model", MODEL)),
             empty=(picker, EMPTY_MODEL),
             shed_headers=(("authorization", "Bearer limited-key"),),

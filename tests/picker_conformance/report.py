@@ -61,7 +61,7 @@ def _judged(report: pytest.TestReport) -> tuple[str, str]:
     """Return the result of a case, and in a line why."""
     if report.passed:
         return MET, ""
-    if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
+    if isinstance(report.longrepr, tuple | list):  # skipped: file, line, reason
         return NOT_TESTED, report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     message = crash.message if crash else str(report.longrepr)

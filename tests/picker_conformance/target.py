@@ -32,12 +32,16 @@ class Target:
     ----------
     model
         A model that it serves.
+    tls_ca
+        The authorities, as PEM, that its certificate has to be of; empty for clear text.
+    tls_name
+        The name in the certificate, if it is not that of the address.
     endpoints
         All endpoints of its pool, as `ip:port`; empty where the suite has not been told.
     headers
         Sent with each request, as a key of the API would be.
     health
-        Address of the health service; by default that of the picker.
+        Address of the health service, in clear text; empty if it is that of the picker.
     empty
         A picker and a model without any ready endpoint.
     shed_headers
@@ -50,6 +54,8 @@ class Target:
 
     address: str
     model: str
+    tls_ca: bytes = b""
+    tls_name: str = ""
     endpoints: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     health: str = ""
@@ -63,7 +69,14 @@ class Target:
 
     def _channel(self, address: str) -> grpc.Channel:
         if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+            options: list[tuple[str, object]] = [("grpc.enable_http_proxy", 0)]
+            if self.tls_name:
+                options.append(("grpc.ssl_target_name_override", self.tls_name))
+            self._channels[address] = (
+                grpc.secure_channel(address, grpc.ssl_channel_credentials(self.tls_ca), options)
+                if self.tls_ca and address != self.health
+                else grpc.insecure_channel(address, options)
+            )
         return self._channels[address]
 
     def connect(self) -> None:
@@ -77,7 +90,8 @@ class Target:
         try:
             grpc.channel_ready_future(self._channel(self.address)).result(self.limit_s)
         except grpc.FutureTimeoutError:
-            raise pytest.UsageError(f"no gRPC server in clear text answers at {self.address}") from None
+            how = "with TLS" if self.tls_ca else "in clear text"
+            raise pytest.UsageError(f"no gRPC server {how} answers at {self.address}") from None
 
     def close(self) -> None:
         """Close all connections."""

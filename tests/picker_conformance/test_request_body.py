@@ -58,6 +58,7 @@ def test_long(picker: Target, size: int) -> None:
 @should(Source.EXT_PROC, "Pieces of the body that come back are of at most 64 KiB.")
 def test_size_of_pieces(picker: Target) -> None:
     answer = exchange(picker, split(picker.chat("word " * (LONG_BYTES // 5)), SENT_BY_ENVOY))
+    destinations(answer)
     assert max(answer.pieces) <= LARGEST_PIECE, f"pieces of {sorted(answer.pieces)} bytes"
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import grpc
 import pytest
 
 from . import (
@@ -26,165 +27,16 @@ from . import (
     test_stream,
     test_subset,
 )
+from .broken_pickers import MUTANTS, Test
 from .reference import mutants as m
 from .reference.picker import HEALTH, SERVING, Picker, serve
 from .requirement import Source
-from .target import FOREIGN, Target
+from .target import Target
 
 HERE = Path(__file__).parent
 MODULES = (test_destination, test_health, test_refusal, test_request_body, test_response, test_stream, test_subset)
 ENDPOINTS = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
 MODEL, LIMITED, LARGEST = "llama", "Bearer limited", 1 << 19
-
-Test = Callable[..., object]
-
-MUTANTS: dict[str, tuple[type[Picker], list[Test]]] = {
-    "only in the metadata": (
-        m.says_wrongly("request_headers", lambda said: said.request_headers.response.ClearField("header_mutation")),
-        [test_destination.test_header],
-    ),
-    "in value": (m.says_wrongly("request_headers", m.in_value), [test_destination.test_header]),
-    "only in the header": (
-        m.says_wrongly("request_headers", lambda said: said.ClearField("dynamic_metadata")),
-        [test_destination.test_metadata],
-    ),
-    "header and metadata differ": (
-        m.says_wrongly("request_headers", lambda said: said.dynamic_metadata.update({"envoy.lb": {}})),
-        [test_destination.test_header_and_metadata_are_equal],
-    ),
-    "names of hosts": (m.destination(lambda value: "vllm-0:8000"), [test_destination.test_syntax]),
-    "spaces": (m.destination(lambda value: value.replace(",", ", ")), [test_destination.test_syntax]),
-    "IPv6 without brackets": (m.destination(lambda value: "fd00::1:8000"), [test_destination.test_syntax]),
-    "an endpoint twice": (
-        m.destination(lambda value: f"{value},{value}"),
-        [test_destination.test_no_endpoint_comes_twice],
-    ),
-    "an endpoint of no pool": (
-        m.destination(lambda value: FOREIGN),
-        [
-            test_destination.test_pool,
-            test_destination.test_many_at_once,
-            test_destination.test_client_does_not_choose,
-            test_subset.test_no_subset,
-        ],
-    ),
-    "the client's destination stays": (
-        m.says_wrongly("request_headers", lambda said: setattr(m.header(said), "append_action", m.ADD_IF_ABSENT)),
-        [test_destination.test_client_does_not_choose],
-    ),
-    "one place for all bodies": (m.OneBody, [test_destination.test_many_at_once]),
-    "its side stays open": (
-        m.StaysOpen,
-        [test_destination.test_end_of_the_stream, test_stream.test_ended, test_stream.test_without_bodies_of_answers],
-    ),
-    "no subset": (
-        m.WithoutSubset,
-        [
-            test_subset.test_exact,
-            test_subset.test_partly_known,
-            test_subset.test_fallbacks,
-            test_subset.test_none_known,
-            test_subset.test_empty,
-            test_subset.test_without_a_body,
-            test_subset.test_text,
-        ],
-    ),
-    "a fallback outside the subset": (
-        m.destination(lambda value: f"{value},10.0.0.2:8000"),
-        [test_subset.test_exact, test_subset.test_fallbacks],
-    ),
-    "an empty subset is none": (m.EmptyIsAll, [test_subset.test_empty]),
-    "nothing without a subset": (m.OnlySubset, [test_subset.test_no_subset]),
-    "all errors are 500": (
-        m.says_wrongly("immediate_response", lambda said: setattr(said.immediate_response.status, "code", 500)),
-        [
-            test_subset.test_none_known,
-            test_refusal.test_no_endpoint,
-            test_refusal.test_dropped,
-            test_refusal.test_invalid_json,
-            test_refusal.test_no_object,
-            test_refusal.test_unknown_model,
-            test_refusal.test_too_large,
-        ],
-    ),
-    "errors without words": (
-        m.says_wrongly("immediate_response", lambda said: said.immediate_response.ClearField("body")),
-        [test_refusal.test_message],
-    ),
-    "silent after an error": (m.DeadAfterAnError, [test_refusal.test_after_an_error]),
-    "headers are ignored until there is a body": (m.OneHead, [test_refusal.test_out_of_order]),
-    "a byte of the request is lost": (
-        m.says_wrongly("request_body", m.loses_a_byte),
-        [
-            test_request_body.test_pieces,
-            test_request_body.test_single_bytes,
-            test_request_body.test_long,
-            test_request_body.test_content_length,
-            test_request_body.test_empty_end,
-            test_request_body.test_late_body,
-        ],
-    ),
-    "a body that is not streamed back": (
-        m.says_wrongly("request_body", lambda said: said.request_body.response.ClearField("body_mutation")),
-        [test_request_body.test_pieces],
-    ),
-    "pieces are decoded": (m.hears_wrongly("request_body", m.replaces_halves), [test_request_body.test_single_bytes]),
-    "one large piece": (type("Large", (Picker,), {"largest_piece": 1 << 30}), [test_request_body.test_size_of_pieces]),
-    "a wrong content-length": (
-        m.says_wrongly("request_headers", m.wrong_length),
-        [test_request_body.test_content_length],
-    ),
-    "an empty end is ignored": (
-        m.deaf_to("request_body", lambda heard: not heard.request_body.body),
-        [test_request_body.test_empty_end],
-    ),
-    "trailers are ignored": (m.deaf_to("request_trailers"), [test_request_body.test_trailers]),
-    "the body ends before the trailers": (
-        m.says_wrongly("request_body", lambda said: setattr(m.streamed(said), "end_of_stream", True)),
-        [test_request_body.test_trailers],
-    ),
-    "all requests have a body": (
-        m.hears_wrongly("request_headers", lambda heard: setattr(heard.request_headers, "end_of_stream", False)),
-        [test_request_body.test_without_a_body, test_subset.test_without_a_body, test_response.test_after_a_get],
-    ),
-    "two ends": (m.TwoEnds, [test_request_body.test_end_comes_twice]),
-    "a byte of the answer is lost": (
-        m.says_wrongly("response_body", m.loses_a_byte),
-        [
-            test_response.test_served_endpoint,
-            test_response.test_body,
-            test_response.test_long,
-            test_response.test_events_in_pieces,
-            test_response.test_error,
-            test_response.test_after_a_get,
-        ],
-    ),
-    "answers are buffered": (m.Buffering, [test_response.test_each_event_at_once]),
-    "unknown endpoints get no answer": (
-        m.deaf_to("response_headers", lambda heard: FOREIGN in str(heard.metadata_context)),
-        [test_response.test_served_endpoint],
-    ),
-    "answers without a body are ignored": (
-        m.deaf_to("response_headers", lambda heard: heard.response_headers.end_of_stream),
-        [test_response.test_without_a_body, test_response.test_without_a_request],
-    ),
-    "an empty piece of the answer is ignored": (
-        m.deaf_to("response_body", lambda heard: not heard.response_body.body),
-        [test_response.test_empty, test_response.test_body],
-    ),
-    "trailers of the answer are ignored": (m.deaf_to("response_trailers"), [test_response.test_trailers]),
-    "the answer ends before its trailers": (
-        m.says_wrongly("response_body", lambda said: setattr(m.streamed(said), "end_of_stream", True)),
-        [test_response.test_trailers],
-    ),
-    "streams leak": (m.Leaking, [test_stream.test_cancelled, test_stream.test_ended, test_stream.test_many_cancelled]),
-    "protocol_config is missed": (
-        m.deaf_to("request_headers", lambda heard: not heard.HasField("protocol_config")),
-        [test_stream.test_without_protocol_config],
-    ),
-    "observers are answered": (m.AnswersObservers, [test_stream.test_observability_mode]),
-}
-"""Broken pickers, with the tests that must fail."""
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +64,7 @@ def started(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Target]]:
             server, port = asyncio.run_coroutine_threadsafe(serving, loop).result()
             ports.append(f"127.0.0.1:{port}")
             stops.append(server.stop)
-        target = Target(ports[0], MODEL, tuple(ENDPOINTS), limit_s=0.15, max_body_bytes=LARGEST)
+        target = Target(ports[0], MODEL, endpoints=tuple(ENDPOINTS), limit_s=0.15, max_body_bytes=LARGEST)
         target.empty, target.shed_headers = (ports[1], MODEL), (("authorization", LIMITED),)
         targets.append(target)
         return target
@@ -263,6 +115,33 @@ def test_a_picker_may_rewrite_bodies_if_it_says_so(started: Callable[..., Target
     target.rewrites_body = True
     assert not fails(test_request_body.test_pieces, target)
     assert not fails(test_request_body.test_content_length, target)
+
+
+def test_a_picker_may_leave_answers_alone(started: Callable[..., Target]) -> None:
+    target = started(m.Leaving)
+    assert not fails(test_stream.test_cancelled, target)
+    for test in (test_response.test_body, test_response.test_each_event_at_once, test_response.test_served_endpoint):
+        with pytest.raises(pytest.skip.Exception):
+            fails(test, target)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_picker_may_speak_tls(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
+    made, key = tmp_path / "picker.crt", tmp_path / "picker.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=picker"
+    names = ["-addext", "subjectAltName=DNS:picker", "-keyout", str(key), "-out", str(made)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), made.read_bytes())])
+    serving = serve(Picker(ENDPOINTS, MODEL), "127.0.0.1:0", HEALTH, credentials)
+    server, port = asyncio.run_coroutine_threadsafe(serving, loop).result()
+    target = Target(f"127.0.0.1:{port}", MODEL, made.read_bytes(), "picker")
+    target.connect()
+    assert not fails(test_destination.test_header, target)
+    assert not fails(test_health.test_serving, target)
+    target.close()
+    with pytest.raises(pytest.UsageError, match="in clear text"):
+        Target(target.address, MODEL, limit_s=0.3).connect()
+    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result()
 
 
 def suite() -> dict[str, Test]:

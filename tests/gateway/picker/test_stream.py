@@ -205,8 +205,19 @@ async def test_a_second_request_in_a_stream_is_a_protocol_error() -> None:
     stream = PlayedProxy().picked()
     with pytest.raises(ProtocolError, match="a stream for each"):
         stream.request()
-    with pytest.raises(ProtocolError, match="after its end"):
-        stream.body(BODY)
+
+
+async def test_a_last_piece_that_comes_twice_is_left_out() -> None:
+    stream = PlayedProxy().picked()
+    sent = list(stream.wire.sent)
+    stream.body(BODY)
+    assert stream.wire.sent == sent
+
+
+async def test_an_answer_without_a_request_is_answered() -> None:
+    stream = PlayedProxy().stream()
+    stream.handler.handle(ProcessingRequest(response_headers=http_headers([(":status", "503")])))
+    assert [answer.WhichOneof("response") for answer in stream.wire.sent] == ["response_headers"]
 
 
 async def test_a_request_waits_in_the_queue_and_leaves_it_with_its_stream() -> None:

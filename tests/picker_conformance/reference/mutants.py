@@ -167,6 +167,18 @@ class Rewriting(Picker):
         return super().judged(head, body.replace(b'"base-', b'"'))
 
 
+class Leaving(Mutant):
+    """Ends the stream in an orderly way when the answer begins, which is no defect."""
+
+    async def Process(
+        self, requests: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
+    ) -> AsyncIterator[Response]:
+        async for response in super().Process(requests, context):
+            if response.HasField("response_headers"):
+                return
+            yield response
+
+
 class Buffering(Mutant):
     """Gives an answer back when it is complete."""
 

@@ -143,7 +143,12 @@ def refusal(status: int, message: str) -> Response:
     return Response(immediate_response=ext_proc.ImmediateResponse(status=code, body=body))
 
 
-async def serve(picker: Picker, address: str, states: Mapping[str, int] = HEALTH) -> tuple[grpc.aio.Server, int]:
+async def serve(
+    picker: Picker,
+    address: str,
+    states: Mapping[str, int] = HEALTH,
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[grpc.aio.Server, int]:
     """Start a picker with its health service, and return the server and its port."""
     server = grpc.aio.server()
     ext_proc_grpc.add_ExternalProcessorServicer_to_server(picker, server)
@@ -151,7 +156,7 @@ async def serve(picker: Picker, address: str, states: Mapping[str, int] = HEALTH
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for service, state in states.items():
         await servicer.set(service, state)
-    port = server.add_insecure_port(address)
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     await server.start()
     return server, port
 
