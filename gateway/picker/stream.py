@@ -197,9 +197,11 @@ class Stream:
         if self._request_headers is None:
             raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
-        self._parts.append(piece.body)
-        self._size_bytes += len(piece.body)
-        self._picking.unfinished_bytes += len(piece.body)
+        body = piece.body  # each access copies it
+        if body:  # the last piece has nothing
+            self._parts.append(body)
+        self._size_bytes += len(body)
+        self._picking.unfinished_bytes += len(body)
         try:
             self._check_size(self._size_bytes)
         except GatewayError as error:
@@ -343,13 +345,13 @@ class Stream:
 
     def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
-        is_last = piece.end_of_stream
+        body, is_last = piece.body, piece.end_of_stream
         is_streamed = self._response_mode == _FULL_DUPLEX
-        self._wire.send(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
+        self._wire.send(messages.response_body(body, is_streamed=is_streamed, is_last=is_last))
         if self.exchange is None or self.has_ended:
             return
-        if self._is_read and piece.body:
-            self.exchange.on_data(piece.body)
+        if self._is_read and body:
+            self.exchange.on_data(body)
         if is_last:
             self.exchange.on_end()
 
