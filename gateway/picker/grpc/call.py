@@ -13,6 +13,7 @@ from gateway.picker.grpc.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_BYTES,
     HEAD,
@@ -40,6 +41,8 @@ WINDOW_BYTES: Final = 1 << 20
 """What a peer may send of a call before more is asked for."""
 MESSAGE_BYTES: Final = 16 << 20
 """Longest message that is received."""
+MOST_HELD_BYTES: Final = 64 << 20
+"""What a connection may hold of incomplete messages; the call that has more is ended."""
 MOST_UNSENT_BYTES: Final = 1 << 20
 """What may wait to be sent before no more is asked for."""
 
@@ -65,6 +68,7 @@ class Line(Protocol):
     """What a call needs of its connection."""
 
     send_window: int
+    held_bytes: int
     is_slow: bool
 
     def write(self, data: bytes | memoryview) -> None:
@@ -236,7 +240,7 @@ class Call:
         Raises
         ------
         StreamError
-            If the client has sent more than it was asked for.
+            If the client has sent more than it was asked for, or many incomplete messages.
         """
         self._receive_window -= frame_bytes
         if self._receive_window < 0:
@@ -247,9 +251,13 @@ class Call:
                 self._message += memoryview(data)[at : at + size]  # copied once
                 at += size
                 self._missing_bytes -= size
+                self._line.held_bytes += size
                 if not self._missing_bytes:
                     message, self._message = self._message, bytearray()
+                    self._line.held_bytes -= len(message)
                     self._handle(message)
+                elif self._line.held_bytes > MOST_HELD_BYTES:
+                    raise StreamError(ENHANCE_YOUR_CALM)
                 continue
             if self._prefix or end - at < 5:
                 part = data[at : min(end, at + 5 - len(self._prefix))]
@@ -311,10 +319,12 @@ class Call:
     def drop(self) -> None:
         """Forget what waits, and tell the handler that the call has ended."""
         self.has_ended = True
-        if self.unsent_bytes:
-            self._line.wait(self, -self.unsent_bytes)
-            self.unsent_bytes = 0
+        unsent_bytes, self.unsent_bytes = self.unsent_bytes, 0
+        if unsent_bytes:
+            self._line.wait(self, -unsent_bytes)
         self._unsent = None
+        self._line.held_bytes -= len(self._message)
+        self._message = bytearray()
         handler, self.handler = self.handler, None
         if handler is not None:
             try:

@@ -103,6 +103,8 @@ class Connection:
     ----------
     send_window
         What the peer accepts now, over all calls.
+    held_bytes
+        What incomplete messages have.
     is_slow
         Whether the peer does not receive what has been written.
     """
@@ -135,6 +137,7 @@ class Connection:
         "_waiting",
         "_was_asked",
         "_will_flush",
+        "held_bytes",
         "is_slow",
         "send_window",
     )
@@ -155,6 +158,7 @@ class Connection:
         self._first_send_window = 65_535
         self._receive_window = CONNECTION_WINDOW_BYTES
         self.send_window = 65_535
+        self.held_bytes = 0
         self._has_preface = self._has_begun = False
         self._is_reading = self._will_flush = self._is_closing = self.is_slow = False
         self._is_leaving = False  # new calls are ignored
@@ -489,6 +493,7 @@ class Connection:
             self._transport.write(b"".join(out))
         if self._is_leaving and not self._calls and self._transport is not None:
             self._is_closing = True
+            self._changed_s = time.monotonic()
             self._transport.close()
 
     def _tell(self) -> None:
@@ -497,6 +502,7 @@ class Connection:
             self._answered.pop().drop()
 
     def _pump(self) -> None:
+        self._budget -= len(self._waiting) // 8
         for call in list(self._waiting.values()):
             if self.is_slow or not self.send_window:
                 break

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.picker.grpc import connection as bounds
 from gateway.picker.grpc import frames as h2
-from gateway.picker.grpc.call import MOST_UNSENT_BYTES, WINDOW_BYTES
+from gateway.picker.grpc.call import MESSAGE_BYTES, MOST_HELD_BYTES, MOST_UNSENT_BYTES, WINDOW_BYTES
 from gateway.picker.grpc.frames import (
     ACK,
     CONTINUATION,
@@ -235,6 +235,20 @@ async def test_receiving_asks_for_more() -> None:
     assert all(size // 2 <= more <= size for more in asked.values())
 
 
+async def test_incomplete_messages_are_held_within_a_bound() -> None:
+    peer = Peer()
+    begun = message(bytes(MESSAGE_BYTES))[:-1]
+    reset, stream = None, 1
+    while reset is None:
+        assert stream * MESSAGE_BYTES < 4 * MOST_HELD_BYTES
+        parts = [data(stream, begun[at : at + h2.FRAME_BYTES]) for at in range(0, len(begun), h2.FRAME_BYTES)]
+        reset, stream = await peer.reset(headers(stream), *parts), stream + 2
+    assert reset == h2.ENHANCE_YOUR_CALM
+    assert peer.connection.held_bytes <= MOST_HELD_BYTES
+    await peer.exchange(data(1, b"\0", END_STREAM), call(stream, b"next"))
+    assert [len(each.received) for each in peer.calls] == [1, *[0] * (len(peer.calls) - 2), 1]
+
+
 async def test_too_many_calls_are_refused() -> None:
     peer = Peer()
     opened = b"".join(headers(2 * each + 1) for each in range(bounds.MOST_CALLS))
@@ -337,6 +351,8 @@ async def test_an_answer_that_is_not_taken_is_cancelled() -> None:
     peer.connection.check(time.monotonic() + 61)
     assert (RST_STREAM, 0, 1, CANCEL) in await peer.frames()
     assert peer.calls[0].is_closed
+    peer.connection.check(time.monotonic() + 59)
+    assert await peer.frames() == []
 
 
 async def test_shutdown_lets_calls_end() -> None:
