@@ -279,11 +279,10 @@ async def test_a_flood_ends_the_connection(fruitless) -> None:  # type: ignore[n
     assert all(each.is_closed for each in peer.calls)
 
 
-async def test_a_flood_of_continuations_ends_the_connection() -> None:
-    for part in (b"a", b""):
-        peer = Peer()
-        flood = frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, 0, 1, part * 1000) * (2 * bounds.MOST_FRUITLESS)
-        assert await peer.goaway(flood) == h2.ENHANCE_YOUR_CALM
+@pytest.mark.parametrize(("part", "count"), [(bytes(1000), 20), (b"", 2 * bounds.MOST_FRUITLESS)])
+async def test_a_flood_of_continuations_ends_the_connection(part: bytes, count: int) -> None:
+    flood = frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, 0, 1, part) * count
+    assert await Peer().goaway(flood) == h2.ENHANCE_YOUR_CALM
 
 
 async def test_a_block_that_unpacks_to_much_ends_the_connection() -> None:
@@ -292,11 +291,12 @@ async def test_a_block_that_unpacks_to_much_ends_the_connection() -> None:
     assert await peer.goaway(frame(HEADERS, END_HEADERS, 1, remembered + b"\xbe" * 100)) == h2.COMPRESSION_ERROR
 
 
-async def test_others_have_their_turn_within_a_long_read() -> None:
+@pytest.mark.parametrize("messages", [1, 500])
+async def test_others_have_their_turn_within_a_long_read(messages: int) -> None:
+    """Whether it has many frames, or frames with many messages."""
     peer, other = Peer(), Peer()
-    peer.send(headers(1) + data(1, message(b"a")) * 3000)
-    before = len(peer.calls[0].received)
-    assert 0 < before < 3000
+    peer.send(headers(1) + data(1, message(b"a") * messages) * (3000 // messages))
+    assert 0 < len(peer.calls[0].received) < 3000
     assert body_of(await other.exchange(call(1, b"turn"))) == message(b"turn")
     await peer.frames()
     assert len(peer.calls[0].received) == 3000

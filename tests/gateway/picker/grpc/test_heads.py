@@ -42,3 +42,11 @@ def test_content_types() -> None:
 
     assert all(is_grpc(f"application/grpc{rest}") for rest in ("", "+proto", ";x=y"))
     assert not any(is_grpc(value) for value in ("application/grpc-web", "application/json", ""))
+
+
+def test_a_repeated_block_after_a_change_of_the_table_is_decoded_again() -> None:
+    reader = HeadReader()
+    latest = Encoder().encode(REQUEST[:2]) + b"\xbe"  # the latest entry of the table
+    for path in (b"/one", b"/two"):
+        reader.read(b"\x44%c%b" % (len(path), path))  # which remembers it
+        assert [reader.read(latest).path for _ in range(3)] == [path] * 3
