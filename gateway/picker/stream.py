@@ -6,14 +6,11 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest
 
 from gateway.frontend.asgi import headers_of
 from gateway.http.errors import GatewayError, format_of, request_id_lines, too_large
@@ -45,14 +42,13 @@ class ProtocolError(Exception):
 class Wire(Protocol):
     """The way back to the proxy."""
 
-    def send(self, message: ProcessingResponse) -> None:
-        """Send a message, after those before."""
+    def send(self, message: bytes) -> None:
+        """Send a `ProcessingResponse`, serialised, after those before."""
 
     def end(self) -> None:
         """End the stream well, once all messages have been sent."""
 
 
-@dataclass(slots=True)
 class Picking:
     """What the streams of a process share.
 
@@ -66,17 +62,19 @@ class Picking:
         Bytes of requests that are not complete yet.
     """
 
-    gateway: Gateway
-    destinations: Destinations
-    own: httpx.AsyncClient
-    streams: dict[str, Stream] = field(default_factory=dict)
-    unfinished_bytes: int = 0
-    _prefix: str = field(default_factory=lambda: os.urandom(6).hex())
-    _names: Iterator[int] = field(default_factory=count)
+    def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.destinations = destinations
+        self.own = own
+        self.streams: dict[str, Stream] = {}
+        self.unfinished_bytes = 0
+        self._prefix = os.urandom(6).hex()
+        self._names = 0
 
     def new_name(self) -> str:
         """Return a name for a request, which no other process gives."""
-        return f"{self._prefix}{next(self._names):x}"
+        self._names += 1
+        return f"{self._prefix}{self._names:x}"
 
 
 class Stream:
@@ -199,9 +197,11 @@ class Stream:
         if self._request_headers is None:
             raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
-        self._parts.append(piece.body)
-        self._size_bytes += len(piece.body)
-        self._picking.unfinished_bytes += len(piece.body)
+        body = piece.body  # each access copies it
+        if body:  # the last piece has nothing
+            self._parts.append(body)
+        self._size_bytes += len(body)
+        self._picking.unfinished_bytes += len(body)
         try:
             self._check_size(self._size_bytes)
         except GatewayError as error:
@@ -281,8 +281,7 @@ class Stream:
         if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
-        left_out = [name.decode("latin-1") for name in sorted(removed)]
-        self._wire.send(messages.forward(destinations, self._name, headers, left_out))
+        self._wire.send(messages.forward(destinations, self._name, headers, sorted(removed)))
         if self._has_body:
             for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
                 self._wire.send(piece)
@@ -346,13 +345,13 @@ class Stream:
 
     def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
-        is_last = piece.end_of_stream
+        body, is_last = piece.body, piece.end_of_stream
         is_streamed = self._response_mode == _FULL_DUPLEX
-        self._wire.send(messages.response_body(piece.body, is_streamed=is_streamed, is_last=is_last))
+        self._wire.send(messages.response_body(body, is_streamed=is_streamed, is_last=is_last))
         if self.exchange is None or self.has_ended:
             return
-        if self._is_read and piece.body:
-            self.exchange.on_data(piece.body)
+        if self._is_read and body:
+            self.exchange.on_data(body)
         if is_last:
             self.exchange.on_end()
 

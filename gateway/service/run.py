@@ -41,7 +41,6 @@ from gateway.telemetry.log_format import configure_logging
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
-_PICKER_OPTION = "--listen"
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
@@ -69,18 +68,17 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
     picker = settings.picker
     wanted = [(server.host, server.port, "--host and --port")]
     wanted += [] if admin.listen is None else [(*address_of(admin.listen), "admin.listen")]
-    wanted += [] if picker is None else [(*address_of(picker.listen), _PICKER_OPTION)]
+    wanted += [] if picker is None else [(*address_of(picker.listen), "--listen")]
     with contextlib.ExitStack() as stack:
         for host, port, options in wanted:
-            is_shared = server.workers > 1 or options == _PICKER_OPTION  # gRPC opens its own sockets
             try:
-                sockets.append(stack.enter_context(listen(host, port, shared=is_shared)))
+                sockets.append(stack.enter_context(listen(host, port, shared=server.workers > 1)))
             except OSError as error:
                 print(f"{config_path}: cannot listen on {host} port {port}: {error.strerror}", file=sys.stderr)
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
         if picker is not None:
-            address = _address(sockets.pop())
+            address = _address(sockets[-1])
             settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
         run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
         serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
@@ -268,7 +266,9 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
-        lines = start_lines(self._settings, [_url(opened) for opened in self._sockets], self._generated_admin_key)
+        is_picker = self._settings.picker is not None
+        urls = [_url(opened) for opened in (self._sockets[:-1] if is_picker else self._sockets)]
+        lines = start_lines(self._settings, urls, self._generated_admin_key)
         console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:

@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
         self._gateway = gateway
         self._on_started = on_started
         self._admin_socket: socket.socket | None = None
+        self._picker_socket: socket.socket | None = None
         self._admin_server: asyncio.Server | None = None
         self._admin_connections: set[ServerConnection] = set()  # not uvicorn's: they do not hold up draining
         self._has_process = has_process
@@ -132,16 +133,20 @@ class Server(uvicorn.Server):
         self._watch = asyncio.get_running_loop().create_task(_watch_open_files())
         if self._admin_socket is not None and self.started:
             self._admin_server = await self._serve_admin(self._admin_socket)
-        if self._gateway.settings.picker is not None and self.started:
-            self._picker = await _serve_picker(self._gateway, self._app.own)
+        if self._picker_socket is not None and self.started:
+            self._picker = await _serve_picker(self._gateway, self._app.own, self._picker_socket)
         if self._has_process:
             tune_garbage_collector()
         if self._on_started is not None and self.started:
             self._on_started()
 
-    async def serve_at(self, clients: socket.socket, admin: socket.socket | None = None) -> None:
-        """Serve until `drain`: clients at one address, and `/admin` at another if there is one."""
-        self._admin_socket = admin
+    async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
+        """Serve until `drain`: clients at one address, `/admin` and the endpoint picker at others if there are such."""
+        sockets = list(others)
+        if self._gateway.settings.picker is not None:
+            self._picker_socket = sockets.pop()
+        if sockets:
+            self._admin_socket = sockets.pop()
         try:
             await self.serve(sockets=[clients])
         finally:
@@ -193,12 +198,11 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
 
 
-async def _serve_picker(gateway: Gateway, own: App) -> PickerServer:
+async def _serve_picker(gateway: Gateway, own: App, opened: socket.socket) -> PickerServer:
     from gateway.picker.server import PickerServer  # needs the extra [picker]
 
-    assert gateway.settings.picker is not None
     picker = PickerServer(gateway, own)
-    await picker.start(gateway.settings.picker)
+    await picker.start(opened)
     return picker
 
 

@@ -86,6 +86,9 @@ class MemoryTransport:
     def is_closing(self) -> bool:
         return self._closing
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Write everything at once, whatever it is."""
+
     def pause_reading(self) -> None:
         self._paused = True
 

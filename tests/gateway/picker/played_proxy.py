@@ -38,8 +38,8 @@ class RecordingWire:
     sent: list[ProcessingResponse] = field(default_factory=list)
     has_ended: bool = False
 
-    def send(self, message: ProcessingResponse) -> None:
-        self.sent.append(message)
+    def send(self, message: bytes) -> None:
+        self.sent.append(ProcessingResponse.FromString(message))
 
     def end(self) -> None:
         self.has_ended = True
