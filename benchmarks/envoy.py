@@ -20,13 +20,17 @@ def endpoint(address: str) -> dict[str, Any]:
     return {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(port)}}}}
 
 
-def picker_configuration(port: int, admin_port: int, pickers: Sequence[str], replicas: Sequence[str]) -> dict[str, Any]:
+def picker_configuration(
+    port: int, admin_port: int, pickers: Sequence[str], replicas: Sequence[str], *, is_shown: bool = True
+) -> dict[str, Any]:
     """Return the configuration with other addresses, on this machine, and quick health checks.
 
     Parameters
     ----------
     pickers
         Their hosts and ports, in order of priority.
+    is_shown
+        Whether the picker is shown the answers.
     """
     document: dict[str, Any] = yaml.safe_load(_FILE.read_text())
     resources = document["static_resources"]
@@ -37,6 +41,8 @@ def picker_configuration(port: int, admin_port: int, pickers: Sequence[str], rep
         {"priority": priority, "lb_endpoints": [endpoint(each)]} for priority, each in enumerate(pickers)
     ]
     of_pickers["health_checks"][0] |= _QUICK
+    if not is_shown:
+        del manager_of(resources["listeners"][0])["http_filters"][1]
     document["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin_port}}}
     return document
 

@@ -3,10 +3,10 @@
 Closed-loop streams with prompts of 1 to 220 KB go to the same upstream through Envoy alone (replicas take turns), Envoy
 with `gateway picker`, and the gateway's own relay; each of the latter two with two pools. Answers are shown to the
 picker where its pool needs them. The upstream answers like an engine that is not saturated: the first of 20 chunks
-after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. The
-system under test runs on the first core; upstream and load generator on the second. CPU is the user and system time of
-the process trees, divided by the requests that the upstream answered. Systems take turns; each figure is the median of
-ROUNDS rounds, with other bodies in each.
+after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. They
+begin over 0.8 s, since streams that begin together stay together. The system under test runs on the first core;
+upstream and load generator on the second. CPU is the user and system time of the process trees, divided by the requests
+that the upstream answered. Systems take turns; each figure is the median of ROUNDS rounds, with other bodies in each.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from benchmarks.overhead.systems import POOLS
 
 STREAMS = (20, 50, 100, 150, 200)
 SIZES = (1_000, 20_000, 100_000, 220_000)
-POOL_NAMES = ("routing", "everything")
+SHOWN = {"routing": False, "everything": True}
+"""By pool: whether anything needs the answers."""
 ALONE = "Envoy alone"
 _HEADERS = ("authorization: Bearer sk-bench",)
 _ENGINE = {"FIRST_S": "0.4", "INTERVAL_S": "0.02", "CHUNKS": "20"}
 _REPLICAS = 8
+_STREAM_S = 0.8
 _WARM_S = 1.0
 
 
@@ -91,12 +93,12 @@ def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[Sys
         port = free_port()
         document = without_picker(picker_configuration(port, free_port(), ["127.0.0.1:1"], replicas))
         found = [System(ALONE, port, {"Envoy": start(ALONE, envoy_command(document, folder / "alone.yaml"))})]
-        for pool in POOL_NAMES:
+        for pool, is_shown in SHOWN.items():
             port, asked, own = free_port(), free_port(), free_port()
             config = ["--config", str(POOLS / f"{pool}.yaml"), "--workers", "1"]
             name = f"picker, {pool}"
             picker = start(name, [gateway, "picker", *config, "--port", str(own), "--listen", f"127.0.0.1:{asked}"])
-            document = picker_configuration(port, free_port(), [f"127.0.0.1:{asked}"], replicas)
+            document = picker_configuration(port, free_port(), [f"127.0.0.1:{asked}"], replicas, is_shown=is_shown)
             envoy = start(f"Envoy, {pool}", envoy_command(document, folder / f"{pool}.yaml"))
             found.append(System(name, port, {"picker": picker, "Envoy": envoy}))
             port, name = free_port(), f"relay, {pool}"
@@ -111,7 +113,7 @@ def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[Sys
 
 def measure(system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell) -> None:
     """Run one round of one system."""
-    arguments = (size, "--stream", "--seed", seed)
+    arguments = (size, "--stream", "--seed", seed, "--spread", _STREAM_S)
     load(system.port, streams, _WARM_S, *arguments, headers=_HEADERS)
     pids = {name: tree(pid) for name, pid in system.processes.items()}
     before, spent_s = stats(upstream_port), {name: -cpu_s(each) for name, each in pids.items()}

@@ -1,7 +1,7 @@
 """Closed-loop load: each connection sends one request after another, with bodies that all differ.
 
 Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]
-[--seed N]`; prints one line of JSON.
+[--seed N] [--spread SECONDS]`; prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -102,15 +102,20 @@ def _quantiles_ms(values_s: list[float]) -> dict[str, float]:
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3), "over_1_ms": round(late, 5)}
 
 
-async def run(port: int, connections: int, seconds: float, requests: Iterator[bytes]) -> dict[str, object]:
-    """Run the load and return its results."""
+async def run(
+    port: int, connections: int, seconds: float, requests: Iterator[bytes], spread_s: float = 0.0
+) -> dict[str, object]:
+    """Run the load and return its results; connections are opened over `spread_s`."""
     totals = Totals()
     loop = asyncio.get_running_loop()
-    opened = [
-        await loop.create_connection(lambda: Client(requests, totals), "127.0.0.1", port) for _ in range(connections)
-    ]
+    opened = []
+    for _ in range(connections):
+        opened.append(await loop.create_connection(lambda: Client(requests, totals), "127.0.0.1", port))
+        if spread_s:
+            await asyncio.sleep(spread_s / connections)
+    before = len(totals.latencies_s)
     await asyncio.sleep(seconds)
-    done, errors = len(totals.latencies_s), totals.errors
+    done, errors = len(totals.latencies_s) - before, totals.errors
     for transport, _ in opened:
         transport.abort()
     return {
@@ -132,13 +137,15 @@ def main() -> None:
     parser.add_argument("body_bytes", type=int)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--header", action="append", default=[])
+    parser.add_argument("--spread", type=float, default=0.0, help="seconds over which connections are opened")
     parser.add_argument("--seed", type=int, default=0, help="other bodies for each")
     arguments = parser.parse_args()
     headers = "".join(f"{header}\r\n" for header in arguments.header)
     numbers = range(_BODIES * arguments.seed, _BODIES * (arguments.seed + 1))
     bodies = [chat_body(arguments.body_bytes, number, stream=arguments.stream) for number in numbers]
     requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
-    result = uvloop.run(run(arguments.port, arguments.connections, arguments.seconds, requests))
+    running = run(arguments.port, arguments.connections, arguments.seconds, requests, arguments.spread)
+    result = uvloop.run(running)
     print(json.dumps(result))
 
 

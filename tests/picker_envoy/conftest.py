@@ -191,7 +191,7 @@ LISTENERS: dict[str, Changes] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("stage")
     with ExitStack() as stack:
