@@ -4,7 +4,7 @@ import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./d
 import { count, fixed, number, times } from "./format.js";
 import { header, named } from "./methods.js";
 
-let shownBackends = "";
+let shownBackends = null; // not the empty text, which stands for none
 
 export function showBeliefs(model, marks) {
   const belief = model.belief;
