@@ -175,6 +175,8 @@ class Server(uvicorn.Server):
         if self._watch is not None:
             self._watch.cancel()
         if self._picker is not None:
+            for server in self.servers:
+                server.close()  # clients come no more while the picker's streams end
             await self._picker.stop(self._drain_s)
         await super().shutdown(sockets)
 
