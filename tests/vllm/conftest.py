@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 class Served:
     """The running gateway, and what can be asked of it and of the engines behind it."""
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path, config: str, env: Mapping[str, str] = ONE_WORKER) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / "gateway.log"
@@ -54,7 +54,7 @@ class Served:
                     *("--config", config, "--port", str(self.port)),
                 ],
                 cwd=ROOT,
-                env={**os.environ, name: value, "GATEWAY_ADMIN_KEY": ADMIN_KEY, **ONE_WORKER},
+                env={**os.environ, name: value, "GATEWAY_ADMIN_KEY": ADMIN_KEY, **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -136,9 +136,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, config: str) -> Iterator[Served]:
+def serve(folder: Path, config: str, env: Mapping[str, str] = ONE_WORKER) -> Iterator[Served]:
     """Run a gateway whose replicas are up; at the end, it is stopped and none of its processes is left."""
-    served = Served(folder, config)
+    served = Served(folder, config, env)
     try:
         served.wait_up()
         yield served
@@ -168,8 +168,9 @@ def installed() -> Path:
 def served(
     request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Start the gateway with the pool file that the test module names in `POOL`."""
-    with serve(tmp_path_factory.mktemp("vllm"), request.module.POOL) as served:
+    """Start the gateway with the pool file that the test module names in `POOL`, and its engines' `ENV`."""
+    env = getattr(request.module, "ENV", ONE_WORKER)
+    with serve(tmp_path_factory.mktemp("vllm"), request.module.POOL, env) as served:
         if getattr(request.module, "PREDICTS", True):
             served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
         served.warm_up()

@@ -18,6 +18,7 @@ from tests.vllm.requests import to
 pytestmark = pytest.mark.vllm
 
 POOL = "tests/vllm/pool.rescue.yaml"
+ENV: dict[str, str] = {}  # engines as they are: streams are sent while the next step is computed
 PREDICTS = False
 VICTIM = "plain"
 STREAMS = 20
