@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from backends.backend import Backend
 from backends.http.client import Call, HeaderList
@@ -63,6 +63,12 @@ class PickedExchange(Exchange):
 
     # The request
 
+    def _admit(self) -> None:
+        try:
+            super()._admit()
+        except GatewayError as error:
+            raise as_shed(error) from None
+
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         """Return the backends that the request may be sent to: those whose destination is known and allowed."""
         candidates = super().candidates(tried, may_try=may_try)
@@ -94,7 +100,7 @@ class PickedExchange(Exchange):
 
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error; an answer that has begun is cut off, unless the proxy can go on with it alone."""
-        answer = self.delivery.answer
+        error, answer = as_shed(error), self.delivery.answer
         if error.code == STOPPING and answer is not None and not self._is_read:
             self._proxy.leave()
             self.succeed(answer)
@@ -196,3 +202,19 @@ class PickedExchange(Exchange):
 
     def _is_open(self) -> bool:
         return self in self._relay.exchanges
+
+
+def as_shed(error: GatewayError) -> GatewayError:
+    """Return an error as the protocol has it: 429 for requests that are dropped under load, 503 without a replica.
+
+    Examples
+    --------
+    >>> as_shed(GatewayError(503, "The queue is full.", code="queue_full")).status
+    429
+    """
+    if error.code not in _SHED:
+        return error
+    return GatewayError(429, error.message, code=error.code, retry_after_s=error.retry_after_s)
+
+
+_SHED: Final = frozenset({"gateway_full", "queue_full", "queue_timeout"})

@@ -216,7 +216,7 @@ class Stream:
             raise too_large(server.max_body_bytes)
         if self._picking.unfinished_bytes > server.max_unfinished_mib * 2**20:
             raise GatewayError(
-                503, "Too many requests are being received. Try again shortly.", code="overloaded", retry_after_s=2.0
+                429, "Too many requests are being received. Try again shortly.", code="overloaded", retry_after_s=2.0
             )
 
     def _on_request_end(self) -> None:

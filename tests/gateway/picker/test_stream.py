@@ -174,7 +174,7 @@ async def test_unfinished_requests_are_bounded_over_all_streams() -> None:
     for stream in streams:
         stream.request()
         stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * 800}))
-    assert streams[1].error == (503, "overloaded")
+    assert streams[1].error == (429, "overloaded")
     for stream in streams:
         stream.handler.close()
     assert proxy.in_flight() == IDLE
@@ -224,7 +224,9 @@ async def test_a_request_waits_in_the_queue_and_leaves_it_with_its_stream() -> N
     proxy = PlayedProxy(model={"queue": {"max_in_flight_per_backend": 1, "max_waiting": 2}})
     running = [proxy.picked(NONE, headers=[("x-gateway-backend", "a")]) for _ in range(3)]
     assert [bool(stream.wire.sent) for stream in running] == [True, False, False]
-    assert proxy.picked(headers=[("x-gateway-backend", "a")]).error[0] in {429, 503}
+    dropped = proxy.picked(headers=[("x-gateway-backend", "a")])
+    assert dropped.error == (429, "queue_full")
+    assert "retry-after" in {each.header.key for each in dropped.wire.sent[-1].immediate_response.headers.set_headers}
     running[1].handler.close()
     running[0].head()
     running[0].handler.close()
