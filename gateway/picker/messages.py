@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from envoy.config.core.v3.base_pb2 import HeaderMap, Metadata
-from envoy.service.ext_proc.v3.external_processor_pb2 import HeaderMutation, ImmediateResponse, ProcessingResponse
-from envoy.type.v3.http_status_pb2 import HttpStatus
-
 from gateway.http.headers import Header
+from gateway.picker.ext_proc_pb2 import (
+    HeaderMap,
+    HeaderMutation,
+    HttpStatus,
+    ImmediateResponse,
+    Metadata,
+    ProcessingResponse,
+)
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"

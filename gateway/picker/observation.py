@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
-
+from gateway.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.picker.messages import request_of
 from gateway.picker.stream import Picking, Stream
 

@@ -8,11 +8,11 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 import httpx
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 
 from gateway.frontend.http import App
 from gateway.picker.destinations import Destinations
+from gateway.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.picker.grpc.call import INVALID_ARGUMENT, Call
 from gateway.picker.grpc.server import GrpcServer
 from gateway.picker.health import Health
@@ -101,7 +101,7 @@ class _Process:
     def handle(self, data: bytes | bytearray) -> None:
         """Handle a message of the proxy."""
         try:
-            message = ProcessingRequest.FromString(data)
+            message = ProcessingRequest.FromString(data)  # type: ignore[arg-type] # a bytearray will do
             stream = self._stream
             if stream is None:
                 is_shown = message.observability_mode

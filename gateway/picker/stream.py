@@ -9,8 +9,6 @@ import random
 from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest
 
 from gateway.frontend.asgi import headers_of
 from gateway.http.errors import GatewayError, format_of, request_id_lines, too_large
@@ -19,6 +17,7 @@ from gateway.http.paths import canonical_path, is_for_clients
 from gateway.picker import messages
 from gateway.picker.destinations import Destinations
 from gateway.picker.exchange import PickedExchange
+from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.relay.context import Inbound
 from gateway.routing.model import Upstream
 from gateway.routing.request_headers import RequestHeaders

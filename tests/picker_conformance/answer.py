@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from . import ext_proc_pb2 as ext_proc
 
 DESTINATION = "x-gateway-destination-endpoint"
 LB = "envoy.lb"
 """Namespace of the metadata, as the protocol has it by default."""
 
-_ACTION = base_pb2.HeaderValueOption.HeaderAppendAction
+_ACTION = ext_proc.HeaderValueOption.HeaderAppendAction
 
 
 @dataclass

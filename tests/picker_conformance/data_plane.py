@@ -11,11 +11,8 @@ from collections.abc import Iterable
 from typing import Self
 
 import grpc
-from envoy.config.core.v3 import base_pb2
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
 
+from . import ext_proc_pb2 as ext_proc
 from .answer import LB, Answer
 
 SERVED = "x-gateway-destination-endpoint-served"
@@ -25,8 +22,9 @@ SUBSET_HINT = "envoy.lb.subset_hint"
 Headers = Iterable[tuple[str, str]]
 Metadata = dict[str, dict[str, object]]
 
-FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
-NONE = processing_mode_pb2.ProcessingMode.NONE
+_PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+FULL_DUPLEX = ext_proc.ProcessingMode.FULL_DUPLEX_STREAMED
+NONE = ext_proc.ProcessingMode.NONE
 _LONGEST_STREAM = 12
 """A stream ends after this many time limits, whatever the picker does."""
 
@@ -62,7 +60,7 @@ class Stream:
 
     def __init__(
         self,
-        stub: ext_proc_grpc.ExternalProcessorStub,
+        channel: grpc.Channel,
         limit_s: float,
         modes: tuple[int, int] | None,
         observe: bool,
@@ -74,7 +72,12 @@ class Stream:
         self._incoming: queue.SimpleQueue[ext_proc.ProcessingResponse | StreamEndedError] = queue.SimpleQueue()
         self._headers: dict[str, list[tuple[str, str]]] = {}
         self._last: dict[str, str] = {}
-        self._call = stub.Process(iter(self._outgoing.get, None), timeout=_LONGEST_STREAM * limit_s)
+        process = channel.stream_stream(
+            _PROCESS,
+            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
+            response_deserializer=ext_proc.ProcessingResponse.FromString,
+        )
+        self._call = process(iter(self._outgoing.get, None), timeout=_LONGEST_STREAM * limit_s)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -234,5 +237,5 @@ class Stream:
         return answer
 
 
-def _header_map(headers: Headers) -> base_pb2.HeaderMap:
-    return base_pb2.HeaderMap(headers=[base_pb2.HeaderValue(key=k, raw_value=v.encode()) for k, v in headers])
+def _header_map(headers: Headers) -> ext_proc.HeaderMap:
+    return ext_proc.HeaderMap(headers=[ext_proc.HeaderValue(key=k, raw_value=v.encode()) for k, v in headers])

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .answer import DESTINATION, LB, Answer
@@ -102,8 +101,7 @@ class Target:
         self, *, address: str = "", modes: tuple[int, int] | None = (FULL_DUPLEX, FULL_DUPLEX), observe: bool = False
     ) -> Stream:
         """Open a stream."""
-        stub = ext_proc_grpc.ExternalProcessorStub(self._channel(address or self.address))
-        return Stream(stub, self.limit_s, modes, observe)
+        return Stream(self._channel(address or self.address), self.limit_s, modes, observe)
 
     def check(self, service: str) -> str:
         """Return the health of a service: a serving status, or the status of gRPC where the call fails."""

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from envoy.config.core.v3.base_pb2 import HeaderMap
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest, ProcessingResponse
 
 from backends.backend import State
 from gateway.config.settings import PoolSettings
 from gateway.picker.destinations import Destinations
+from gateway.picker.ext_proc_pb2 import HeaderMap, HttpHeaders, ProcessingMode, ProcessingRequest, ProcessingResponse
 from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, Stream
 from gateway.routing.keys import digest

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from envoy.config.core.v3.base_pb2 import HeaderValueOption
-from envoy.service.ext_proc.v3.external_processor_pb2 import HeaderMutation, ProcessingResponse
 
 from gateway.picker import messages
+from gateway.picker.ext_proc_pb2 import HeaderMutation, HeaderValueOption, ProcessingResponse
 
 HEADERS = [(b"x-request-id", b"1"), (b":path", b"/" + b"p" * 300), (b"x-empty", b"")]
 

@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from backends.backend import State
 from gateway.http.errors import GatewayError
+from gateway.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.picker.stream import ProtocolError
 from gateway.relay.context import STOPPING
 from tests.gateway.picker.played_proxy import (

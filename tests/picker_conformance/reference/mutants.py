@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest as Request
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse as Response
 
+from .. import ext_proc_pb2 as ext_proc
+from ..ext_proc_pb2 import ProcessingRequest as Request
+from ..ext_proc_pb2 import ProcessingResponse as Response
 from .picker import DESTINATION, SUBSET, Picker
 
-ADD_IF_ABSENT = base_pb2.HeaderValueOption.HeaderAppendAction.ADD_IF_ABSENT
+ADD_IF_ABSENT = ext_proc.HeaderValueOption.HeaderAppendAction.ADD_IF_ABSENT
 
 
 class Mutant(Picker):
@@ -84,7 +83,7 @@ def destination(change: Callable[[str], str]) -> type[Picker]:
     return says_wrongly("request_headers", changed)
 
 
-def header(response: Response, number: int = 0) -> base_pb2.HeaderValueOption:
+def header(response: Response, number: int = 0) -> ext_proc.HeaderValueOption:
     """Return a header that a pick sets: the destination, or the length of the body."""
     return response.request_headers.response.header_mutation.set_headers[number]
 

@@ -11,24 +11,23 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import grpc
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
-from envoy.service.ext_proc.v3.external_processor_pb2 import CommonResponse
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest as Request
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse as Response
-from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from .. import ext_proc_pb2 as ext_proc
+from ..ext_proc_pb2 import CommonResponse
+from ..ext_proc_pb2 import ProcessingRequest as Request
+from ..ext_proc_pb2 import ProcessingResponse as Response
 
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"
 SERVING = health_pb2.HealthCheckResponse.SERVING
-HEALTH = dict.fromkeys(("", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"), SERVING)
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH = dict.fromkeys(("", "liveness", "readiness", SERVICE), SERVING)
 """State of the services of the picker, by name."""
 
 
-class Picker(ext_proc_grpc.ExternalProcessorServicer):
+class Picker:
     """Picks the endpoints in turn, each with all others behind it as fallbacks."""
 
     largest_piece = 64 * 1024
@@ -121,11 +120,11 @@ class Picker(ext_proc_grpc.ExternalProcessorServicer):
         return Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=metadata)
 
 
-def changed(name: str, value: str) -> base_pb2.HeaderValueOption:
+def changed(name: str, value: str) -> ext_proc.HeaderValueOption:
     """Return the order to set a header, whatever the client has sent."""
-    return base_pb2.HeaderValueOption(
-        header=base_pb2.HeaderValue(key=name, raw_value=value.encode()),
-        append_action=base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    return ext_proc.HeaderValueOption(
+        header=ext_proc.HeaderValue(key=name, raw_value=value.encode()),
+        append_action=ext_proc.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
 
 
@@ -139,7 +138,7 @@ def piece(body: bytes, end: bool) -> ext_proc.BodyResponse:
 def refusal(status: int, message: str) -> Response:
     """Return an error for the client, in place of a pick."""
     body = json.dumps({"error": {"message": message, "code": status}}).encode()
-    code = http_status_pb2.HttpStatus(code=status)
+    code = ext_proc.HttpStatus(code=status)
     return Response(immediate_response=ext_proc.ImmediateResponse(status=code, body=body))
 
 
@@ -151,7 +150,8 @@ async def serve(
 ) -> tuple[grpc.aio.Server, int]:
     """Start a picker with its health service, and return the server and its port."""
     server = grpc.aio.server()
-    ext_proc_grpc.add_ExternalProcessorServicer_to_server(picker, server)
+    process = grpc.stream_stream_rpc_method_handler(picker.Process, Request.FromString, Response.SerializeToString)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Process": process})])
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for service, state in states.items():
