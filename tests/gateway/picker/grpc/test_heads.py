@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.picker.grpc.frames import Http2Error
 from gateway.picker.grpc.heads import HeadReader
 from tests.gateway.picker.grpc.peer import REQUEST
 
@@ -50,3 +52,9 @@ def test_a_repeated_block_after_a_change_of_the_table_is_decoded_again() -> None
     for path in (b"/one", b"/two"):
         reader.read(b"\x44%c%b" % (len(path), path))  # which remembers it
         assert [reader.read(latest).path for _ in range(3)] == [path] * 3
+
+
+def test_what_cannot_be_decoded_is_told_without_the_words_of_the_library() -> None:
+    with pytest.raises(Http2Error) as raised:  # it shows addresses in memory
+        HeadReader().read(b"\xff" * 12)
+    assert raised.value.text == "the header block cannot be decoded"
