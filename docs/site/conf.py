@@ -12,7 +12,14 @@ project = "Speculation gateway"
 copyright = "the authors; Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "deploy/**.md", "tests/picker_conformance/README.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/**.md",
+    "deploy/**.md",
+    "tests/picker_conformance/README.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+]
 nitpicky = True
 suppress_warnings = ["toc.excluded"]
 myst_heading_anchors = 4
