@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from hpack import Decoder, HPACKError
 
@@ -81,7 +81,7 @@ class HeadReader:
             raise Http2Error(COMPRESSION_ERROR, "the header block cannot be decoded") from None
         head = RequestHead(fields)
         latest, entries, size = self._table_state()
-        is_same = latest is before[0] and entries == before[1] and size == before[2]  # compiled, tuples differ always
+        is_same = latest is before[0] and entries == before[1] and size == before[2]
         if not is_same or len(self._known) == _MOST_KNOWN:
             self._known.clear()
         else:
@@ -90,6 +90,6 @@ class HeadReader:
 
     def _table_state(self) -> tuple[object, int, int]:
         """Return what differs after each change of the table: its latest entry, their number and its size."""
-        table = self._decoder.header_table
+        table: Any = self._decoder.header_table  # compiled code makes a tuple anew wherever it knows its types
         entries = table.dynamic_entries
         return entries[0] if entries else None, len(entries), table.maxsize
