@@ -25,7 +25,7 @@ class Proxy(Reply, Protocol):
         """Have the request sent to the first of some destinations, which is a backend's, or to the next if it fails."""
 
     def leave(self) -> None:
-        """Let the answer go on without the gateway."""
+        """Leave the rest of the answer to the proxy."""
 
 
 class PickedExchange(Exchange):

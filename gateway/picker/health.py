@@ -39,11 +39,11 @@ class Health:
         return HealthCheckResponse.SERVING if serves else HealthCheckResponse.NOT_SERVING
 
     def keep(self, watcher: _Question) -> None:
-        """Tell of changes."""
+        """Send a watcher each change from now on."""
         self._watchers.add(watcher)
 
     def forget(self, watcher: _Question) -> None:
-        """Tell no more."""
+        """Stop sending changes."""
         self._watchers.discard(watcher)
 
 
@@ -87,5 +87,5 @@ class _Question:
             self._call.fail(INVALID_ARGUMENT, "Expected a HealthCheckRequest.")
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop sending changes."""
         self._health.forget(self)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from gateway.frontend.asgi import headers_of
-from gateway.http.errors import GatewayError, format_of, request_id_lines, too_large
+from gateway.http.errors import GatewayError, too_large
 from gateway.http.headers import Header, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
 from gateway.picker import messages
 from gateway.picker.destinations import Destinations
 from gateway.picker.exchange import PickedExchange
 from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
-from gateway.relay.context import Inbound
+from gateway.relay.context import Inbound, send_error
 from gateway.routing.model import Upstream
 from gateway.routing.request_headers import RequestHeaders
 
@@ -161,18 +161,18 @@ class Stream:
             raise ProtocolError("request headers without :method and :path")
         self._subset = messages.subset_of(message.metadata_context)
         is_last = message.request_headers.end_of_stream
-        access, path = self._relay.access, canonical_path(self._target)
+        access, by_name = self._relay.access, dict(self._headers)
         try:
             if message.HasField("protocol_config"):  # by older proxies it is not told
                 self._response_mode = message.protocol_config.response_body_mode
                 if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
-            if access.answers_itself(self._method, self._target, dict(self._headers)):
-                _check_for_clients(path)
+            if access.answers_itself(self._method, self._target, by_name):
+                _check_for_clients(canonical_path(self._target))
                 self._answering = asyncio.get_running_loop().create_task(self._answer_itself())
                 return
             self._request_headers = access.relayed(self._method, self._target, self._headers)
-            length = dict(self._headers).get(b"content-length", b"")
+            length = by_name.get(b"content-length", b"")
             if length.isdigit():
                 self._check_size(int(length))
         except GatewayError as error:
@@ -253,8 +253,7 @@ class Stream:
         request_id = dict(self._headers).get(b"x-request-id") or self._relay.new_request_id()
         self._relay.count_refused_head(request_id, self._method, path, self._headers, error)
         lines = self._relay.access.lines_of_refusal(self._target, self._headers)
-        lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
-        self.whole(error.status, lines, error.body(format_of(path)))
+        send_error(self, error, path, request_id, lines)
 
     # What the exchange says: see `gateway.picker.exchange.Proxy`
 
@@ -304,7 +303,7 @@ class Stream:
             self._wire.end()
 
     def leave(self) -> None:
-        """Let an answer go on without this process, which stops: the stream ends well."""
+        """End the stream without an error, so that the proxy can finish the answer after this process has stopped."""
         self.has_ended = True
         self._wire.end()
 

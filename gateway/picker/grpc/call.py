@@ -309,7 +309,7 @@ class Call:
             self.handler.half_close()
 
     def _ask_for_more(self) -> None:
-        """Let the client send more, unless it does not take what it is sent."""
+        """Open the receive window again, unless the client is slow to receive."""
         room = self._receive_window
         if room > WINDOW_BYTES // 2 or self.unsent_bytes > MOST_UNSENT_BYTES or self.is_half_closed or self.has_ended:
             return

@@ -497,7 +497,7 @@ class Connection:
             self._transport.close()
 
     def _tell(self) -> None:
-        """Tell the handlers of calls that have been answered."""
+        """Close the handlers of the calls that have been answered."""
         while self._answered:
             self._answered.pop().drop()
 
@@ -560,7 +560,7 @@ class Connection:
             self._close()
 
     def shutdown(self) -> None:
-        """Tell the peer to open no more calls; those on their way are answered."""
+        """Announce the end of the connection (GOAWAY); calls that are already on their way are answered."""
         if not self._has_begun:
             self._close()
         elif not self._is_leaving and not self._is_closing:
