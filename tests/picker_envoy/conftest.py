@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,16 @@ class Stage:
     def until_known(self, healthy: int) -> None:
         until(lambda: self.envoy.statistic("cluster.picker.membership_healthy") == healthy)
 
-    def die(self, name: str) -> None:
-        """Have an engine refuse connections, and end those that there are."""
-        self._run(self.engines[name].die())
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        """Have engines refuse connections for a time, and end those that there are."""
+        for name in names:
+            self._run(self.engines[name].die())
+        try:
+            yield
+        finally:
+            for name in names:
+                self._run(self.engines[name].come_back())
 
     def chat(
         self,
@@ -208,8 +215,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         replicas = [url.removeprefix("http://") for url in urls.values()]
         envoy = stack.enter_context(envoy_proxy(folder, addresses, replicas, LISTENERS))
         stage = Stage(engines, envoy, folder, pool, addresses, run)
-        for name in engines:
-            stack.callback(stage.die, name)
+        for each in engines.values():
+            stack.callback(lambda upstream: run(upstream.die()), each)
         stack.callback(stage.stop_all)
         stage.start(0)
         yield stage

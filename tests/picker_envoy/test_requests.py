@@ -156,8 +156,8 @@ def test_a_client_that_leaves_before_the_answer_ends_the_request(stage: Stage) -
 
 def test_a_fallback_serves_where_the_first_endpoint_refuses(stage: Stage) -> None:
     """The picker, which has not probed yet, still names the dead replica first in every second list."""
-    stage.die("c")
-    answers = [stage.chat(model="failing") for _ in range(2)]
+    with stage.without("c"):
+        answers = [stage.chat(model="failing") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert {answer.headers["x-gateway-backend"] for answer in answers} == {"d"}
     until(lambda: outcomes(stage, "ok", "d") == 2)  # the picker may hear of the end after the client
@@ -166,10 +166,9 @@ def test_a_fallback_serves_where_the_first_endpoint_refuses(stage: Stage) -> Non
 
 
 def test_without_a_replica_the_picker_answers(stage: Stage) -> None:
-    stage.die("d")
-
     def refused() -> bool:
         answer = stage.chat(model="failing")
         return answer.status_code == 503 and answer.json()["error"].get("code") == "no_backend"
 
-    until(refused)
+    with stage.without("c", "d"):
+        until(refused)

@@ -268,7 +268,7 @@ class Connection:
                 self._on_frame(kind, flags, stream, data, begin, at)
             except StreamError as fault:
                 self._reset(stream, fault.code)
-            if self._is_closing:
+            if self._is_closing or self._has_left():
                 break
         return at
 
@@ -302,7 +302,7 @@ class Connection:
         elif kind == GOAWAY:
             if stream or len(payload) < 8:
                 raise Http2Error(PROTOCOL_ERROR if stream else FRAME_SIZE_ERROR, "a wrong GOAWAY")
-            self._leave()
+            self._is_leaving = True
         else:
             self._spend()
             if kind == PRIORITY and not stream:
@@ -470,7 +470,7 @@ class Connection:
             self.write(frame(PING, ACK, 0, payload))
         elif payload == _LAST_CALLS:
             self.write(frames.goaway(self._last_stream, NO_ERROR))
-            self._leave()
+            self._is_leaving = True
 
     # Writing; see `gateway.picker.grpc.call.Line`
 
@@ -491,7 +491,7 @@ class Connection:
         if out and self._transport is not None:
             self._out = []
             self._transport.write(b"".join(out))
-        if self._is_leaving and not self._calls and self._transport is not None:
+        if self._has_left() and self._transport is not None:
             self._is_closing = True
             self._changed_s = time.monotonic()
             self._transport.close()
@@ -553,11 +553,9 @@ class Connection:
         if self._transport is not None:
             self._transport.close()
 
-    def _leave(self) -> None:
-        """Close when the calls that there are have ended."""
-        self._is_leaving = True
-        if not self._calls and not self._is_reading:
-            self._close()
+    def _has_left(self) -> bool:
+        """Tell whether the peer, or this side, has said goodbye, and all calls have ended."""
+        return self._is_leaving and not self._calls
 
     def shutdown(self) -> None:
         """Announce the end of the connection (GOAWAY); calls that are already on their way are answered."""

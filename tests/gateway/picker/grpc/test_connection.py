@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.picker.grpc import connection as bounds
@@ -398,6 +398,7 @@ PARTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(PARTS, st.lists(st.integers(0, 400), max_size=8), st.booleans())
+@example([frame(GOAWAY, 0, 0, bytes(8)), h2.settings({})], [], True)
 def test_how_the_bytes_are_cut_changes_nothing(parts: list[bytes], cuts: list[int], singly: bool) -> None:
     stream = HELLO + b"".join(parts)
     ends = (
