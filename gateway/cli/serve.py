@@ -38,9 +38,9 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
     if picker is not None:
         require("picker", "hpack", "grpc_health", "google.protobuf")
         if settings.picker is not None and settings.picker.tls is not None:
-            from gateway.picker.tls import context_of
+            from gateway.picker.tls import Certificate
 
-            context_of(settings.picker.tls)  # tells of its files now
+            Certificate(settings.picker.tls)  # tells of its files now
 
     from gateway.service.run import serve
 

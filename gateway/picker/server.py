@@ -18,7 +18,7 @@ from gateway.picker.grpc.server import GrpcServer
 from gateway.picker.health import Health
 from gateway.picker.observation import Observation
 from gateway.picker.stream import Picking, ProtocolError, Stream
-from gateway.picker.tls import context_of
+from gateway.picker.tls import Certificate
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -47,6 +47,7 @@ class PickerServer:
         self._health = Health()
         self._is_draining = False
         self._checks: asyncio.Task[None] | None = None
+        self._certificate: Certificate | None = None
         self._server = GrpcServer(
             {
                 f"/{SERVICE}/Process": lambda call: _Process(self._picking, call),
@@ -58,12 +59,13 @@ class PickerServer:
     async def start(self, opened: socket.socket) -> None:
         """Accept calls at a bound socket, with TLS if the settings say so."""
         settings = self._gateway.settings.picker
-        tls = None if settings is None or settings.tls is None else context_of(settings.tls)
+        if settings is not None and settings.tls is not None:
+            self._certificate = Certificate(settings.tls)
         await self._picking.destinations.start(self._gateway.pool)
         self._health.set(_LIVE, serves=True)
         self._check()
         self._checks = asyncio.create_task(self._check_regularly())
-        await self._server.start(opened, tls)
+        await self._server.start(opened, None if self._certificate is None else self._certificate.context)
 
     def drain(self) -> None:
         """Show that no more requests should come."""
@@ -82,6 +84,8 @@ class PickerServer:
         while True:
             await asyncio.sleep(_CHECK_S)
             self._check()
+            if self._certificate is not None:
+                self._certificate.refresh()
 
     def _check(self) -> None:
         """Publish whether any replica can serve."""
