@@ -273,7 +273,7 @@ class Predictor:
             if holders:
                 prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
             prefill_s = slowness * model.prompt_time.token_s(model.per_prompt_token_s) * prompt
-            evicted_s = _REUSE * prefill_s if model.prefixes.is_full_with(prompt) else 0.0
+            evicted_s = _eviction_s(candidates, prefill_s) if model.prefixes.is_full_with(prompt) else 0.0
             wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
@@ -303,8 +303,14 @@ class Predictor:
         return predictions
 
 
-_REUSE: Final = 0.4
-"""Share of the prompt tokens evicted from a full prefix cache that a later request has to compute again."""
+def _eviction_s(candidates: Sequence[Candidate], prefill_s: float) -> float:
+    """Return the delay of later requests whose prefixes are evicted, and of those beside them."""
+    beside = sum([one.in_flight for one in candidates]) / len(candidates)
+    return _RECOMPUTED * (1.0 + beside) * prefill_s
+
+
+_RECOMPUTED: Final = 2.0
+"""Prompt tokens computed later for each one that a full prefix cache evicts: they evict others in turn."""
 
 
 def depth_of(schedule: DraftSchedule) -> Depth | None:

@@ -116,6 +116,22 @@ def test_cached_prompt_tokens_are_not_computed() -> None:
     assert distrusted.prompt_tokens > 3800
 
 
+def test_what_a_full_cache_evicts_is_computed_again_beside_the_requests_of_the_pool() -> None:
+    predictor, load = _predictor(), EngineLoad(kv_tokens=1000)
+    empty, full = (replace(_backend(name), load=load) for name in ("empty", "full"))
+    known = replace(REQUEST, prompt_tokens=900, prefix=(1,), prefix_tokens=(900,))
+    predictor.of(full).prefixes.remember(known)
+    request = replace(REQUEST, prompt_tokens=400, prefix=(2,), prefix_tokens=(400,))
+
+    def lost_s(elsewhere: int) -> list[float]:
+        pool = [empty, full, _busy(predictor, _backend("busy"), elsewhere, Share(50.0, 800.0, 300.0))]
+        return [one.others_s / one.prefill_s for one in predictor.predict(request, key_of(request), pool)[:2]]
+
+    assert lost_s(0) == pytest.approx([0.0, 2.0])
+    assert lost_s(6) == pytest.approx([0.0, 2.0 * (1 + 6 / 3)])
+    assert _predict(predictor, full, known).others_s == 0.0  # it finds its own
+
+
 def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:
     predictor = _predictor()
     two = [_backend("e1"), _backend("e2")]
