@@ -112,7 +112,7 @@ def upstream(port: int, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
                 yield pid
                 return
             time.sleep(0.1)
-        raise SystemExit(f"the upstream does not answer: see {folder / 'upstream.log'}")
+        raise SystemExit(f"the upstream does not answer:\n{(folder / 'upstream.log').read_text()[-2000:]}")
 
 
 def stats(port: int) -> dict[str, int]:

@@ -52,6 +52,9 @@ async def engine(wire: Wire) -> None:
     body = wire.seen.body
     if b"hold" in body:
         await wire.until_closed()
+    elif b"when told" in body:
+        await TOLD.wait()
+        await well(wire)
     elif b"endless" in body:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
@@ -70,6 +73,7 @@ async def engine(wire: Wire) -> None:
 
 PAUSE_S = 1.0
 FIRST_S = 0.1
+TOLD = asyncio.Event()
 
 
 async def parts(wire: Wire) -> None:
@@ -139,6 +143,14 @@ class Stage:
         finally:
             for name in names:
                 self._run(self.engines[name].come_back())
+
+    def tell_engines(self) -> None:
+        """Have engines answer the requests `when told`."""
+
+        async def tell() -> None:
+            TOLD.set()
+
+        self._run(tell())
 
     def chat(
         self,

@@ -29,6 +29,23 @@ def predictions(command: Command) -> object:
     return answer.json()
 
 
+def test_an_answer_waits_for_a_picker_that_is_busy(stage: Stage) -> None:
+    """Envoy fails it after 200 ms, if it is not told otherwise."""
+    group = stage.pickers[0].process.pid
+    seen = len(stage.engines["a"].seen)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(stage.chat, "when told", headers={"x-gateway-backend": "a"})
+        until(lambda: len(stage.engines["a"].seen) > seen)
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            stage.tell_engines()
+            with pytest.raises(TimeoutError):
+                answer.result(1.0)
+        finally:
+            os.killpg(group, signal.SIGCONT)
+        assert answer.result().status_code == httpx.codes.OK
+
+
 def test_two_pickers_act_as_one(stage: Stage) -> None:
     """Envoy asks the first; the second knows what is in flight, and what was learned."""
     two = stage.start(1)
