@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,19 +139,20 @@ class Served:
 @contextlib.contextmanager
 def serve(folder: Path, config: str, env: Mapping[str, str] = ONE_WORKER) -> Iterator[Served]:
     """Run a gateway whose replicas are up; at the end, it is stopped and none of its processes is left."""
-    served = Served(folder, config, env)
-    try:
-        served.wait_up()
-        yield served
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            served.stop()
-        for pid in served.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        served.process.wait()
-        served.http.close()
-        served.openai.close()
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # vLLM leaves them; longer paths are no addresses
+        served = Served(folder, config, {**env, "VLLM_RPC_BASE_PATH": sockets})
+        try:
+            served.wait_up()
+            yield served
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                served.stop()
+            for pid in served.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            served.process.wait()
+            served.http.close()
+            served.openai.close()
 
 
 @pytest.fixture(scope="session")
