@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
@@ -134,6 +135,12 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Lift `faulthandler_timeout`: engines may take START_S to start, and each wait for them has its own bound."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @contextlib.contextmanager
