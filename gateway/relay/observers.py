@@ -141,10 +141,10 @@ class Observer:
     needs_answer: ClassVar[bool] = True
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Note that the request is about to be sent to a backend; called again for a retry."""
+        """Handle the choice of a backend, just before each attempt to send the request."""
 
     def on_retry(self, kind: str) -> None:
-        """Note that the backend has failed the request, before it is sent to another one; `kind` as in metrics."""
+        """Handle a failed attempt, before the next one; `kind` is the failure as the metrics name it."""
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Handle complete events of a stream, which are about to be passed on."""

@@ -27,7 +27,7 @@ def advise(
     strict: Strict = False,
     json: JsonFile = None,
 ) -> None:
-    """Say what to change in a pool: k, methods, flags, memory; with the gain, its interval and the lines to change."""
+    """Recommend changes to a pool (k, methods, flags, memory), each with its expected gain and the lines to edit."""
     if trace:
         require("lab", "scipy")
         from lab.advise.command import AdviseOptions, from_trace

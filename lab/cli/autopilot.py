@@ -85,7 +85,7 @@ def autopilot(
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Say which replica should run what, by the traffic recorded of late; --apply changes them.
+    """Recommend what each replica should run, based on recent traffic; --apply makes the changes.
 
     Exits 1 if a change failed, 2 if the input is wrong.
     """

@@ -145,10 +145,11 @@ class Stage:
                 self._run(self.engines[name].come_back())
 
     def tell_engines(self) -> None:
-        """Have engines answer the requests `when told`."""
+        """Have engines answer the requests that wait for it."""
 
         async def tell() -> None:
             TOLD.set()
+            TOLD.clear()
 
         self._run(tell())
 

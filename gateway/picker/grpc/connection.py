@@ -554,7 +554,7 @@ class Connection:
             self._transport.close()
 
     def _has_left(self) -> bool:
-        """Tell whether the peer, or this side, has said goodbye, and all calls have ended."""
+        """Return whether either side has sent GOAWAY and no calls are left."""
         return self._is_leaving and not self._calls
 
     def shutdown(self) -> None:
