@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from . import ext_proc_pb2 as ext_proc
@@ -54,6 +55,24 @@ class Answer:
         if self.immediate:
             return f"an immediate response with {self.immediate}: {self.message[:200]!r}"
         return f"the destination {self.headers.get(DESTINATION)}, and {len(self.body)} bytes of body"
+
+    def assert_body(self, body: bytes) -> None:
+        """Check that a body came back as it was.
+
+        pytest's own comparison takes hours for long bodies that differ in a byte, where the variable `CI` is set.
+
+        Raises
+        ------
+        AssertionError
+            If it did not. It says from which byte on.
+        """
+        if self.body != body:
+            shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.body, body, strict=False))
+            start = sum(1 for _ in shared)
+            back, sent = self.body[start : start + 32], body[start : start + 32]
+            raise AssertionError(
+                f"{len(self.body)} bytes came back of {len(body)}; from byte {start} on {back!r} instead of {sent!r}"
+            )
 
     def take(self, message: ext_proc.ProcessingResponse) -> None:
         """Add a message of the picker.

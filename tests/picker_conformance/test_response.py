@@ -57,20 +57,20 @@ def test_served_endpoint(picker: Target, which: str) -> None:
         served = {"picked": picked[0], "fallback": picked[-1], "unknown": FOREIGN, "no endpoint": "none"}.get(which)
         stream.send_response_headers(served=served)
         stream.send_response_body(JSON)
-        assert answered(stream).body == JSON
+        answered(stream).assert_body(JSON)
     picker.assert_serves()
 
 
 @must(Source.STREAMING, "The body of an answer comes back as it was, in one piece or in many.")
 @pytest.mark.parametrize("pieces", [[JSON], split(JSON, 9), [JSON, b""]], ids=["one", "many", "empty end"])
 def test_body(picker: Target, pieces: list[bytes]) -> None:
-    assert passed_on(picker, pieces).body == JSON
+    passed_on(picker, pieces).assert_body(JSON)
 
 
 @must(Source.STREAMING, "An answer of 300 KB comes back whole.")
 def test_long(picker: Target) -> None:
     body = b'{"data": "' + b"0123456789" * (LONG_BYTES // 10) + b'"}'
-    assert passed_on(picker, split(body, 16_384)).body == body
+    passed_on(picker, split(body, 16_384)).assert_body(body)
 
 
 @must(Source.STREAMING, "A stream of events comes back event by event: each one before the next is there.")
@@ -86,14 +86,14 @@ def test_each_event_at_once(picker: Target) -> None:
         stream.send_response_body(LAST)
         while not back.ended:
             back.take(stream.receive())
-    assert back.body == b"".join(EVENTS) + LAST
+    back.assert_body(b"".join(EVENTS) + LAST)
 
 
 @must(Source.STREAMING, "A stream of events comes back as it was, wherever its pieces end.")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_events_in_pieces(picker: Target, size: int) -> None:
     body = b"".join(EVENTS) + LAST
-    assert passed_on(picker, split(body, size), SSE).body == body
+    passed_on(picker, split(body, size), SSE).assert_body(body)
 
 
 @must(Source.EXT_PROC, "Headers may end an answer.")
@@ -101,12 +101,12 @@ def test_without_a_body(picker: Target) -> None:
     with picker.stream() as stream:
         served = picker.picked(stream)[0]
         stream.send_response_headers(status=204, end=True, served=served)
-        assert answered(stream).body == b""
+        answered(stream).assert_body(b"")
 
 
 @must(Source.EXT_PROC, "The body of an answer may be empty.")
 def test_empty(picker: Target) -> None:
-    assert passed_on(picker, [b""]).body == b""
+    passed_on(picker, [b""]).assert_body(b"")
 
 
 @must(Source.EXT_PROC, "Trailers may end an answer: its body comes back without end_of_stream, and they are answered.")
@@ -119,7 +119,7 @@ def test_trailers(picker: Target, content_type: str) -> None:
         stream.send_response_body(body, end=False)
         stream.send_response_trailers()
         answer = answered(stream)
-    assert answer.body == body
+    answer.assert_body(body)
     assert not answer.ended, "a piece with end_of_stream came before the trailers"
 
 
@@ -127,7 +127,7 @@ def test_trailers(picker: Target, content_type: str) -> None:
 @pytest.mark.parametrize("status", [400, 500])
 def test_error(picker: Target, status: int) -> None:
     body = b"upstream connect error"
-    assert passed_on(picker, [body], "text/plain", status).body == body
+    passed_on(picker, [body], "text/plain", status).assert_body(body)
 
 
 @must(Source.EXT_PROC, "The answer to a request without a body comes back as it was.")
@@ -137,7 +137,7 @@ def test_after_a_get(picker: Target) -> None:
         destinations(stream.request())
         stream.send_response_headers()
         stream.send_response_body(JSON)
-        assert answered(stream).body == JSON
+        answered(stream).assert_body(JSON)
 
 
 @must(Source.EXT_PROC, "An answer without a request, such as one of Envoy's own, is answered, or the stream is ended.")
