@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.support.event_loop import stop_listening
+
 
 @dataclass
 class ApiServer:
@@ -36,7 +38,7 @@ class ApiServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

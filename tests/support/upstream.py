@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tests.support.event_loop import event_loop_in_thread
+from tests.support.event_loop import event_loop_in_thread, stop_listening
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Upstream:
     async def die(self) -> None:
         """Stop listening and abort all connections."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
             self._server = None
         for task in list(self._tasks):
             task.cancel()
