@@ -90,6 +90,9 @@ class Services(Protocol):
     def begin(self, path: bytes, call: Call) -> Handler | None:
         """Return what answers a call to a path; None if there is nothing there."""
 
+    def opened(self, connection: Connection) -> None:
+        """Note a connection, whose handshake has succeeded if there is TLS."""
+
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
 
@@ -174,6 +177,7 @@ class Connection:
         self._transport = transport
         transport.set_write_buffer_limits(_BUFFER_BYTES)
         transport.write(_HELLO)
+        self._services.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End all calls, and break the reference cycles."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from gateway.picker.grpc.call import UNAVAILABLE, Call, Handler
-from gateway.picker.grpc.connection import Connection
+from gateway.picker.grpc.connection import BEGIN_S, Connection
 
 SWEEP_S: Final = 1.0
 """Seconds between checks for connections whose time is over."""
@@ -34,6 +34,7 @@ class GrpcServer:
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._is_empty: asyncio.Future[None] | None = None
+        self._is_stopping = False
         self.connections: set[Any] = set()
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -41,21 +42,29 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
         connect = cast("Callable[[], asyncio.Protocol]", self.connect)
-        self._server = await loop.create_server(connect, sock=opened, backlog=_BACKLOG, ssl=tls)
+        limits: dict[str, Any] = {}
+        if tls is not None:
+            # Clients of gRPC leave the end of TLS unanswered; the default is to wait 30 s for it.
+            limits = {"ssl": tls, "ssl_handshake_timeout": BEGIN_S, "ssl_shutdown_timeout": _CLOSE_S}
+        self._server = await loop.create_server(connect, sock=opened, backlog=_BACKLOG, **limits)
         self._sweep = loop.call_later(SWEEP_S, self._check)
 
     def connect(self) -> Connection:
         """Return the protocol of a new connection."""
-        connection = Connection(self)
-        self.connections.add(connection)
-        if len(self.connections) > MOST_CONNECTIONS:
-            asyncio.get_running_loop().call_soon(connection.abort)
-        return connection
+        return Connection(self)
 
     def begin(self, path: bytes, call: Call) -> Handler | None:
         """Return what answers a call to a path; None if there is nothing there."""
         begin = self._methods.get(path)
         return None if begin is None else begin(call)
+
+    def opened(self, connection: Connection) -> None:
+        """Note a connection, whose handshake has succeeded if there is TLS: asyncio tells nothing of one that fails."""
+        self.connections.add(connection)
+        if len(self.connections) > MOST_CONNECTIONS:
+            connection.abort()
+        elif self._is_stopping:
+            connection.shutdown()
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -71,6 +80,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more calls, wait for those that there are, and end the rest."""
+        self._is_stopping = True
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
