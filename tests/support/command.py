@@ -68,6 +68,14 @@ def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, what: s
     eventually_blocking(holds, timeout_s, what or str(condition))
 
 
+def until_ready(command: Command) -> None:
+    """Wait until all workers are ready.
+
+    Which of them answers is chance: of two, one that is not ready escapes once in 10**9 times.
+    """
+    until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(30)), what="all workers ready")
+
+
 def family(pid: int) -> set[int]:
     """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}

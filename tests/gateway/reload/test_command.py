@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until
+from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
 
 POOL = """
@@ -58,16 +58,12 @@ def served_by(command: Command, requests: int = 12, key: str = "sk-1") -> set[st
     return {answer.headers.get("x-gateway-backend") or str(answer.status_code) for answer in answers}
 
 
-def started(command: Command) -> None:
-    until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(8)), what="all workers ready")
-
-
 @pytest.mark.slow
 @WORKERS
 def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) -> None:
     pool.write("ab")
     with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
-        started(command)
+        until_ready(command)
         processes = family(command.process.pid)
         assert served_by(command) == {"a", "b"}
         pool.write("bc", "sk-2")
@@ -94,7 +90,7 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
 def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) -> None:
     pool.write("ab")
     with gateway_command(pool.path, tmp_path, "--workers", "1") as command:
-        started(command)
+        until_ready(command)
         assert command.post("/admin/reload", None).status_code == 401
         assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []
         pool.write("b")
@@ -118,7 +114,7 @@ def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) 
 def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Path) -> None:
     pool.write("a")
     with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
-        started(command)
+        until_ready(command)
         pool.write("b")
         assert command.post("/admin/reload", None, headers=command.admin).status_code == 200
         until(lambda: served_by(command) == {"b"})
@@ -126,7 +122,7 @@ def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Pa
         for victim in [pid for pid in before if b"spawn_main" in command_line(pid)]:
             os.kill(victim, signal.SIGKILL)
         until(lambda: command.printed().count("restarting it") == 2)
-        started(command)
+        until_ready(command)
         until(lambda: served_by(command) == {"b"})
 
 
@@ -134,7 +130,7 @@ def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Pa
 def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path) -> None:
     pool.write("a")
     with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
-        started(command)
+        until_ready(command)
         assert served_by(command) == {"a"}
         descriptors = len(list(Path(f"/proc/{command.process.pid}/fd").iterdir()))
         for number in range(300):

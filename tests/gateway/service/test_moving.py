@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.command import Command, gateway_command, until
+from tests.support.command import Command, gateway_command, until, until_ready
 
 POOL = """
 admin: {key: "${GATEWAY_ADMIN_KEY}"}
@@ -60,7 +60,7 @@ def test_streams_of_all_workers_are_moved(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     with gateway_command(pool, tmp_path, "--workers", "2") as command, ThreadPoolExecutor(STREAMS) as threads:
-        until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(6)), what="both workers ready")
+        until_ready(command)
         asking = [threads.submit(ask, command, number) for number in range(STREAMS)]
         until(lambda: metric(command, "gateway_in_flight", backend="a") >= STREAMS // 3)
         sent = {"model": "m", "backend": "a", "move": True}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until
+from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
 
@@ -54,12 +54,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """A gateway with two workers, both of them ready, for several tests."""
     folder = tmp_path_factory.mktemp("two")
     with pool_file(folder) as path, gateway_command(path, folder, "--workers", "2") as command:
-        ready(command)
+        until_ready(command)
         yield command
-
-
-def ready(command: Command) -> None:
-    until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(10)), what="both workers ready")
 
 
 @pytest.mark.slow
@@ -137,7 +133,7 @@ def test_a_dead_worker_is_replaced(two: Command) -> None:
     os.kill(victim, signal.SIGKILL)
     until(lambda: "restarting it" in two.printed())
     until(lambda: len(family(two.process.pid)) == len(before))
-    ready(two)
+    until_ready(two)
 
 
 @pytest.mark.slow
