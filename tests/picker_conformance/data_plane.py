@@ -100,7 +100,7 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Tell the picker that no more messages will come."""
+        """Close our side of the stream, so that the picker sees its end."""
         self._outgoing.put(None)
 
     def send_headers(

@@ -91,7 +91,7 @@ class Services(Protocol):
         """Return what answers a call to a path; None if there is nothing there."""
 
     def opened(self, connection: Connection) -> None:
-        """Note a connection, whose handshake has succeeded if there is TLS."""
+        """Register a new connection, once any TLS handshake is complete."""
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -59,7 +59,10 @@ class GrpcServer:
         return None if begin is None else begin(call)
 
     def opened(self, connection: Connection) -> None:
-        """Note a connection, whose handshake has succeeded if there is TLS: asyncio tells nothing of one that fails."""
+        """Register a new connection, once any TLS handshake is complete.
+
+        Not earlier: asyncio does not report failed handshakes, so those connections would never be removed.
+        """
         self.connections.add(connection)
         if len(self.connections) > MOST_CONNECTIONS:
             connection.abort()

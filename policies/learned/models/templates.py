@@ -61,7 +61,7 @@ class Templates:
         return without_template(key)
 
     def learn(self, fitted: frozenset[str]) -> None:
-        """Know the templates of the statistics too, which may come from other gateways or an earlier run."""
+        """Also recognize the templates in the fitted statistics, which may come from other gateways or earlier runs."""
         self._fitted = fitted
 
     def _count(self, template: str) -> bool:

@@ -20,11 +20,10 @@ from gateway.config.settings import PickerTlsSettings
 from gateway.picker.grpc import server
 from gateway.picker.tls import Certificate
 from tests.gateway.picker.grpc.peer import Services
+from tests.gateway.picker.grpc.test_server import PATH
 from tests.support.command import gateway_command, until
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
-
-ECHO = "/test/Echo"
 
 POOL = """
 models:
@@ -129,7 +128,7 @@ async def test_handshakes_that_fail_take_no_place(
         await asyncio.open_connection("127.0.0.1", port, ssl=untrusting)
     trusting = grpc.ssl_channel_credentials(pairs[0].certificate.read_bytes())
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-        echo = channel.stream_stream(ECHO)()
+        echo = channel.stream_stream(PATH)()
         await echo.write(b"one")
         assert await echo.read() == b"one"
         assert len(services.connections) == 1
