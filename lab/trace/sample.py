@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from lab.trace import TraceRecord
 from lab.trace.duck import database
 from lab.trace.edits import first_arrival
+from policies.split import draw
 
 _BATCH = 8192
 _SCALE = float(1 << 64)
@@ -67,8 +67,8 @@ def sample_records(
     begun_at = first_arrival(again()) if part.start_s > 0 or part.end_s is not None else None
     windowed = _in_window(part, begun_at, records)
     if part.share is not None:
-        below = part.share * _SCALE
-        return (record for key, record in _keyed(part, windowed) if _draw(part.seed, key) < below)
+        below = part.share * _SCALE  # so that a larger share includes a smaller one
+        return (record for key, record in _keyed(part, windowed) if draw(key, part.seed) < below)
     if part.limit is not None:
         taken = _taken(part, _in_window(part, begun_at, again()))
         return (record for key, record in _keyed(part, windowed) if key in taken)
@@ -86,11 +86,6 @@ def _keyed(part: Part, records: Iterable[TraceRecord]) -> Iterator[tuple[str, Tr
     for index, record in enumerate(records):
         key = record.session if part.whole == "session" else record.template if part.whole == "template" else ""
         yield (f"={key}" if key else str(index)), record
-
-
-def _draw(seed: int, key: str) -> int:
-    """Return a number below 2**64 that depends on seed and key alone, so that a larger share includes a smaller one."""
-    return int.from_bytes(blake2b(f"{seed}:{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _taken(part: Part, records: Iterator[TraceRecord]) -> Container[str]:
@@ -117,4 +112,4 @@ def _taken(part: Part, records: Iterator[TraceRecord]) -> Container[str]:
 def _columns(seed: int, keys: list[str]) -> dict[str, Any]:
     names = np.empty(len(keys), object)
     names[:] = keys
-    return {"key": names, "draw": np.fromiter((_draw(seed, key) for key in keys), np.uint64, len(keys))}
+    return {"key": names, "draw": np.fromiter((draw(key, seed) for key in keys), np.uint64, len(keys))}
