@@ -641,6 +641,25 @@ def test_an_invalid_answer_is_not_passed_on(headers: list[Header], data: bytes) 
     assert (reply.status, reply.body) == (200, ANSWER)
 
 
+def test_a_stream_that_ends_with_an_error_is_a_strike_unless_another_backend_failed_the_request_too() -> None:
+    relay = Relay("a", "b")
+
+    def end_with_error(name: str) -> int:
+        """End a stream of a backend with an error; return the strikes of that backend."""
+        receiver = relay.receiver(name)
+        receiver.on_head(200, EVENTS_HEAD)
+        for data in (FIRST, b'data: {"error": {"code": 500}}\n\n', DONE):
+            receiver.on_data(data)
+        receiver.on_end()
+        return len(relay.pool._records["m", name].strikes)
+
+    relay.send()
+    assert end_with_error("a") == 1
+    relay.send()
+    relay.answer("a", b"{}", status=500)
+    assert end_with_error("b") == 0, "the request is more likely at fault"
+
+
 def test_an_answer_of_another_type_is_invalid_at_once() -> None:
     relay = Relay("a", "b")
     relay.send()

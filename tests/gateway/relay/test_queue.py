@@ -252,6 +252,19 @@ def test_requests_that_only_a_full_backend_can_serve_hold_up_no_others() -> None
     assert {reply.status for reply in named} == {200}
 
 
+def test_of_requests_for_different_backends_the_first_to_come_is_served_first() -> None:
+    """Those that only `a` may serve stand in another line than those that both may serve."""
+    relay = queued("a", "b")
+    for label in ("1", "2"):
+        ask(relay, label)
+    only_a: list[Header] = [(b"x-gateway-backend", b"a")]
+    for label, headers in (("p", only_a), ("q", []), ("r", only_a)):
+        relay.send(json.dumps({"model": "m", "messages": [], "user": label}).encode(), headers=headers)
+    for expected in ("p", "q", "r"):
+        relay.answer("a")
+        assert users(relay)[-1] == expected
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None:
     rng, names = random.Random(seed), "abc"

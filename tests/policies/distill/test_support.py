@@ -67,3 +67,10 @@ def test_a_gain_within_noise_is_none() -> None:
     left_s = np.where(LOW, 0.97, 1.0) * noise
     assert rule_names(left_s, ALONE, 300.0, SPLIT) == ["default"]
     assert rule_names(np.where(LOW, 0.3, 1.2) * noise, ALONE, 300.0, SPLIT) == ["low", "default"]
+
+
+def test_a_gain_of_few_requests_must_be_larger_than_their_spread() -> None:
+    """The rule saves 1% of all, far above the least saving; by how its requests differ, 32 of them could by chance."""
+    left_s = np.where(LOW, np.where(np.arange(KINDS) % 2, 0.2, 1.7), 2.0)
+    assert rule_names(left_s, ALONE, 160.0, SPLIT) == ["default"]
+    assert rule_names(left_s, ALONE, 1e5, SPLIT) == ["low", "default"]

@@ -88,6 +88,14 @@ def test_a_tree_is_as_small_as_required_and_justified() -> None:
     assert len(columns_of(keys)[3].conditions) == len(LIMITS) + 1
 
 
+def test_a_split_that_saves_next_to_nothing_is_none() -> None:
+    """By workload there is half of the cost to save; by length, within a workload, a hundred-thousandth."""
+    examples = [request(workload=workload, prompt_tokens=p) for workload in ("chat", "code") for p in (10, 900)]
+    costs = np.array([[1.0, 1.00001, 2, 2], [1.00001, 1.0, 2, 2], [2.0, 2, 1.0, 1.00001], [2.0, 2, 1.00001, 1.0]])
+    groups = grown(situations([key_of(features) for features in examples], costs), 12)
+    assert [set(group.when) for group in groups] == [{"workload"}, set()]
+
+
 def test_a_rule_name_starts_with_the_workload() -> None:
     examples = [request(workload=w, prompt_tokens=p) for p in (10, 900) for w in ("chat", "code")]
     costs = np.array([[1.0, 2, 2, 2], [2.0, 1, 2, 2], [2.0, 2, 1, 2], [2.0, 2, 2, 1]])

@@ -362,6 +362,32 @@ def test_goodput_meets_an_slo_that_latency_misses() -> None:
     assert by_default.choose(replace(REQUEST, slo_ttft_s=5.0), pool).backend == "e"
 
 
+def test_where_requests_are_urgent_delaying_them_costs_more() -> None:
+    scores = {}
+    for objective in ("latency", "goodput"):
+        policy, pool = _policy(objective=objective, exploration={"share": 0}, guardrail={"share": 0}), _pool()[:1]
+        pool[0].in_flight = 20
+        for _ in range(20):
+            policy.choose(replace(REQUEST, slo_ttft_s=1e-3), pool)
+        scores[objective] = policy.assess(REQUEST, pool)[0].score or 0.0
+    assert scores["goodput"] > 1.001 * scores["latency"]
+
+
+def test_the_prompt_of_a_request_is_no_load_on_its_own_answer() -> None:
+    """It is computed before the first token; the prompts of others that came meanwhile are a load."""
+    now_s, policy, pool = 0.0, _policy(exploration={"share": 0}, guardrail={"share": 0}), _pool()[:1]
+    policy.set_clock(lambda: now_s)
+    request = replace(REQUEST, prompt_tokens=20_000)
+    prompts_before_end = []
+    for others in (0, 1):
+        decisions = [policy.choose(request, pool) for _ in range(1 + others)]
+        now_s += 2.0
+        policy.observe(_outcome(decisions[0], request, tokens_per_step=1.0))
+        prompts_before_end.append(policy.statistics.buckets(step_time.STEPS)[("b",)][5] - sum(prompts_before_end))
+    assert prompts_before_end[0] == 0.0
+    assert prompts_before_end[1] > 0.0
+
+
 def test_settings_are_validated() -> None:
     for invalid in ({"calibration": "no-such"}, {"objective": "profit"}, {"slo": {"ttft_ms": 0}}, {"x": 1}):
         with pytest.raises(ValidationError):
