@@ -59,7 +59,7 @@ class Seen:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     records, pool = folder / "records", folder / "pool.yaml"
-    text = (ROOT / "config" / "pool.yaml").read_text().replace("h100}", "h100, time_scale: 0.2}")
+    text = (ROOT / "config" / "pool.yaml").read_text().replace("h100}", "h100, time_scale: 0.2, max_model_len: 65536}")
     assert "time_scale" in text
     pool.write_text(f"{text}\nrecorder: {{path: '{records}', flush_s: 0.05}}\n")
     with gateway_command(pool, folder, "--listen", "127.0.0.1:0", subcommand="picker") as picker:
@@ -120,10 +120,13 @@ def test_streams_are_counted_as_clients_saw_them(fleet: Fleet) -> None:
 
 
 def test_a_client_that_leaves_frees_the_replica(fleet: Fleet) -> None:
+    """The answer would take more than a minute, so it is not complete before the client leaves."""
     before = fleet.metric("gateway_requests_total", outcome="cancelled")
-    request = body("Write a book.", 2000)
-    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=request, trust_env=False) as answer:
-        backend = answer.headers["x-gateway-backend"]
+    request, backend = body("Write a book.", 60_000) | {"ignore_eos": True}, "plain"
+    headers = {"x-gateway-backend": backend}
+    url = f"{fleet.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=request, headers=headers, trust_env=False) as answer:
+        assert answer.headers["x-gateway-backend"] == backend
         lines = answer.iter_lines()
         next(lines)
         assert fleet.metric("gateway_in_flight", backend=backend) == 1
