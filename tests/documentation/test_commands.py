@@ -99,9 +99,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "config", folder / "config")
     shutil.copy(ROOT / "config/pool.yaml", folder / "my-pool.yaml")
-    for path in (folder / "trace.csv", folder / "requests/requests.csv"):
-        path.parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / "tests/data/AzureLLMInferenceTrace_code.csv", path)
+    code, mooncake = (
+        f"tests/data/{name}" for name in ("AzureLLMInferenceTrace_code.csv", "mooncake_synthetic_trace.jsonl")
+    )
+    for path, data in (("trace.csv", code), ("requests/requests.csv", code), (mooncake, mooncake)):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / data, folder / path)
     return folder
 
 
