@@ -22,6 +22,7 @@ from backends.calibration.calibration import Kind
 from backends.simulator.text import corpus, task, tokenizer
 from backends.simulator.text.language import CorpusModel
 from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
+from backends.simulator.text.words import Words
 
 # By kind: median length in tokens, probability per token of reusing an earlier phrase, mean length of that phrase.
 _STYLES: dict[Kind, tuple[int, float, float]] = {
@@ -106,6 +107,7 @@ class TargetModel:
         self.tokenizer = tokens
         self._prose = prose
         self._code = code
+        self.words = Words(tokens)
         self.blank = frozenset(token for token in range(len(tokens)) if not tokens.string(token).strip())
         self.starts = frozenset(
             token for token in range(len(tokens)) if tokens.string(token).endswith((".", "\n\n", ":\n", ".\n"))
@@ -151,12 +153,17 @@ class TargetModel:
 
     def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
         """Return the random generator of a choice; equal requests get equal ones, if greedy or seeded."""
-        digest = blake2b(self.name.encode(), digest_size=8)
-        digest.update(array("I", prompt_ids).tobytes())
+        seed = b""
         if sampling.spread:
             seed = urandom(8) if sampling.seed is None else f"{sampling.seed}/{sampling.spread}".encode()
-            digest.update(seed + bytes([sampling.index % 256]))
-        return Random(int.from_bytes(digest.digest(), "big"))
+            seed += bytes([sampling.index % 256])
+        return Random(self.digest(prompt_ids, seed))
+
+    def digest(self, prompt_ids: Sequence[int], seed: bytes = b"") -> int:
+        """Return a number of 64 bits that depends on the model, a prompt and a seed."""
+        hashed = blake2b(self.name.encode(), digest_size=8)
+        hashed.update(array("I", prompt_ids).tobytes() + seed)
+        return int.from_bytes(hashed.digest(), "big")
 
 
 class _Draft:
@@ -171,6 +178,8 @@ class _Draft:
         self._corpus = model.corpus_for(kind)
         self._random = random
         self._history = list(prompt_ids)
+        self._followed = list(prompt_ids)  # the same, with the corpus's words in place of the answer's own
+        self._own_words = model.words.of_answer(model.digest(prompt_ids))
         # Where each pair of tokens ends: its last occurrence in the prompt, or its first in the answer.
         self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
         self._entered = self._prompt_length = len(prompt_ids)
@@ -190,6 +199,7 @@ class _Draft:
 
     def _add(self, token: int, confidence: float) -> None:
         self._history.append(token)
+        self._followed.append(token)
         self.confidence.append(confidence)
 
     def _last_seen(self) -> int | None:
@@ -211,7 +221,7 @@ class _Draft:
         random, position = self._random, 0
         while position < len(source) and len(self) < self.limit:
             if edit_rate and random.random() < edit_rate:
-                place, share = self._corpus.jump(self._history[-3:], 2, random)
+                place, share = self._corpus.jump(self._followed[-3:], 2, random)
                 for offset in range(1 + int(random.random() * 3)):
                     if len(self) < self.limit and place + 1 + offset < len(self._corpus.ids):
                         self._add(self._corpus.ids[place + 1 + offset], min(0.9, 0.1 + share * 0.5))
@@ -226,13 +236,13 @@ class _Draft:
         if len(self) >= until:
             return
         if continuing:
-            place, _ = self._corpus.jump(self._history[-3:], 3, random)
+            place, _ = self._corpus.jump(self._followed[-3:], 3, random)
         else:
             place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
         while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
             place += 1
         quiet = 0  # tokens before the next phrase may be reused, so that the text does not loop
-        history, confidence = self._history, self.confidence
+        history, followed, confidence, own_words = self._history, self._followed, self.confidence, self._own_words
         draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
         while len(confidence) < until:
             roll = draw()
@@ -240,13 +250,14 @@ class _Draft:
                 place, quiet = self._take_up(place)
                 continue
             if place >= last or roll > stays:
-                place, share = self._corpus.jump(history[-3:], self._jump_order, random)
+                place, share = self._corpus.jump(followed[-3:], self._jump_order, random)
                 place = min(place, last - 1)
                 confidence.append(min(0.95, 0.05 + 0.6 * share))
             else:
                 confidence.append(_FOLLOWED_CONFIDENCE)
             place += 1
-            history.append(corpus_ids[place])
+            followed.append(corpus_ids[place])
+            history.append(own_words(corpus_ids[place]))
             quiet -= 1
 
     def _take_up(self, place: int) -> tuple[int, int]:
@@ -263,7 +274,7 @@ class _Draft:
             if len(self) >= self.limit or token <= END_OF_TURN:
                 break
             self._add(token, _COPIED_CONFIDENCE)
-        resumed, _ = self._corpus.jump(self._history[-3:], 2, self._random)
+        resumed, _ = self._corpus.jump(self._followed[-3:], 2, self._random)
         return resumed, run + 4
 
 
