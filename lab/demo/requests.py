@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
-import calendar
-import csv
-import difflib
-import inspect
-import json.encoder
-import shlex
-import statistics
-import tarfile
+import sysconfig
 import textwrap
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import orjson
 
 MODEL = "llama-3.1-8b"
 _MAX_TOKENS = 180
-_MODULES = (argparse, calendar, csv, difflib, json.encoder, shlex, statistics, tarfile, textwrap, zipfile)
+_MODULES = (
+    *("argparse", "calendar", "cmd", "configparser", "csv", "dataclasses", "difflib", "doctest", "fractions", "ftplib"),
+    *(
+        "gettext",
+        "imaplib",
+        "inspect",
+        "ipaddress",
+        "mailbox",
+        "optparse",
+        "pdb",
+        "pickle",
+        "plistlib",
+        "poplib",
+        "pprint",
+    ),
+    *(
+        "shlex",
+        "shutil",
+        "smtplib",
+        "statistics",
+        "subprocess",
+        "tarfile",
+        "tempfile",
+        "textwrap",
+        "traceback",
+        "zipfile",
+    ),
+)
 _CODE_LINES = range(8, 31)
 _ASSISTANT = "You are a friendly assistant. Answer in plain words."
 _EDITOR = "You are a code editor. Return the whole function, changed as asked, and nothing else."
@@ -39,10 +58,35 @@ _QUESTIONS = (
     "What should I know about {} before I travel?",
     "Explain {} to a child of ten.",
     "How has {} changed in the last hundred years?",
+    "Who were the first to think about {}?",
+    "What do beginners get wrong about {}?",
+    "Describe a quiet afternoon with {}.",
+)
+_ASPECTS = (
+    *("the history of", "the science of", "the sound of", "the price of", "the people behind", "the future of"),
+    *(
+        "the dangers of",
+        "the pleasure of",
+        "the words for",
+        "the smell of",
+        "the rules of",
+        "the art of",
+        "the tools of",
+    ),
+    *(
+        "the myths around",
+        "the places known for",
+        "the craft of",
+        "the arithmetic of",
+        "the colours of",
+        "the seasons of",
+    ),
 )
 _TOPICS = (
     *("old maps", "the night sky", "bread", "chess", "jazz", "tea", "mountain railways", "lighthouses", "beekeeping"),
     *("sourdough", "the tides", "bicycles", "public libraries", "earthquakes", "paper", "coral reefs", "trams", "salt"),
+    *("bridges", "clocks", "wool", "canals", "orchards", "kites", "pottery", "glaciers", "harbours", "violins", "moss"),
+    *("windmills", "ink", "rope", "ferries", "cheese", "fountains", "owls", "caves", "printing", "gardens", "stamps"),
 )
 
 
@@ -82,7 +126,8 @@ EDITS = Kind("edit", _EDITOR, 0.0)
 
 
 def _question(random: Random) -> str:
-    return random.choice(_QUESTIONS).format(random.choice(_TOPICS))
+    """Return one of six thousand questions: no real chat consists of the same few."""
+    return random.choice(_QUESTIONS).format(f"{random.choice(_ASPECTS)} {random.choice(_TOPICS)}")
 
 
 def _edit(random: Random) -> str:
@@ -91,8 +136,10 @@ def _edit(random: Random) -> str:
 
 def _functions() -> Iterator[str]:
     """Yield functions and methods of the standard library as text: real code that every machine has."""
+    library = Path(sysconfig.get_path("stdlib"))
     for module in _MODULES:
-        for node in ast.walk(ast.parse(source := inspect.getsource(module))):
+        source = (library / f"{module}.py").read_text("utf-8")
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
                 if len(lines) in _CODE_LINES:
