@@ -26,20 +26,27 @@ RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
 )
 
 
-_EITHER: Final = {"draft_length": 0.0, "schedule": LEAST_GAIN, "losing_method": 0.0}
-"""Rules of which a backend gets one finding, that of the largest gain; and what the others must exceed it by."""
+SPECULATION: Final = {"draft_length": 0.0, "schedule": LEAST_GAIN, "losing_method": 0.0}
+"""Rules on how replicas speculate, of which a model gets one finding; and what it must gain more than the others."""
 
 
 def advise(model: ModelEvidence) -> list[Finding]:
-    """Return what to change, the largest gain first; of another k, a schedule and another method only the best."""
+    """Return what to change, the largest gain first.
+
+    How replicas speculate is changed one replica at a time, that first whose change saves the pool most: after it, the
+    traffic of the others is another one.
+    """
     findings = [finding for rule in RULES for finding in rule(model)]
-    best: dict[str, tuple[float, Finding]] = {}
-    for finding in findings:
-        if finding.rule in _EITHER and finding.gain is not None:
-            worth = finding.gain.share - _EITHER[finding.rule]
-            if finding.backend not in best or worth > best[finding.backend][0]:
-                best[finding.backend] = worth, finding
-    kept = [finding for finding in findings if finding.rule not in _EITHER or best[finding.backend][1] is finding]
+    answers = {backend.name: backend.steps.answers for backend in model.backends if backend.steps is not None}
+    total = sum(answers.values())
+
+    def worth(finding: Finding) -> float:
+        """Return the share of the time of all answers that a change saves."""
+        share = 0.0 if finding.gain is None else finding.gain.share - SPECULATION[finding.rule]
+        return share * answers[finding.backend] / total
+
+    best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
+    kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
     return sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
 
 

@@ -1,4 +1,8 @@
-"""Rule: a method that loses on nearly all traffic, against baseline or another method of the pool."""
+"""Rule: a method that loses on nearly all traffic against no speculation at all.
+
+Two drafting methods are not compared: which of them a pool needs depends on all of its replicas, so only a simulation
+of the whole pool tells (`lab.advise.mix`).
+"""
 
 from __future__ import annotations
 
@@ -32,47 +36,37 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
             continue
         if min(backend.answers, steps.answers) < _MIN_ANSWERS or not model.kinds:
             continue
-        best: tuple[Gain, float, str, BackendEvidence | None] | None = None
-        for other in _alternatives(model, backend):
-            gain, share = _gain(model, backend, steps, other)
-            if share >= NEARLY_ALL and gain.is_worth_it and (best is None or gain.share > best[0].share):
-                best = gain, share, _name(other), other
-        if best is not None:
-            findings.append(_finding(model, backend, steps, *best))
+        baseline = next((other for other in model.backends if _is_measured_baseline(other)), None)
+        if baseline is None and backend.baseline_cost is None:
+            continue
+        gain, share = _gain(model, backend, steps, baseline)
+        if share >= NEARLY_ALL and gain.is_worth_it:
+            findings.append(_finding(model, backend, steps, gain, share, baseline))
     return findings
 
 
-def _alternatives(model: ModelEvidence, backend: BackendEvidence) -> list[BackendEvidence | None]:
-    """Return measured backends of other methods; without a measured baseline also None, the calibration's."""
-    measured: list[BackendEvidence | None] = [
-        other
-        for other in model.backends
-        if other.method is not backend.method and other.steps is not None and other.steps.answers >= _MIN_ANSWERS
-    ]
-    if all(other is None or other.method is not Method.BASELINE for other in measured) and backend.baseline_cost:
-        measured.append(None)
-    return measured
+def _is_measured_baseline(backend: BackendEvidence) -> bool:
+    return backend.method is Method.BASELINE and backend.steps is not None and backend.steps.answers >= _MIN_ANSWERS
 
 
 def _gain(
-    model: ModelEvidence, backend: BackendEvidence, steps: Steps, other: BackendEvidence | None
+    model: ModelEvidence, backend: BackendEvidence, steps: Steps, baseline: BackendEvidence | None
 ) -> tuple[Gain, float]:
-    """Return the gain of another method on the requests of a backend, and the share of the tokens on which it gains.
+    """Return what a baseline would gain on the requests of a backend, and the share of the tokens on which it gains.
 
-    The tokens per step of a baseline are known, those of other methods have the error of their arm; step times have
-    that of their fit, and more at a load that the other backend has not seen.
+    Without a measured baseline the calibration's counts. Step times have the error of their fit, and more at a load
+    that the baseline has not seen.
     """
     rng = np.random.default_rng(0)
     variance = _MODEL**2 + NOISE**2 / steps.answers + backend.noise**2 / backend.answers
-    if other is None or other.steps is None:
+    if baseline is None or baseline.steps is None:
         assert backend.baseline_cost is not None
         row, present = cost_row(backend.baseline_cost), cost_row(backend.cost_by_k[backend.k])
         variance += _UNKNOWN**2
     else:
-        row, present = cost_row(other.steps.cost), None
-        there, here = other.steps.load[1], steps.load[1]
-        variance += NOISE**2 / other.steps.answers + (_UNKNOWN**2 if here > 2.0 * there else 0.0)
-        variance += 0.0 if other.method is Method.BASELINE else other.noise**2 / other.answers
+        row, present = cost_row(baseline.steps.cost), None
+        is_busier = steps.load[1] > 2.0 * baseline.steps.load[1]
+        variance += NOISE**2 / baseline.steps.answers + (_UNKNOWN**2 if is_busier else 0.0)
     fitted = cost_row(steps.cost)
     error = np.exp(np.sqrt(variance) * rng.standard_normal(DRAWS))
 
@@ -80,20 +74,15 @@ def _gain(
         changed = row @ load if present is None else (fitted @ load) * (row @ load) / (present @ load)
         return np.asarray(changed * error)
 
-    names = backend.name, None if other is None else other.name
-    tokens = np.array([kind.tokens for kind in model.kinds])
-    own, others = (
-        np.array([1.0 if name is None else kind.tokens_per_step[name] for kind in model.kinds]) for name in names
+    tokens, own = (
+        np.array(each)
+        for each in zip(*((kind.tokens, kind.tokens_per_step[backend.name]) for kind in model.kinds), strict=True)
     )
-    # Steps that answers take are added up, so the means are harmonic.
-    fewer = float((tokens / others).sum() / (tokens / own).sum())
+    # Steps that answers take are added up, so the mean is harmonic.
+    fewer = float(tokens.sum() / (tokens / own).sum())
     time = relative_time(steps.load, seconds(steps.cost, steps.load), step_s, np.full(DRAWS, fewer))
-    faster = float(np.median(time)) / fewer * own / others < 1.0
+    faster = float(np.median(time)) / fewer * own < 1.0
     return gain_of(1.0 - time, OF), float(tokens[faster].sum() / tokens.sum())
-
-
-def _name(other: BackendEvidence | None) -> str:
-    return "baseline, by the calibration" if other is None else f"{other.method} ({other.name})"
 
 
 def _finding(
@@ -102,25 +91,18 @@ def _finding(
     steps: Steps,
     gain: Gain,
     share: float,
-    name: str,
-    other: BackendEvidence | None,
+    baseline: BackendEvidence | None,
 ) -> Finding:
     per_step = sum(kind.tokens * kind.tokens_per_step[backend.name] for kind in model.kinds)
     per_step /= sum(kind.tokens for kind in model.kinds)
-    method = Method.BASELINE if other is None else other.method
-    changes = [f"method: {method} # {backend.method}"]
-    if other is None or not other.speculative_config:
-        changes.append("# without speculative_config")
-    else:
-        changes.append("speculative_config:")
-        changes += [f"  {key}: {value}" for key, value in other.speculative_config.items()]
+    compared = "a baseline, by the calibration" if baseline is None else f"the baseline {baseline.name}"
     return Finding(
         "losing_method",
         model.name,
         backend.name,
-        f"{backend.method} loses on {share:.0%} of the output tokens against {name}",
+        f"{backend.method} loses on {share:.0%} of the output tokens against {compared}",
         gain,
         f"{backend.answers:,.0f} answers with {per_step:.2f} tokens per step, steps of {1e3 * steps.seconds:.1f} ms at "
         f"{steps.load[1]:.1f} requests",
-        lines(model.name, backend.name, *changes),
+        lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config"),
     )

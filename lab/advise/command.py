@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.advice.advise import advise, document
+from gateway.advice.advise import SPECULATION, advise, document
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.settings import calibration_of
 from lab.advise.evidence import evidence_from
@@ -60,11 +60,13 @@ def from_trace(options: AdviseOptions) -> dict[str, Any]:
         raise UsageError(
             f"no record of the trace has times, output tokens and one of these backends: {_names(evidence)}"
         )
+    # A mix is simulated as a whole, so nothing is advised beside it on how single replicas speculate.
+    others = [finding for finding in advise(evidence) if not (mixes and finding.rule in SPECULATION)]
     return {
         name: {
             "learns": True,
             "answers": {one.name: round(one.steps.answers) if one.steps else 0 for one in evidence.backends},
-            "findings": document([*advise(evidence), *mixes]),
+            "findings": document([*mixes, *others]),
         }
     }
 

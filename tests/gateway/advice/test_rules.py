@@ -12,7 +12,7 @@ from backends.occupancy import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
-from gateway.advice.evidence import BackendEvidence, ModelEvidence, Vocabularies
+from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Vocabularies
 from gateway.advice.finding import flag_change
 from gateway.advice.tokenizer import compare_vocabularies
 
@@ -56,6 +56,27 @@ def test_a_sound_pool_gets_no_advice_and_neither_do_too_few_answers() -> None:
     wrong = play(case_of("eagle3, k = 10, code at 0"), case.members, seed=1).evidence
     few = replace(wrong, backends=tuple(replace(backend, answers=99.0) for backend in wrong.backends))
     assert advise(few) == []
+
+
+def test_of_two_replicas_that_speculate_wrongly_the_one_that_costs_the_pool_more_is_advised_first() -> None:
+    case = case_of("eagle3, k = 10, code at 0")
+    evidence = play(case, case.members, seed=1).evidence
+    for busier in range(2):
+        backends = tuple(
+            replace(each, steps=replace(each.steps, answers=900.0 if number == busier else 100.0))
+            for number, each in enumerate(evidence.backends)
+            if each.steps is not None
+        )
+        [finding] = advise(replace(evidence, backends=backends))
+        assert finding.backend == backends[busier].name
+
+
+def test_two_drafting_methods_are_not_compared_with_each_other() -> None:
+    """`suffix` emits four times as many tokens per step: whether all should draft so depends on the whole pool."""
+    case = case_of("eagle3, k = 3, sound")
+    head, other = play(case, case.members, seed=1).evidence.backends
+    tree = replace(other, name="tree", method=Method.SUFFIX, positions=None)
+    assert advise(ModelEvidence("m", (head, tree), (Kind(1e6, {head.name: 2.0, "tree": 8.0}),))) == []
 
 
 def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
