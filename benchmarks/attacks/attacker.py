@@ -255,6 +255,55 @@ async def half_bodies(port: int, hold_s: float, report: Report) -> None:
     await hold(peers, report, hold_s)
 
 
+_VALUES: tuple[bytes, ...] = (b"{}", b"[]", b"12345", b'"a"', b'{"a":1}')
+_COUNTED: tuple[int, ...] = (280_000, 280_000, 1_400_000, 460_000, 155_000)
+"""How many of each the gateway still takes, by `server.max_body_values`."""
+
+
+def _values(value: bytes, count: int) -> bytes:
+    return b'{"model":"m","messages":[%b%b]}' % ((value + b",") * (count - 1), value)
+
+
+def _keys(count: int) -> bytes:
+    return b'{"model":"m",%b}' % b",".join([b'"k%d":1' % number for number in range(count)])
+
+
+def _post(body: bytes) -> tuple[bytes, bytes]:
+    return _HEAD + _KEY + b"content-length: %d\r\n\r\n" % len(body), body
+
+
+async def _at_once(port: int, report: Report, bodies: Iterable[bytes], seconds: float = _FLOOD_S) -> None:
+    """Send each body again and again, each on a connection of its own."""
+    end_s = time.monotonic() + seconds
+
+    async def one(head: bytes, body: bytes) -> None:
+        while time.monotonic() < end_s:
+            if (peer := await connect(port)) is not None:
+                report.opened += 1
+                await peer.send(head)
+                for at in range(0, len(body), MIB):
+                    if peer.reader._buffer or not await peer.send(body[at : at + MIB]):  # type: ignore[attr-defined]
+                        break
+                report.answers[await peer.status(60.0)] += 1
+                peer.close()
+
+    await asyncio.gather(*[one(*_post(body)) for body in bodies])
+
+
+async def small_values(port: int, hold_s: float, report: Report) -> None:
+    """Send bodies of 63 MB, and of 31 MB, of small JSON values, four at once."""
+    for size in (63 * MIB, 31 * MIB):
+        kinds = [_values(value, size // (len(value) + 1)) for value in _VALUES[:3]]
+        await _at_once(port, report, [*kinds, _keys(size // 13)])
+
+
+async def most_values(port: int, hold_s: float, report: Report) -> None:
+    """Send bodies with as many JSON values as the gateway takes, and two of 31 MB with one, all at once."""
+    kinds = [_values(value, count) for value, count in zip(_VALUES, _COUNTED, strict=True)]
+    long = [_values(b'"%b"' % (text * (31 * MIB // len(text))), 1) for text in (b"A", b'\\"')]
+    await _at_once(port, report, [*kinds, _keys(280_000), *long])
+
+
 async def drip(port: int, hold_s: float, report: Report) -> None:
     """Send 500 heads, a byte a second."""
     peers = await connect_many(port, 500, report)
@@ -349,7 +398,17 @@ ATTACKS: dict[str, Attack] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
         *(header_value, url, many_headers, chunk_extensions, keyless, garbage, preflights, pipelined, framing),
-        *(silent, half_heads, half_bodies, drip, engine_garbage, engine_endless, never_reads),
+        *(
+            silent,
+            half_heads,
+            half_bodies,
+            small_values,
+            most_values,
+            drip,
+            engine_garbage,
+            engine_endless,
+            never_reads,
+        ),
     )
 }
 

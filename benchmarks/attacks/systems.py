@@ -5,6 +5,7 @@ Each has a key where it knows keys, and what its documentation offers against su
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ KEY = "sk-bench"
 REPLICAS = tuple(f"127.0.0.{number}" for number in range(1, 5))
 POOL = Path(__file__).with_name("pools") / "attacked.yaml"
 _NGINX = """
-worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_rlimit_nofile 20000;
+{user}worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_rlimit_nofile 20000;
 events {{ worker_connections 15000; }}
 http {{
   access_log off; client_max_body_size 64m; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
@@ -54,7 +55,8 @@ def _nginx(port: int, upstream: int, folder: Path) -> list[str] | None:
         return None
     servers = " ".join(f"server {host}:{upstream};" for host in REPLICAS)
     config = folder / "nginx.conf"
-    config.write_text(_NGINX.format(port=port, servers=servers, folder=folder, key=KEY))
+    user = "" if os.geteuid() else "user root; "  # else its workers may not write to the folder
+    config.write_text(_NGINX.format(port=port, servers=servers, folder=folder, key=KEY, user=user))
     return ["nginx", "-c", str(config), "-e", str(folder / "error.log")]
 
 

@@ -22,6 +22,7 @@ _BAD_REPLICA = "127.0.0.1"
 _EVENT = b"data: " + b"x" * 16_376 + b"\n\n"
 _TEXT = b'{"padding": "' + b"x" * 65_523
 _PIECE_INTERVAL_S = 0.005
+_SHORT_BYTES = 4096
 
 
 class Upstream(upstream.Upstream):
@@ -51,6 +52,10 @@ class Upstream(upstream.Upstream):
         except httptools.HttpParserError:
             assert self._transport is not None
             self._transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        if len(self._body) < _SHORT_BYTES:  # keeping, and parsing, a large one would make others wait
+            super().on_body(body[:_SHORT_BYTES])
 
     def on_message_complete(self) -> None:
         assert self._transport is not None

@@ -63,11 +63,8 @@ class PickedExchange(Exchange):
 
     # The request
 
-    def _admit(self) -> None:
-        try:
-            super()._admit()
-        except GatewayError as error:
-            raise as_shed(error) from None
+    def _refuse(self, error: GatewayError) -> None:
+        super()._refuse(as_shed(error))
 
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         """Return the backends that the request may be sent to: those whose destination is known and allowed."""
@@ -193,6 +190,7 @@ class PickedExchange(Exchange):
     def on_close(self) -> None:
         """Handle that the proxy has nothing more to say: the request has ended, or was cancelled."""
         if not self._is_open():
+            self.client_gone()  # while its body waits to be parsed
             return
         answer = self.delivery.answer
         if answer is None or self._is_read:

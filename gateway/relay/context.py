@@ -27,6 +27,7 @@ from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
 from gateway.routing.router import Router
+from gateway.routing.turns import Turns
 from gateway.telemetry.metrics import Metrics
 
 STOPPING: Final = "gateway_stopping"
@@ -167,6 +168,8 @@ class RelayContext:
         The queues of the models that have one, by name; set by `set_queues`.
     reporter
         What reports requests outside; None if nothing does.
+    turns
+        Where large bodies are parsed one after another.
     """
 
     def __init__(
@@ -190,6 +193,7 @@ class RelayContext:
         self.followers: dict[str, list[Follower]] = {}
         self.queues: dict[str, ModelQueue] = {}
         self.reporter: Reporting | None = None
+        self.turns = Turns()
         self._id_prefix = os.urandom(8).hex().encode()
         self._id_numbers = count()
 
@@ -199,6 +203,7 @@ class RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
         later.exchanges, later.followers, later.reporter = self.exchanges, followers, self.reporter
+        later.turns = self.turns
         later._id_prefix, later._id_numbers = self._id_prefix, self._id_numbers
         return later
 

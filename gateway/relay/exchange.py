@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from backends.backend import Backend, State
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 _OTHER: Final = Endpoint.OTHER
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FREE_RETRIES: Final = frozenset({"connect", "down", "trial"})  # the first replica does no work for them any more
+_SMALL_BYTES: Final = 2**15
+"""A body up to this is parsed at once, whatever it holds."""
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks, or that could stay where it was
 
 
@@ -56,6 +59,7 @@ class Exchange:
         "_deadline_s",
         "_handover",
         "_has_no_retry",
+        "_has_turn",
         "_inbound",
         "_place",
         "_queue",
@@ -83,6 +87,7 @@ class Exchange:
         self._retried: FirstFailure | None = None
         self._handover: Handover | None = None
         self._has_no_retry = False
+        self._has_turn = False  # to come, with a large body
         self._deadline_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._queue: ModelQueue | None = None
@@ -91,10 +96,40 @@ class Exchange:
     # Called by the frontend
 
     def begin(self) -> None:
-        """Route the request and send it to a backend, or answer with an error."""
+        """Check the limits of the key before anything is parsed; then route and send, or answer with an error."""
+        relay, client = self._relay, self._inbound.request_headers.client
+        try:
+            relay.limits.enter(client)
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        if len(self._inbound.body) <= _SMALL_BYTES:
+            self._admit()
+        else:
+            self._has_turn = True
+            relay.turns.add(client.name, self._admit_in_turn())
+
+    def _admit_in_turn(self) -> Iterator[None]:
+        """Find out, step by step, what it costs to parse the body before that is done; then admit the request."""
         relay = self._relay
         try:
+            for _ in relay.router.check(self._inbound.body):
+                if not self._has_turn:
+                    return
+                yield
+        except GatewayError as error:
+            self._has_turn = False
+            relay.limits.leave(self._inbound.request_headers.client, 0)
+            self._refuse(error)
+            return
+        if self._has_turn:
+            self._has_turn = False
             self._admit()
+
+    def _admit(self) -> None:
+        relay = self._relay
+        try:
+            self._route_and_send()
         except Exception as error:
             if not isinstance(error, GatewayError):  # a defect: caught here so that both frontends answer alike
                 log.exception("a request could not be sent on", extra={"fields": self._log_fields()})
@@ -102,14 +137,16 @@ class Exchange:
             if self in relay.exchanges:
                 self.end_with_error(error)
             else:
-                relay.count_refused_request(self._inbound, self.delivery.request_id, error)
-                self.delivery.answer_with(error, self.attempt)
+                self._refuse(error)
 
-    def _admit(self) -> None:
-        """Check limits before anything is parsed; then route, and send."""
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer a request that was not admitted."""
+        self._relay.count_refused_request(self._inbound, self.delivery.request_id, error)
+        self.delivery.answer_with(error, self.attempt)
+
+    def _route_and_send(self) -> None:
         relay, inbound, headers = self._relay, self._inbound, self._inbound.request_headers
         now_s = time.monotonic()
-        relay.limits.enter(headers.client)
         try:
             routed = relay.router.route(
                 inbound.path, headers.method, inbound.body, headers.client, headers.routing_headers, now_s
@@ -192,6 +229,9 @@ class Exchange:
                 self.succeed(answer)
             else:
                 self._finish(499, "cancelled")
+        elif self._has_turn:
+            self._has_turn = False
+            self._relay.limits.leave(self._inbound.request_headers.client, 0)
 
     def pause(self) -> None:
         """Pause reading the answer while the client is slow to receive it."""

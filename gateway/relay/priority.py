@@ -11,6 +11,7 @@ import orjson
 
 _FIELD: Final = re.compile(rb'"priority"[ \t\r\n]*:[ \t\r\n]*(-?\d{1,19})(?=[ \t\r\n]*[,}])')
 _MAX_TRIED: Final = 8
+_SMALL_BYTES: Final = 2**15
 _LARGEST: Final = 2**31 - 1
 
 
@@ -51,8 +52,9 @@ def with_priority(body: bytes, value: int) -> bytes:
     digits = b"%d" % value
     if "priority" not in document and document:
         return b'{"priority":%b,%b' % (digits, body[body.index(b"{") + 1 :])
+    most = _MAX_TRIED if len(body) <= _SMALL_BYTES else 1
     for tried, found in enumerate(_FIELD.finditer(body)):
-        if tried == _MAX_TRIED:
+        if tried == most:
             break
         changed = body[: found.start(1)] + digits + body[found.end(1) :]
         if _loads(changed) == wanted:

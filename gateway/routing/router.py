@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from backends.pool import Pool
 from backends.recovery import TRIAL
 from backends.speculation import Method
 from gateway.http.errors import GatewayError, endpoint_of
+from gateway.http.json_cost import check_cost
 from gateway.routing.keys import UNAUTHENTICATED, Client
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
@@ -25,6 +26,8 @@ from policies.policy import Choose, Decision
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
+_LENIENT_BYTES: Final = 2**20
+"""A body up to this may be JSON as Python's parser, and vLLM, reads it; above it only orjson's is fast enough."""
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
@@ -191,6 +194,8 @@ class Router:
         Models by each name that clients may use, including aliases.
     keep_prompt_bytes
         Size of the largest body whose prompt is kept for the recorder.
+    most_values
+        Most that the values of a body may count to, as `gateway.http.json_cost` counts them.
 
     Attributes
     ----------
@@ -200,15 +205,29 @@ class Router:
         Names of the models with a queue.
     """
 
-    def __init__(self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0) -> None:
+    def __init__(
+        self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0, most_values: int = 1_500_000
+    ) -> None:
         self._models = models
         self._pool = pool
         self._recovery = pool.recovery
         self._keep_prompt_bytes = keep_prompt_bytes
+        self._most_values = most_values
         self.locations = ResponseLocations()
         self.with_queue: frozenset[str] = frozenset()
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
+
+    def check(self, body: bytes) -> Iterator[None]:
+        """Check in steps that a large body may be parsed, which `route` does.
+
+        Raises
+        ------
+        GatewayError
+            413 if it holds too many values.
+        """
+        if len(body) <= _LENIENT_BYTES or _may_be_object(body):  # anything else is not parsed
+            yield from check_cost(body, self._most_values)
 
     def route(
         self,
@@ -425,13 +444,23 @@ def _requested(
     return requested
 
 
+def _may_be_object(body: bytes) -> bool:
+    return body.lstrip(b" \t\r\n").startswith(b"{")
+
+
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     if not body and not required:
+        return {}
+    if len(body) > _LENIENT_BYTES and not _may_be_object(body):
+        if required:
+            raise GatewayError(400, "The body is not a JSON object. Send a JSON object.", code="invalid_json")
         return {}
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         try:
+            if len(body) > _LENIENT_BYTES:
+                raise
             document = json.loads(body)  # accepts NaN and large integers, as vLLM does
         except (ValueError, RecursionError) as error:
             if not required:

@@ -214,6 +214,8 @@ def _public(choice: Decision) -> dict[str, Any]:
 
 def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingHeaders) -> dict[str, Any]:
     router = gateway.relay.router
+    for _ in router.check(body):
+        pass
     routed = router.route(path, "POST", body, ANONYMOUS, routing_headers, time.monotonic(), whole=True)
     members = gateway.pool.of(routed.model.name)
     policy = routed.model.policy

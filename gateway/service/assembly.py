@@ -166,7 +166,8 @@ def assemble(
         metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     for cause, outcome in product(get_args(Cause), get_args(Outcome)):
         metrics.reloads.labels(cause, outcome)
-    router = Router(by_name, pool, 0 if recorder is None else recorder.keep_prompt_bytes)
+    keep_prompt_bytes = 0 if recorder is None else recorder.keep_prompt_bytes
+    router = Router(by_name, pool, keep_prompt_bytes, settings.server.max_body_values)
     timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(settings.server.max_in_flight)

@@ -23,6 +23,18 @@ def test_each_ambiguous_request_has_another_inside(case: object) -> None:
 
 
 @pytest.mark.slow
+def test_bodies_of_small_values_take_neither_time_nor_memory_from_others(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.attacks", "--only", "gateway", "--attack", "small-values"]
+    subprocess.run([*command, "--json", results], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    (result,) = json.loads(results.read_text())
+    assert result["lost"] == {}
+    assert result["requests"] > 0
+    assert set(result["answers"]) == {"413"}
+    assert result["rss_peak_mb"] - result["rss_before_mb"] < 2 * 4 * 63
+
+
+@pytest.mark.slow
 def test_nothing_is_smuggled_and_nobody_else_loses_a_request(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     attacks = [part for name in ("framing", "header-value", "half-heads") for part in ("--attack", name)]

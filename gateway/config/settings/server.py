@@ -28,6 +28,9 @@ class ServerSettings(Settings):
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
         Largest request body, in MiB; a larger one is answered with 413.
+    max_body_values
+        Most that the JSON values of a body may count to, else it is answered with 413: an element counts 1, a string
+        2, a member of an object 2, an array or object 4. What is inside strings counts nothing.
     max_target_kib
         Longest request target (path and query), in KiB; a longer one is answered with 414.
     max_headers_kib
@@ -60,7 +63,8 @@ class ServerSettings(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     workers: Count = 1
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
+    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    max_body_values: Count = 1_500_000
     max_target_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
     max_headers_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
     max_headers: Count = 100
@@ -79,7 +83,7 @@ class ServerSettings(Settings):
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue if the largest body alone is more than may be unfinished."""
-        body_mib, unfinished_mib = data.get("max_body_mib", 64.0), data.get("max_unfinished_mib", 256.0)
+        body_mib, unfinished_mib = data.get("max_body_mib", 32.0), data.get("max_unfinished_mib", 256.0)
         if isinstance(body_mib, int | float) and isinstance(unfinished_mib, int | float) and body_mib > unfinished_mib:
             yield Issue(("max_unfinished_mib",), f"less than max_body_mib, {body_mib}")
 

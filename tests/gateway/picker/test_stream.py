@@ -23,6 +23,7 @@ from tests.gateway.picker.played_proxy import (
     PlayedProxy,
     http_headers,
 )
+from tests.support.waiting import eventually
 
 EVENT, DONE = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n', b"data: [DONE]\n\n"
 LEARNED = {"policy": {"name": "learned"}}
@@ -47,6 +48,7 @@ async def test_fallbacks_can_be_left_out() -> None:
 async def test_the_body_comes_back_unchanged_in_pieces_that_every_proxy_takes(size: int) -> None:
     body = json.dumps({"model": "m", "prompt": "ä" * size}, ensure_ascii=False).encode()
     stream = PlayedProxy().picked(body=body, path="/v1/completions")
+    await eventually(lambda: stream.bodies)
     assert b"".join(piece for piece, _ in stream.bodies) == body
     assert all(len(piece) <= 61_440 for piece, _ in stream.bodies)
     assert [is_last for _, is_last in stream.bodies] == [False] * (len(stream.bodies) - 1) + [True]
@@ -96,6 +98,21 @@ async def test_a_subset_without_a_replica_is_answered_with_503(subset: list[str]
     assert stream.wire.has_ended
     stream.handler.close()
     assert proxy.in_flight() == IDLE
+
+
+async def test_a_large_body_waits_for_its_turn_and_is_bounded_in_values() -> None:
+    proxy = PlayedProxy({"server": {"max_body_values": 50_000}})
+    refused = proxy.picked(body=b'{"model": "m", "prompt": [%b1]}' % (b"1," * 60_000), path="/v1/completions")
+    await eventually(lambda: refused.wire.has_ended)
+    assert refused.error == (413, "too_many_values")
+    left = proxy.picked(body=json.dumps({"model": "m", "prompt": "x" * 10**6}).encode(), path="/v1/completions")
+    limits = left.handler._relay.limits
+    assert limits.in_flight == 1
+    left.handler.close()
+    assert limits.in_flight == 0
+    sent = proxy.picked(body=json.dumps({"model": "m", "prompt": "x" * 10**6}).encode(), path="/v1/completions")
+    await eventually(lambda: sent.bodies)
+    assert left.bodies == []
 
 
 async def test_without_a_replica_that_is_up_the_answer_is_503() -> None:

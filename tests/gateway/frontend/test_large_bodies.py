@@ -1,0 +1,83 @@
+"""Large bodies: what they hold is counted before they are parsed, and they are parsed one after another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.routing.turns import Turns
+from tests.gateway.conftest import MODEL, Start
+from tests.gateway.frontend.test_frontends import Raw, post
+from tests.support.upstream import Wire
+from tests.support.waiting import eventually
+
+CHAT = "/v1/chat/completions"
+
+
+def _messages(value: bytes, size_bytes: int) -> bytes:
+    return b'{"model":"m","messages":[%b0]}' % ((value + b",") * (size_bytes // (len(value) + 1)))
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"1", b'""', b'{"a":1}', b'"x'])
+async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(
+    gateway_of: Start, value: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
+        monkeypatch.setattr(running.gateway.relay.router, "route", None)
+        headers = {"authorization": "Bearer sk-x", "content-type": "application/json"}
+        refused = await running.client.post(CHAT, content=_messages(value, 4 * 2**20), headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values")
+        assert "server.max_body_values" in refused.json()["error"]["message"]
+        assert running.gateway.relay.limits.in_flight == 0
+
+
+async def test_what_prompts_hold_is_far_below_the_bound(gateway_of: Start) -> None:
+    text = '{"a": [1, 2, {"b": "c"}]},\n' * 200_000
+    async with gateway_of({"a": "baseline"}) as running:
+        for body in (
+            {"prompt": list(range(100_000, 1_100_000))},  # a million token ids
+            {"prompt": text},  # more than a million tokens of JSON inside a string
+            {"messages": [{"role": "user", "content": f"turn {number}"} for number in range(20_000)]},
+        ):
+            sent = json.dumps({"model": MODEL, **body}).encode()
+            path = CHAT if "messages" in body else "/v1/completions"
+            answered = await running.client.post(path, content=sent)
+            assert answered.status_code == 200
+            assert running.upstreams["a"].seen[-1].body == sent
+
+
+async def test_the_bound_is_a_setting_and_bodies_that_are_no_json_have_none(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, server={"max_body_values": 50_000}, paths=["/*"]) as running:
+        few, many = ({"model": MODEL, "prompt": list(range(count))} for count in (49_000, 51_000))
+        assert (await running.client.post("/v1/completions", json=few)).status_code == 200
+        assert (await running.client.post("/v1/completions", json=many)).status_code == 413
+
+        async def transcribe(wire: Wire) -> None:
+            await wire.json({"text": "hi"})
+
+        running.upstreams["a"].behaviour = transcribe
+        audio = bytes(range(256)) * 2**13
+        assert (await running.client.post("/v1/audio/transcriptions", content=audio)).status_code == 200
+        assert running.upstreams["a"].seen[-1].body == audio
+        ids = b"[%b1]" % (b"1," * 2**20)
+        refused = await running.client.post("/v1/completions", content=ids)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_client_that_leaves_before_its_turn_frees_its_place(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "x" * 10**6}).encode()
+    monkeypatch.setattr(Turns, "_continue", lambda self: None)  # its turn does not come
+    async with gateway_of({"a": "baseline"}) as running:
+        limits, turns = running.gateway.relay.limits, running.gateway.routing.turns
+        raw = await Raw.to(running)
+        raw.writer.write(post(body))
+        await eventually(lambda: limits.in_flight == 1)
+        raw.close()
+        await eventually(lambda: limits.in_flight == 0)
+        while turns._waiting:
+            turns._step()
+        assert running.upstreams["a"].seen == []
+        assert limits.in_flight == 0
