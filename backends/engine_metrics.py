@@ -27,6 +27,10 @@ _NAMES = {
     "spec_decode_num_draft_tokens": "draft_tokens",
     "spec_decode_num_accepted_tokens": "accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos": "per_position",
+    # Their counts: vLLM observes both once for each sequence and step.
+    "time_to_first_token_seconds_count": "first_steps",
+    "inter_token_latency_seconds_count": "later_steps",
+    "time_per_output_token_seconds_count": "later_steps_before",  # its name before vLLM 0.11
 }
 # Series of which one sample by its label counts: the sample's label, and the field.
 _LABELLED = {
@@ -60,7 +64,12 @@ class EngineMetrics:
     drafts, draft_tokens, accepted_tokens
         Steps that drafted, tokens drafted and tokens accepted since the engine started; 0 on a baseline.
     accepted_per_position
-        Accepted tokens by draft position, shape (k,).
+        Accepted tokens by draft position, shape (k,): vLLM lists all positions of its k from its start on.
+    speculates
+        Whether the engine was started with speculation: only then it counts drafts. None if its version cannot tell.
+    first_steps, later_steps
+        Steps that gave the first token of a sequence, and steps after those, each counted once for each of its
+        sequences; `later_steps` is None if the server does not say.
     started_s
         Unix time at which the server process started; 0 if it does not say.
     awake
@@ -91,6 +100,9 @@ class EngineMetrics:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    speculates: bool | None = None
+    first_steps: int = 0
+    later_steps: int | None = None
     started_s: float = 0.0
     awake: int | None = None
     prefix_caching: int | None = None
@@ -107,6 +119,11 @@ class EngineMetrics:
     def acceptance_length(self) -> float | None:
         """Mean tokens (accepted + 1) of the steps that drafted; None if it never drafted."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
+    def steps(self) -> int | None:
+        """Steps that gave tokens, counted once for each sequence, whether they drafted or not; None if unknown."""
+        return None if self.later_steps is None else self.first_steps + self.later_steps
 
 
 def change_between(before: EngineMetrics, now: EngineMetrics) -> EngineChange | None:
@@ -146,6 +163,7 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     sums: dict[str, float] = {}
     per_position: dict[int, float] = {}
     engines = 0
+    speculates: bool | None = None
     for name, labels, text in _SAMPLE.findall(page):
         try:
             value = float(text)
@@ -161,6 +179,8 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
                 sums["kv_tokens"] = sums.get("kv_tokens", 0.0) + _kv_tokens(labels)
             continue
         field = _NAMES[series]
+        if field == "drafts" or (speculates is None and series == "kv_cache_usage_perc"):
+            speculates = field == "drafts"  # the counters of drafts are older than this name of the gauge
         if field == "per_position":
             position = _POSITION.search(labels)
             if position is not None:
@@ -171,10 +191,14 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     if not engines:
         return None
     kv_usage = sums.pop("kv_usage", 0.0) / engines
+    later_steps_before = sums.pop("later_steps_before", None)
+    if later_steps_before is not None:
+        sums.setdefault("later_steps", later_steps_before)
     counts = {field: int(value) for field, value in sums.items()}
     return EngineMetrics(
         **counts,
         kv_usage=kv_usage,
+        speculates=speculates,
         started_s=_started_s(page),
         accepted_per_position=tuple(int(per_position[position]) for position in sorted(per_position)),
     )

@@ -118,3 +118,28 @@ def test_what_an_engine_went_through_is_read() -> None:
 )
 def test_a_change_of_the_engine_is_seen(before: EngineMetrics, now: EngineMetrics, change: EngineChange | None) -> None:
     assert change_between(before, now) is change
+
+
+@pytest.mark.parametrize(
+    ("page", "speculates"),
+    [
+        (PAGE, True),
+        (b"vllm:num_requests_running 0.0\nvllm:kv_cache_usage_perc 0.0\n", False),
+        (b"vllm:num_requests_running 0.0\nvllm:gpu_cache_usage_perc 0.0\n", None),  # from before it counted drafts
+    ],
+)
+def test_whether_an_engine_speculates_is_told_by_its_series(page: bytes, speculates: bool | None) -> None:
+    for lines in (page, b"\n".join(reversed(page.splitlines())) + b"\n"):
+        metrics = read_metrics(lines)
+        assert metrics is not None
+        assert metrics.speculates is speculates
+
+
+@pytest.mark.parametrize("series", [b"inter_token_latency_seconds", b"time_per_output_token_seconds", b""])
+def test_steps_of_sequences_are_counted_by_two_histograms(series: bytes) -> None:
+    page = PAGE + b"vllm:time_to_first_token_seconds_count 32.0\nvllm:time_to_first_token_seconds_sum 7.5\n"
+    if series:
+        page += b'vllm:%s_bucket{le="+Inf"} 3745.0\nvllm:%s_count 3745.0\n' % (series, series)
+    metrics = read_metrics(page)
+    assert metrics is not None
+    assert metrics.steps == (3777 if series else None)
