@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from backends.draft_schedule import DraftSchedule, draft_schedule, effective_k
+from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
 from backends.speculation import Method
 
 
@@ -28,6 +28,7 @@ class EngineChange(StrEnum):
     RESTART = "since_restart"
     WAKE_UP = "since_wake_up"  # from vLLM's sleep mode, whose level 2 discards the weights
     RELOAD = "since_reload"  # of weights, or of the pool file with another replica under the same name
+    SPECULATION = "since_other_speculation"  # as its counters show it; no cause: the drafter is another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Candidate(Protocol):
 
     @property
     def method(self) -> Method:
-        """The speculation method."""
+        """The speculation method: that of the pool file, unless the engine shows another one."""
         ...
 
     @property
@@ -100,6 +101,8 @@ class Candidate(Protocol):
 class Backend:
     """A replica: its configuration, which is fixed, and its state, which the pool updates.
 
+    Its method and k begin as configured and are part of the state: they follow what the engine shows.
+
     Parameters
     ----------
     model
@@ -112,6 +115,15 @@ class Backend:
         True for a replica of the built-in simulator, which is labelled as such in all output.
     launched
         True for a replica whose process the gateway starts, so that it refuses connections at first.
+    contradictions
+        What its engine does that contradicts the pool file, by kind.
+
+    Attributes
+    ----------
+    said
+        How it speculates by the pool file.
+    draft_schedule
+        Tokens drafted per step by batch size.
 
     Examples
     --------
@@ -135,9 +147,24 @@ class Backend:
     state_reason: str = "not yet checked"
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
+    contradictions: Mapping[str, str] = field(default_factory=dict)
+    said: Speculation = field(init=False)
+    draft_schedule: DraftSchedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        k = effective_k(self.method, self.num_speculative_tokens)
+        self.draft_schedule = draft_schedule(self.method, {"num_speculative_tokens": k, **self.speculative_config})
+        self.said = Speculation(self.method, self.draft_schedule)
+
+    def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
+        """Set how the engine speculates, and in what it contradicts the pool file."""
+        self.contradictions = contradictions
+        self.method, self.draft_schedule = speculation
+        self.num_speculative_tokens = self.draft_schedule.k
 
     @property
-    def draft_schedule(self) -> DraftSchedule:
-        """Tokens drafted per step by batch size, from the speculative config."""
-        k = effective_k(self.method, self.num_speculative_tokens)
-        return draft_schedule(self.method, {"num_speculative_tokens": k, **self.speculative_config})
+    def contradiction(self) -> str | None:
+        """What the pool file says and the engine does, in words; None if they agree."""
+        if not self.contradictions:
+            return None
+        return f"the pool file says {self.said}, but {' and '.join(self.contradictions.values())}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from backends.speculation import Method
 
@@ -36,6 +36,23 @@ class DraftSchedule:
     def at(self, batch: int) -> int:
         """Return the k for a batch of so many requests."""
         return self.by_batch[min(batch, len(self.by_batch) - 1)] if self.by_batch else self.k
+
+
+class Speculation(NamedTuple):
+    """How an engine speculates.
+
+    Examples
+    --------
+    >>> str(Speculation(Method.EAGLE3, DraftSchedule(3))), str(Speculation(Method.BASELINE, DraftSchedule(0)))
+    ('eagle3 with k 3', 'baseline')
+    """
+
+    method: Method
+    schedule: DraftSchedule
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.method} with k {self.schedule.k}" if self.schedule.k else self.method.value
 
 
 def draft_schedule(method: Method, config: Mapping[str, Any] | None) -> DraftSchedule:

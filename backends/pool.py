@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.contradictions import contradictions, observed
 from backends.engine_metrics import EngineMetrics, change_between
 from backends.occupancy import Minute, Occupancy
 from backends.probe import Probe, ProbeResult
@@ -452,6 +453,7 @@ class Pool:
                 logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
                 if self.on_engine_change is not None:
                     self.on_engine_change(backend, change)
+            self._compare(backend, engine)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(
@@ -475,6 +477,20 @@ class Pool:
             self._advance(backend, now_s)
         elif backend.state is not State.UP:
             self._return(backend, record, now_s)
+
+    def _compare(self, backend: Backend, engine: EngineMetrics) -> None:
+        """Compare how a replica was said to speculate with what its engine counts; from then on, that holds."""
+        found = contradictions(backend.said, engine)
+        if found == backend.contradictions:
+            return
+        method, schedule = backend.method, backend.draft_schedule
+        backend.observe(found, observed(backend.said, found, engine))
+        if found:
+            logger.warning("%s/%s: %s", backend.model, backend.name, backend.contradiction)
+        else:
+            logger.info("%s/%s speculates as the pool file says: %s", backend.model, backend.name, backend.said)
+        if (method, schedule) != (backend.method, backend.draft_schedule) and self.on_engine_change is not None:
+            self.on_engine_change(backend, EngineChange.SPECULATION)
 
     def _return(self, backend: Backend, record: _Record, now_s: float) -> None:
         """Have a replica that passes its probes come back: at once, slowly, or after a request on trial."""

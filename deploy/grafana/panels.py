@@ -176,13 +176,17 @@ SPECULATION = [
     ),
     Panel(
         "Replicas that do not behave as their method should",
-        "1 if the policy has ejected one, or its drafter is silent.",
+        "1 if the policy has ejected one, its drafter is silent, or its engine is not what the pool file says.",
         "short",
         [
             (f"max by (model, backend) (gateway_backend_outlier_ejected{{{BACKEND}}})", "{{backend}} ejected"),
             (
                 f"max by (backend, cause) (gateway_backend_drafter_silent{{{BACKEND}}} == 1){NO_EVENTS}",
                 "{{backend}} silent {{cause}}",
+            ),
+            (
+                f"max by (backend, kind) (gateway_backend_contradiction{{{BACKEND}}} == 1){NO_EVENTS}",
+                "{{backend}} not as said: {{kind}}",
             ),
         ],
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from gateway.advice.draft_length import draft_length
@@ -11,6 +12,7 @@ from gateway.advice.engine_flags import prefix_caching, reports
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import LEAST_GAIN, Finding
 from gateway.advice.losing_method import losing_method
+from gateway.advice.pool_file import pool_file
 from gateway.advice.schedule import schedule
 from gateway.advice.tokenizer import tokenizers
 from gateway.advice.waiting import waiting
@@ -34,8 +36,11 @@ def advise(model: ModelEvidence) -> list[Finding]:
     """Return what to change, the largest gain first.
 
     How replicas speculate is changed one replica at a time, that first whose change saves the pool most: after it, the
-    traffic of the others is another one.
+    traffic of the others is another one. A backend that is not what the pool file says is left out of all else: its
+    figures are those of something unknown.
     """
+    contradicted = pool_file(model)
+    model = replace(model, backends=tuple(backend for backend in model.backends if backend.contradiction is None))
     findings = [finding for rule in RULES for finding in rule(model)]
     answers = {backend.name: backend.steps.answers for backend in model.backends if backend.steps is not None}
     total = sum(answers.values())
@@ -47,7 +52,7 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
-    return sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    return contradicted + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
 
 
 def document(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from backends.draft_schedule import Speculation
 from backends.occupancy import Minute
 from backends.speculation import Method
 from policies.learned.models.prior import StepCost
@@ -70,6 +71,25 @@ class Vocabularies:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction:
+    """What an engine shows that is not as the pool file says.
+
+    Parameters
+    ----------
+    text
+        What the pool file says and the engine does.
+    observed
+        How the engine speculates, as far as that can be told.
+    counters
+        What shows it.
+    """
+
+    text: str
+    observed: Speculation
+    counters: str
+
+
+@dataclass(frozen=True, slots=True)
 class BackendEvidence:
     """One backend.
 
@@ -87,6 +107,8 @@ class BackendEvidence:
         The calibration's step cost of a baseline.
     calibration
         Name of the calibration; empty where nothing is learned.
+    contradiction
+        In which way the engine contradicts the pool file; None if it does not.
     has_metrics
         Whether the engine has a page of metrics.
     prefix_caching
@@ -114,6 +136,7 @@ class BackendEvidence:
     baseline_cost: StepCost | None = None
     calibration: str = ""
     is_silent: bool = False
+    contradiction: Contradiction | None = None
     has_metrics: bool = True
     prefix_caching: bool | None = None
     prefix_queries: int = 0

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from backends.backend import State
+from backends.backend import Backend, State
+from backends.draft_schedule import Speculation
+from backends.engine_metrics import EngineMetrics
 from gateway.advice.advise import advise, document
-from gateway.advice.evidence import BackendEvidence, ModelEvidence
+from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
 from gateway.advice.gather import add_learned, positions_of
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.service.assembly import Gateway
@@ -49,8 +51,8 @@ def _live(gateway: Gateway, model: ModelEvidence) -> ModelEvidence:
     for member in gateway.pool.of(model.name):
         backend = configured.get(member.name) or BackendEvidence(
             member.name,
-            member.method,
-            member.num_speculative_tokens,
+            member.said.method,
+            member.said.schedule.k,
             speculative_config=member.speculative_config,
         )
         engine = gateway.pool.engine(member)
@@ -60,6 +62,7 @@ def _live(gateway: Gateway, model: ModelEvidence) -> ModelEvidence:
         backends.append(
             replace(
                 backend,
+                contradiction=_contradiction(member, engine),
                 positions=positions_of(engine.drafts, engine.accepted_per_position),
                 prefix_caching=None if engine.prefix_caching is None else bool(engine.prefix_caching),
                 prefix_queries=engine.prefix_queries,
@@ -68,6 +71,13 @@ def _live(gateway: Gateway, model: ModelEvidence) -> ModelEvidence:
             )
         )
     return replace(model, backends=tuple(backends))
+
+
+def _contradiction(backend: Backend, engine: EngineMetrics) -> Contradiction | None:
+    if (text := backend.contradiction) is None:
+        return None
+    counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens, {engine.generation_tokens:,} output tokens"
+    return Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
 
 
 def _advise_all(gateway: Gateway, models: dict[str, ModelEvidence]) -> dict[str, dict[str, Any]]:

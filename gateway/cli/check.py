@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 def check(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
+    *,
+    engines: Annotated[
+        bool, typer.Option(help="Ask the engines that run whether they are what the file says, for at most 10 s.")
+    ] = True,
 ) -> None:
-    """Check a pool file and print its pool, without serving it. Exits 2 if there are errors."""
+    """Check a pool file and print its pool, without serving it. Exits 2 if there are errors.
+
+    What an engine does otherwise than the file says is a warning, which changes no exit status.
+    """
     path: Path = config or context.obj
     settings = read_pool(path)
 
@@ -25,12 +32,20 @@ def check(
 
     from gateway.recorder import recorder_issue
     from gateway.service.banner import pool_table
+    from gateway.service.replicas import configured
     from gateway.state.location import describe
 
     if settings.recorder is not None and (issue := recorder_issue(settings.recorder)):
         raise UsageError(f"{path}: {issue}")
     Console().print(pool_table(settings))
     typer.echo(describe(settings.state))
+    if engines and (backends := configured(settings)):
+        from gateway.cli.engines import compare
+
+        summary, warnings = compare(backends)
+        typer.echo(summary)
+        for warning in warnings:
+            typer.echo(f"warning: {warning}", err=True)
 
 
 def read_pool(path: Path) -> PoolSettings:

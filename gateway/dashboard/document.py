@@ -124,6 +124,8 @@ class BackendView:
         Why it is in that state; empty if it is up.
     outlier
         Why the policy has taken it out as an outlier; None if it has not.
+    contradiction
+        In which way its engine contradicts the pool file; None if it does not.
     silence
         In which way its drafter is silent; None if it is not.
     in_flight
@@ -152,6 +154,7 @@ class BackendView:
     state: str
     reason: str
     outlier: str | None
+    contradiction: str | None
     silence: str | None
     in_flight: int
     in_flight_here: int

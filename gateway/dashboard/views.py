@@ -48,8 +48,9 @@ def backend_view(
     model = None if learned is None else learned.predictor.backend_models.get(backend.name)
     return BackendView(
         name=backend.name,
-        method=backend.method.value,
-        k=backend.num_speculative_tokens,
+        method=backend.said.method.value,
+        k=backend.said.schedule.k,
+        contradiction=backend.contradiction,
         weight=backend.weight,
         simulated=backend.simulated,
         state=backend.state.value,

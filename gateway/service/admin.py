@@ -153,8 +153,10 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     return {
         "state": backend.state,
         "reason": backend.state_reason,
-        "method": backend.method,
-        "num_speculative_tokens": backend.num_speculative_tokens,
+        "method": backend.said.method,
+        "num_speculative_tokens": backend.said.schedule.k,
+        "contradictions": backend.contradictions,
+        "observed": {"method": backend.method, "num_speculative_tokens": backend.num_speculative_tokens},
         "url": backend.url,
         "simulated": backend.simulated,
         "weight": backend.weight,
@@ -239,7 +241,7 @@ def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingH
         "candidates": [
             {
                 "backend": member.name,
-                "method": member.method,
+                "method": member.said.method,
                 "state": member.state,
                 "simulated": member.simulated,
                 "in_flight": member.in_flight,

@@ -372,5 +372,5 @@ def _refresh(gateway: Gateway) -> None:
         gateway.metrics.refresh_drafters(
             (backend, silent[backend.name].cause if backend.name in silent else "")
             for backend in gateway.pool.of(name)
-            if backend.method is not Method.BASELINE
+            if backend.said.method is not Method.BASELINE
         )

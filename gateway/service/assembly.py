@@ -246,9 +246,8 @@ def is_same_replica(one: Backend, other: Backend) -> bool:
 _IDENTITY = (
     "name",
     "model",
-    "method",
+    "said",
     "url",
-    "num_speculative_tokens",
     "speculative_config",
     "api_key",
     "simulated",

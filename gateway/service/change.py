@@ -192,12 +192,12 @@ class Gone:
 
     def _forget(self) -> None:
         gateway, metrics = self._gateway, self._gateway.metrics
-        present = {(backend.model, backend.name): backend.method for backend in gateway.pool}
+        present = {(backend.model, backend.name): backend.said.method for backend in gateway.pool}
         for backend in self._backends:
             gateway.pool.forget(backend)
             name = (backend.model, backend.name)
-            if present.get(name) is not backend.method:
-                metrics.forget(model=backend.model, backend=backend.name, method=backend.method.value)
+            if present.get(name) is not backend.said.method:
+                metrics.forget(model=backend.model, backend=backend.name, method=backend.said.method.value)
             if name not in present:
                 metrics.forget(model=backend.model, backend=backend.name)
         for model in self._models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
             process = backend_settings.model_copy(update={"weight": 1.0}), names  # what its process depends on
             known = started.get((model, name))
             if known is not None and known.process == process:
-                backend, launch = replace(known.backend, weight=backend_settings.weight), known.launch
+                backend, launch = _backend(model, name, backend_settings, known.backend.url), known.launch
             else:
                 port = free_port(_HOST)
                 backend, launch = _backend(model, name, backend_settings, f"http://{_HOST}:{port}"), None
@@ -104,6 +104,16 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
     elif simulated:
         launches.append(_launch_simulator(simulated, run_dir))
     return Replicas(tuple(backends), tuple(launches), tuple(now_started))
+
+
+def configured(settings: PoolSettings) -> list[Backend]:
+    """Return the replicas of the pool file that somebody else starts."""
+    return [
+        _backend(model, name, each, each.url)
+        for model, model_settings in settings.models.items()
+        for name, each in model_settings.backends.items()
+        if each.url is not None
+    ]
 
 
 def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[str | None]) -> Iterator[Backend]:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
+from backends.contradictions import KINDS
 from backends.engine_metrics import EngineMetrics
 from gateway.telemetry.exposition import render
 from gateway.telemetry.series import Count, Counts, Distribution, Distributions, forget_series
@@ -281,6 +282,13 @@ class Metrics:
             (*_BACKEND, "cause"),
             "livemax",
         )
+        self.contradiction = gauge(
+            "gateway_backend_contradiction",
+            "1 if the engine's own counters contradict the pool file: `no_speculation` or `no_drafts` though it says a "
+            "method, `speculation` though it says `baseline`, another `k`, or drafts in `every_step` of a method that "
+            "drafts in some",
+            (*_BACKEND, "kind"),
+        )
         self.state_connected = gauge(
             "gateway_state_connected",
             "1 if the last attempt to use the store succeeded, 0 if it failed and the gateway continues without it",
@@ -345,7 +353,7 @@ class Metrics:
 
     def bind(self, backend: Backend) -> BackendMetrics:
         """Return a backend's series; call once per backend, since the lookup by labels costs more than an update."""
-        labels = (backend.model, backend.name, backend.method.value)
+        labels = (backend.model, backend.name, backend.said.method.value)
         return BackendMetrics(
             labels,
             ttft=self.ttft.labels(*labels),
@@ -421,12 +429,14 @@ class Metrics:
         """Update the gauges of the backends, and flush; called twice a second and on each scrape."""
         self.flush()
         for backend, engine in backends:
-            labels = (backend.model, backend.name, backend.method.value)
+            labels = (backend.model, backend.name, backend.said.method.value)
             self.in_flight.labels(*labels).set(backend.in_flight)
             self.up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)
+            for kind in KINDS:
+                self.contradiction.labels(*labels, kind).set(kind in backend.contradictions)
             self.running.labels(*labels).set(backend.load.running)
             self.waiting.labels(*labels).set(backend.load.waiting)
             self.kv_usage.labels(*labels).set(backend.load.kv_usage)
@@ -460,7 +470,7 @@ class Metrics:
             Each backend that is watched, with one of `DRAFTER_CAUSES` if its drafter is silent, else an empty text.
         """
         for backend, present in silent:
-            labels = (backend.model, backend.name, backend.method.value)
+            labels = (backend.model, backend.name, backend.said.method.value)
             for cause in DRAFTER_CAUSES:
                 self.drafter_silent.labels(*labels, cause).set(cause == present)
 

@@ -132,6 +132,6 @@ class Trail(Observer):
             upstream = ended.routed.model.upstreams.get(leg.decision.backend)
             if upstream is not None:  # else it was removed meanwhile
                 address = upstream.client.address
-                leg.method = upstream.backend.method.value
+                leg.method = upstream.backend.said.method.value
                 leg.host, leg.port = address.path or address.host, 0 if address.path else address.port
         self._report(self, ended)

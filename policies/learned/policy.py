@@ -178,7 +178,9 @@ class Learned(Policy):
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         """End the silence of a backend whose engine has changed, so that its drafter is judged again."""
-        if self.drafters.renew(backend, change):
+        if change is EngineChange.SPECULATION:  # to us it is another backend under the same name
+            self.forget(backend)
+        elif self.drafters.renew(backend, change):
             self.predictor.set_silent(backend, False)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:

@@ -96,7 +96,11 @@ async def start_gateway(
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
-        backends = [Backend(name, MODEL, Method(method), upstreams[name].url) for name, method in methods.items()]
+        drafts = {"ngram": 5}
+        backends = [
+            Backend(name, MODEL, Method(method), upstreams[name].url, num_speculative_tokens=drafts.get(method, 0))
+            for name, method in methods.items()
+        ]
         gateway = assemble(pool, backends, digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
         server = Server(gateway, WorkerMessages(), fast=fast)

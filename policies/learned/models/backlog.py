@@ -118,8 +118,8 @@ class Backlog:
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
         """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""
         elapsed_s = max(1e-6, now_s - mark.at_s)
-        return (
+        return (  # the mark may be that of another backend which had the name before
             max(1.0, (self._request_s - mark.requests) / elapsed_s),
-            (self._context_s - mark.context) / elapsed_s,
-            self._prompt_tokens - mark.prompt_tokens,
+            max(0.0, self._context_s - mark.context) / elapsed_s,
+            max(0.0, self._prompt_tokens - mark.prompt_tokens),
         )

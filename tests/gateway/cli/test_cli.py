@@ -76,7 +76,8 @@ def test_check_prints_the_pool(small: Path) -> None:
         ["llama", "plain", "baseline", "http://127.0.0.1:9", "1"],
         ["lookup", "ngram", "5", "http://127.0.0.1:10", "1"],
     ]
-    assert [row[:4] for row in rows[4:]] == [["State", "is", "kept", "in"]]
+    assert [row[:4] for row in rows[4:-1]] == [["State", "is", "kept", "in"]]
+    assert run.stdout.splitlines()[-1] == "Compared with the metrics of 0 of 2 engines."
 
 
 @pytest.mark.slow

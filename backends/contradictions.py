@@ -1,0 +1,99 @@
+"""Contradictions between the pool file and an engine: whether it speculates as it was said to, by its own counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Final
+
+from backends.draft_schedule import DraftSchedule, Speculation
+from backends.engine_metrics import EngineMetrics
+from backends.speculation import Method
+
+KINDS: Final = ("no_speculation", "no_drafts", "speculation", "k", "every_step")
+"""Kinds of contradictions, of which an engine shows at most two."""
+
+SPARING: Final = frozenset({Method.NGRAM, Method.SUFFIX, Method.CUSTOM_CLASS})
+"""Methods that draft in some steps only; all others draft k tokens in each step after a sequence's first."""
+
+_LEAST_STEPS: Final = 200
+"""Steps without a draft that contradict a method that drafts in each."""
+_LEAST_STEPS_SPARING: Final = 5000
+"""The same for methods that draft where a text repeats itself: recorded ones did in 16% to 94% of their steps."""
+_LEAST_DRAFTS: Final = 2000
+"""Drafts from which their share of the steps tells a method that drafts in each."""
+_ALL: Final = 0.995
+_NEAR: Final = 0.05
+"""Mean tokens by which a draft may differ from k."""
+
+
+def contradictions(said: Speculation, engine: EngineMetrics) -> dict[str, str]:
+    """Return in what an engine's counters contradict how it was said to speculate: what it does, by kind.
+
+    What cannot be told is no contradiction: which of two methods drafts in each step; an engine that sometimes does not
+    draft, as one sequence beyond the length of an EAGLE head keeps all of its batch from drafting; old versions.
+
+    Examples
+    --------
+    >>> eagle = Speculation(Method.EAGLE3, DraftSchedule(3))
+    >>> contradictions(eagle, EngineMetrics(speculates=False))
+    {'no_speculation': 'its engine does not speculate'}
+    """
+    if said.method is Method.BASELINE:
+        if not engine.speculates:
+            return {}
+        return {"speculation": f"its engine speculates, with k {_schedule(said, engine).k}"}
+    if engine.speculates is False:
+        return {"no_speculation": "its engine does not speculate"}
+    if engine.speculates is None:
+        return {}
+    found = {}
+    schedule = _schedule(said, engine)
+    if schedule != said.schedule:
+        found["k"] = f"its engine drafts with k {schedule.k}" + (
+            " whatever the batch" if said.schedule.by_batch else ""
+        )
+    steps = engine.generation_tokens if engine.later_steps is None else engine.later_steps
+    if not engine.drafts and steps >= _least_steps(said):
+        found["no_drafts"] = "its engine drafts nothing"
+    if said.method in SPARING - {Method.CUSTOM_CLASS} and _drafts_always(engine, schedule.k, steps):
+        found["every_step"] = f"its engine drafts {schedule.k} tokens in each step, which {said.method} does not"
+    return found
+
+
+def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -> Speculation:
+    """Return how an engine speculates, given the kinds of its contradictions to how it was said to.
+
+    A drafter whose method is not known is a `custom_class`, which shares nothing that is learned with others.
+    """
+    if not kinds:
+        return said
+    if "no_speculation" in kinds or "no_drafts" in kinds:
+        return Speculation(Method.BASELINE, DraftSchedule(0))
+    method = Method.CUSTOM_CLASS if "speculation" in kinds or "every_step" in kinds else said.method
+    return Speculation(method, _schedule(said, engine))
+
+
+def _schedule(said: Speculation, engine: EngineMetrics) -> DraftSchedule:
+    """Return how many tokens an engine drafts: as many as it has positions, unless its drafts have other sizes."""
+    schedule, positions = said.schedule, len(engine.accepted_per_position)
+    if positions and positions != schedule.k:
+        return DraftSchedule(positions)
+    if engine.drafts < _LEAST_STEPS:
+        return schedule if schedule.k else DraftSchedule(1)
+    drafted, most = engine.draft_tokens / engine.drafts, max(schedule.by_batch[1:], default=schedule.k)
+    is_variable = said.method in SPARING or schedule.by_batch or schedule.adaptive or positions
+    if drafted > most + _NEAR or (drafted < most - 0.5 and not is_variable):
+        return DraftSchedule(max(1, math.ceil(drafted - _NEAR)))
+    return schedule
+
+
+def _least_steps(said: Speculation) -> float:
+    if said.method in SPARING:
+        return _LEAST_STEPS_SPARING
+    return math.inf if 0 in said.schedule.by_batch[1:] else _LEAST_STEPS
+
+
+def _drafts_always(engine: EngineMetrics, k: int, steps: int) -> bool:
+    drafts = engine.drafts
+    return drafts >= _LEAST_DRAFTS and drafts >= _ALL * steps > 0 and engine.draft_tokens >= _ALL * k * drafts

@@ -1,0 +1,161 @@
+"""Engines that do not speculate as the pool file says: where it shows, and what is done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backends.speculation import Method
+from gateway.cli.app import app
+from policies.learned.models.acceptance import arm_of
+from policies.learned.policy import Learned
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.support.upstream import Upstream
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+LEARNED = {"name": "learned", "seed": 0}
+IDLE = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
+
+
+def page(k: int = 0, drafts: int = 0, later_steps: int = 0) -> bytes:
+    """Return the metrics page of an engine that drafts `k` tokens at a time; 0 does not speculate."""
+    lines = [f"vllm:inter_token_latency_seconds_count {later_steps}", f"vllm:generation_tokens_total {later_steps}"]
+    if k:
+        lines += [
+            f"vllm:spec_decode_num_drafts_total {drafts}",
+            f"vllm:spec_decode_num_draft_tokens_total {k * drafts}",
+        ]
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        lines += [f'{name}{{position="{position}"}} {drafts // 2}' for position in range(k)]
+    return IDLE + "\n".join(lines).encode() + b"\n"
+
+
+async def backends(running: Running) -> Any:
+    answer = await running.client.get("/admin/pool", headers=ADMIN)
+    return answer.json()["models"][MODEL]["backends"]
+
+
+def arm(running: Running, name: str) -> str:
+    return arm_of(running.backend(name))
+
+
+async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    """The file says that a is a baseline and b n-gram with k 5; a is EAGLE with k 3 in fact, and b a baseline."""
+    caplog.set_level(logging.INFO)
+    async with start_gateway(policy=LEARNED) as running:
+        assert {each["method"]: each["contradictions"] for each in (await backends(running)).values()} == {
+            "baseline": {},
+            "ngram": {},
+        }
+        running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
+        await running.until(lambda: running.backend("a").contradictions and running.backend("b").contradictions)
+
+        a = f"{MODEL}/a: the pool file says baseline, but its engine speculates, with k 3"
+        b = f"{MODEL}/b: the pool file says ngram with k 5, but its engine does not speculate"
+        await running.until(lambda: caplog.messages.count(a) == caplog.messages.count(b) == 1)
+
+        shown = await backends(running)
+        assert shown["a"]["contradictions"] == {"speculation": "its engine speculates, with k 3"}
+        assert shown["a"]["method"] == "baseline"
+        assert shown["a"]["observed"] == {"method": "custom_class", "num_speculative_tokens": 3}
+        assert shown["b"]["observed"] == {"method": "baseline", "num_speculative_tokens": 0}
+
+        snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
+        on_page = {each["name"]: each["contradiction"] for each in snapshot["models"][0]["backends"]}
+        assert on_page == {"a": a.partition(": ")[2], "b": b.partition(": ")[2]}
+
+        metrics = (await running.client.get("/metrics")).text
+        for name, method, kind in (("a", "baseline", "speculation"), ("b", "ngram", "no_speculation")):
+            labels = f'backend="{name}",kind="{kind}",method="{method}",model="{MODEL}"'
+            assert f"gateway_backend_contradiction{{{labels}}} 1.0" in metrics
+        assert metrics.count("gateway_backend_contradiction{") == 10
+        assert 'gateway_backend_up{backend="a",method="custom_class"' not in metrics
+
+        advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
+        assert [(each["rule"], each["backend"]) for each in advised] == [("pool_file", "a"), ("pool_file", "b")]
+        assert "850 drafts of 2,550 tokens" in advised[0]["evidence"]
+        assert "method: baseline # ngram" in advised[1]["change"]
+
+        running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(), page(k=5)
+        await running.until(lambda: not running.backend("a").contradictions and not running.backend("b").contradictions)
+        assert {each["observed"]["method"] for each in (await backends(running)).values()} == {"baseline", "ngram"}
+        assert f"{MODEL}/b speculates as the pool file says: ngram with k 5" in caplog.messages
+
+
+async def test_policies_go_by_what_is_observed() -> None:
+    """A baseline that drafts is not taken to give one token per step, nor an engine without drafts to give more."""
+    async with start_gateway(policy=LEARNED) as running:
+        learned = running.gateway.models[MODEL].policy
+        assert isinstance(learned, Learned)
+        await running.chat()
+        models = learned.predictor.backend_models
+        assert {name: model.arm for name, model in models.items()} == {"a": "baseline:0", "b": "ngram:5"}
+        running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
+        await running.until(lambda: running.backend("a").contradictions and running.backend("b").contradictions)
+        await running.chat()
+        assert {name: model.arm for name, model in models.items()} == {"a": "custom_class:3", "b": "baseline:0"}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
+        per_step = {each["backend"]: each["note"].partition(" per step")[0][-4:] for each in explained["candidates"]}
+        assert per_step["b"] == "1.00"
+        assert float(per_step["a"]) > 1.3
+        unsupported = {**body, "min_p": 0.1}  # a speculating engine refuses it
+        explained = (await running.client.post("/admin/explain", json=unsupported, headers=ADMIN)).json()
+        assert [each["backend"] for each in explained["candidates"] if each["eligible"]] == ["b"]
+
+
+async def test_an_engine_that_never_drafts_counts_as_one_until_it_does() -> None:
+    async with start_gateway(policy=LEARNED) as running:
+        running.upstreams["b"].metrics = page(k=5, later_steps=4999)
+        await running.until(
+            lambda: (engine := running.gateway.pool.engine(running.backend("b"))) and engine.later_steps
+        )
+        assert arm(running, "b") == "ngram:5"
+        running.upstreams["b"].metrics = page(k=5, later_steps=5000)
+        await running.until(lambda: running.backend("b").contradictions.keys() == {"no_drafts"})
+        assert arm(running, "b") == "baseline:0"
+        running.upstreams["b"].metrics = page(k=5, drafts=1, later_steps=5001)
+        await running.until(lambda: not running.backend("b").contradictions)
+        assert arm(running, "b") == "ngram:5"
+
+
+async def test_check_asks_the_engines_that_run(tmp_path: Path) -> None:
+    async with Upstream("a", MODEL, metrics=page(k=3)) as a, Upstream("b", "other", metrics=page(k=5)) as b:
+        path = tmp_path / "pool.yaml"
+        path.write_text(
+            f"""
+models:
+  {MODEL}:
+    policy: {{name: learned}}
+    backends:
+      a: {{method: baseline, url: "{a.url}"}}
+      b: {{method: ngram, url: "{b.url}", speculative_config: {{num_speculative_tokens: 5, prompt_lookup_max: 4}}}}
+      c: {{method: baseline, url: "http://127.0.0.1:9"}}
+"""
+        )
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--config", str(path)])
+        assert result.exit_code == 0, result.output
+        assert "Compared with the metrics of 1 of 3 engines." in result.stdout
+        assert result.stderr.splitlines() == [
+            f"warning: {MODEL}/a: the pool file says baseline, but its engine speculates, with k 3",
+            f"warning: {MODEL}/b: serves other, not {MODEL}: start it with --served-model-name {MODEL}",
+        ]
+        asked = a.connections
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--no-engines", "--config", str(path)])
+        assert (result.exit_code, result.stderr, a.connections) == (0, "", asked)
+
+
+def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> None:
+    from backends.backend import Backend
+    from backends.draft_schedule import DraftSchedule, Speculation
+    from gateway.service.assembly import is_same_replica
+
+    running, again = (Backend("a", MODEL, Method.EAGLE3, "http://a", num_speculative_tokens=3) for _ in range(2))
+    running.observe({"k": "its engine drafts with k 5"}, Speculation(Method.EAGLE3, DraftSchedule(5)))
+    assert is_same_replica(running, again)
+    assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", num_speculative_tokens=5))
