@@ -6,10 +6,12 @@ replayed on its text, EAGLE-3 as recorded. A policy's choices therefore determin
 Answers are cut at 1,024 tokens, because a few that repeat themselves without end would dominate every average. Step
 times of other targets come from their calibrations; acceptance always comes from these recordings.
 
-The odd-numbered requests of each file are reported; the warm policy and the distilled rules learned from the
-even-numbered ones (`--tune` swaps the two halves). The first 500 requests of each run are warm-up and do not count.
-Each table entry is the mean over seeds of a ratio to `least_loaded` on the same arrivals. A random third of the
-requests have an SLO, the median TPOT of `least_loaded` in that run; "SLO kept" is the share of them that meet it.
+The recordings are split by a hash of their ids (`policies.split`). One part is reported; the warm policy and the
+distilled rules learned from the other (`--tune` swaps the two). Each recorded prompt is sent once in a run: those of
+the other part are the warm-up and do not count. Tables under "prompts come again" draw 2,000 requests from the reported
+part instead, of which 500 are warm-up. Each table entry is the mean over seeds of a ratio to `least_loaded` on the same
+arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in that run; "SLO kept" is the
+share of them that meet it.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.routing.ground import LOADS, LONGEST_TOKENS, MIXES, POOLS, Task
+from benchmarks.routing.ground import LOADS, LONGEST_TOKENS, MIXES, POOLS, REPEATED_MIXES, Task
 from benchmarks.routing.play import play_in_worker, start_worker
 from benchmarks.routing.report import report
 
 
 def tasks_of(seeds: int, *, quick: bool, azure: bool) -> list[Task]:
-    """Return all runs: every mix and load for the first two pools, two mixes for the others."""
+    """Return all runs: every mix and load for the first two pools, fewer for the others."""
     tasks = []
-    for pool in POOLS:
+    for pool, repeats in product(POOLS, (False, True)):
         first = pool in ("b/n/s/e", "2s/2e")
-        mixes = MIXES if first and not quick else ("even", "drifting")
-        for mix in mixes:
-            for load in LOADS if first else LOADS[1:4]:
-                tasks += [
-                    Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed) for seed in range(seeds)
-                ]
+        few = ("even", "drifting") if repeats else ("even", "templates")
+        mixes = few if quick or not first else REPEATED_MIXES if repeats else MIXES
+        for mix, load, seed in product(mixes, LOADS if first else LOADS[1:4], range(seeds)):
+            tasks.append(Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed, repeats))
     return tasks
 
 
@@ -48,12 +50,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="only two mixes per pool")
     parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; may be repeated")
+    parser.add_argument("--prompts", choices=["new", "again"], help="only new prompts, or only those that come again")
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     parser.add_argument("--longest", type=int, default=LONGEST_TOKENS, help="tokens at which answers are cut")
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     arguments = parser.parse_args()
     tasks = tasks_of(arguments.seeds, quick=arguments.quick, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
+    if arguments.prompts:
+        tasks = [task for task in tasks if task.repeats == (arguments.prompts == "again")]
     results = {}
     count = len(os.sched_getaffinity(0))
     initial = (arguments.folder, arguments.azure, arguments.tune, arguments.longest)
@@ -64,17 +69,7 @@ def main() -> None:
     ordered = {task: results[task] for task in tasks}
     report(ordered)
     if arguments.json is not None:
-        rows = [
-            {
-                "pool": task.pool,
-                "mix": task.mix,
-                "load": task.load,
-                "arrivals": task.arrivals,
-                "seed": task.seed,
-                **figures,
-            }
-            for task, figures in ordered.items()
-        ]
+        rows = [{**asdict(task), **figures} for task, figures in ordered.items()]
         arguments.json.write_text(json.dumps(rows), encoding="utf-8")
 
 

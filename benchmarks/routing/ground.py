@@ -22,12 +22,16 @@ from lab.trace import TraceRecord
 from policies.distill.distill import distill
 from policies.distill.report import Distilled
 from policies.learned.policy import Learned, LearnedSettings
+from policies.split import part_of
 from policies.statistics import Row
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
 LONGEST_TOKENS = 1024
-WARMUP = 500
-COUNTED = 1500
+WARMUP, COUNTED = 500, 1500
+"""Requests of a run in which prompts come again."""
+
+TUNING, REPORTED = range(2)
+"""The parts of the recordings, see `part_of`: what is fitted or tuned here sees only the first."""
 
 _B: tuple[Method, dict[str, Any]] = (Method.BASELINE, {})
 _N: tuple[Method, dict[str, Any]] = (
@@ -49,20 +53,28 @@ POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
     "70B": ("llama-3.1-70b-4xh100", (_B, _N, _S, _e(3))),
     "mixture of experts": ("qwen3-30b-a3b", (_B, _N, _S, _e(3))),
 }
-MIXES = ("even", "code", "chat", "drifting", "templates")
+MIXES = ("even", "code", "chat", "templates")
+REPEATED_MIXES = (*MIXES, "drifting")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
 """Shares of the pool's throughput with full batches (`capacity`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run of arrivals, which is played with every policy."""
+    """One run of arrivals, which is played with every policy.
+
+    Attributes
+    ----------
+    repeats
+        Whether prompts come again.
+    """
 
     pool: str
     mix: str
     load: float
     arrivals: str
     seed: int
+    repeats: bool = False
 
 
 @dataclass(slots=True)
@@ -85,13 +97,15 @@ class Ground:
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def read(folder: Path, start: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
-    """Return every second request from `start` on, by workload."""
+def read(folder: Path, part: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
+    """Return the requests of one part, by workload."""
     requests: dict[str, list[ReplayRequest]] = {}
     for dataset, workload in WORKLOADS.items():
         with gzip.open(folder / f"combined_{dataset}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines][start::2]
+            rows = [json.loads(line) for line in lines]
         for row in rows:
+            if part_of(recording_id(dataset, row["id"])) != part:
+                continue
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
             tokens = min(len(output), len(accepted), longest_tokens)
@@ -112,6 +126,11 @@ def read(folder: Path, start: int, longest_tokens: int = LONGEST_TOKENS) -> dict
     return requests
 
 
+def recording_id(dataset: str, row_id: str) -> str:
+    """Return the id by which the recordings are split; their own is unique in its data set only."""
+    return f"{dataset}/{row_id}"
+
+
 def pool_of(name: str) -> list[ReplicaSpec]:
     """Return the replicas of a pool."""
     calibration, members = POOLS[name]
@@ -122,20 +141,48 @@ def pool_of(name: str) -> list[ReplicaSpec]:
 
 
 def drawn(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, count: int, rng: Random) -> list[ReplayRequest]:
-    """Return random requests of a mix. They declare their workload; in mix `templates` they have a template instead."""
-    names = list(WORKLOADS.values())
+    """Return random requests of a mix, of which most come again."""
     chosen = []
     for number in range(count):
-        weights = {"code": (1, 6, 1, 1), "chat": (6, 1, 1, 1)}.get(mix, (1, 1, 1, 1))
-        if mix == "drifting":
-            weights = (1, 8, 1, 1) if number > WARMUP + COUNTED // 2 else (8, 1, 1, 1)
-        workload = rng.choices(names, weights)[0]
-        request = rng.choice(requests[workload])
-        if mix == "templates":
-            client = f"{workload}-{rng.randrange(5)}"  # twenty clients
-            request = replace(request, features=replace(request.features, workload="", template=client))
-        chosen.append(request)
+        workload = _workload(mix, rng, shifted=number > WARMUP + COUNTED // 2)
+        chosen.append(_declared(rng.choice(requests[workload]), mix, workload, rng))
     return chosen
+
+
+def once(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, rng: Random) -> list[ReplayRequest]:
+    """Return requests of a mix in random order, none of them twice: until one kind of work has no more."""
+    left = {workload: rng.sample(each, len(each)) for workload, each in requests.items()}
+    chosen = []
+    while left[workload := _workload(mix, rng)]:
+        chosen.append(_declared(left[workload].pop(), mix, workload, rng))
+    return chosen
+
+
+def _workload(mix: str, rng: Random, *, shifted: bool = False) -> str:
+    weights = {"code": (1, 6, 1, 1), "chat": (6, 1, 1, 1)}.get(mix, (1, 1, 1, 1))
+    if mix == "drifting":
+        weights = (1, 8, 1, 1) if shifted else (8, 1, 1, 1)
+    return rng.choices(list(WORKLOADS.values()), weights)[0]
+
+
+def _declared(request: ReplayRequest, mix: str, workload: str, rng: Random) -> ReplayRequest:
+    """Return the request as its client sends it: with its workload, in the mix `templates` with a template instead."""
+    if mix != "templates":
+        return request
+    client = f"{workload}-{rng.randrange(5)}"  # twenty clients
+    return replace(request, features=replace(request.features, workload="", template=client))
+
+
+def run_of(ground: Ground, task: Task) -> tuple[list[ReplayRequest], int]:
+    """Return the requests of a run with their times, and how many of them are warm-up.
+
+    Where no prompt comes again, those of the tuning part are the warm-up.
+    """
+    rng = Random(task.seed)
+    if task.repeats:
+        return timed(ground, task, drawn(ground.requests, task.mix, WARMUP + COUNTED, rng)), WARMUP
+    warmup = once(ground.others, task.mix, rng)
+    return timed(ground, task, warmup + once(ground.requests, task.mix, rng)), len(warmup)
 
 
 def capacity(ground: Ground, pool: str, mix: str) -> float:
@@ -143,13 +190,17 @@ def capacity(ground: Ground, pool: str, mix: str) -> float:
     known = ground.rates.get((pool, mix))
     if known is None:
         requests = drawn(ground.requests, mix, WARMUP + COUNTED, Random(0))[-COUNTED:]
-        played = replay(pool_of(pool), requests, None)
-        # The last few requests run alone, so only the time of the first 90% of the tokens counts.
-        order = np.argsort(played.e2e_s)
-        done = np.cumsum(played.output_tokens[order]) / played.output_tokens.sum()
-        at_s = float(played.e2e_s[order][np.searchsorted(done, 0.9)])
-        known = ground.rates[pool, mix] = 0.9 * COUNTED / at_s
+        known = ground.rates[pool, mix] = throughput(pool_of(pool), requests)
     return known
+
+
+def throughput(specs: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest]) -> float:
+    """Return the requests per second that replicas serve if all arrive at once."""
+    played = replay(specs, requests, None)
+    # The last few requests run alone, so only the time of the first 90% of the tokens counts.
+    order = np.argsort(played.e2e_s)
+    done = np.cumsum(played.output_tokens[order]) / played.output_tokens.sum()
+    return 0.9 * len(requests) / float(played.e2e_s[order][np.searchsorted(done, 0.9)])
 
 
 def timed(ground: Ground, task: Task, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
@@ -192,5 +243,6 @@ def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int 
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    reported, others = (read(folder, start, longest_tokens) for start in ((0, 1) if tune else (1, 0)))
+    parts = (TUNING, REPORTED) if tune else (REPORTED, TUNING)
+    reported, others = (read(folder, part, longest_tokens) for part in parts)
     return Ground(reported, others, gaps_s)

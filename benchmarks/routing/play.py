@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 
-from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, pool_of, prepare, timed
+from benchmarks.routing.ground import COUNTED, POOLS, Ground, Task, ground_of, pool_of, prepare, run_of
 from benchmarks.routing.peers import Greedy, LatencyRegression
 from lab.replay.simulate import replay, set_learned
 from policies.balancing.least_loaded import LeastLoaded
@@ -59,10 +58,10 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
 def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
     """Play one run of arrivals with every policy; return the figures of each policy."""
     prepare(ground, task.pool)
-    requests = timed(ground, task, drawn(ground.requests, task.mix, WARMUP + COUNTED, Random(task.seed)))
+    requests, warmup = run_of(ground, task)
     factories = makers(ground, task)
     factories["learned goodput"] = lambda: Learned(LearnedSettings(seed=task.seed, objective=Objective.GOODPUT))
-    plain = replay(pool_of(task.pool), requests, factories["least_loaded"](), seed=task.seed, warmup=WARMUP)
+    plain = replay(pool_of(task.pool), requests, factories["least_loaded"](), seed=task.seed, warmup=warmup)
     bound_s = float(np.nanmedian(plain.tpot_s))
     has_slo = np.random.default_rng(task.seed).random(len(requests)) < SLO_SHARE
     requests = [
@@ -72,7 +71,7 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
     figures = {}
     for name, make in factories.items():
         began = time.process_time()
-        played = replay(pool_of(task.pool), requests, make(), seed=task.seed, warmup=WARMUP)
+        played = replay(pool_of(task.pool), requests, make(), seed=task.seed, warmup=warmup)
         after_shift = played.e2e_s[COUNTED // 2 + 300 :] if task.mix == "drifting" else np.array([math.nan])
         figures[name] = {
             "mean": float(played.e2e_s.mean()),
@@ -80,7 +79,7 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
             "p99": float(np.percentile(played.e2e_s, 99)),
             "ttft": float(played.ttft_s.mean()),
             "tpot": float(np.nanmean(played.tpot_s)),
-            "kept": float((~(played.tpot_s > bound_s))[has_slo[WARMUP:]].mean()),
+            "kept": float((~(played.tpot_s > bound_s))[has_slo[warmup:]].mean()),
             "after_shift": float(after_shift.mean()),
             "cpu_s": time.process_time() - began,
         }

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.speculation import Method
+from benchmarks.routing.ground import recording_id
 from policies.features.request import Endpoint, RequestFeatures, describe
+from policies.split import part_of
 
 ARMS = {Method.BASELINE: "base", Method.NGRAM: "ngram5", Method.SUFFIX: "suffix", Method.EAGLE3: "eagle3_3"}
 """The methods, and the column that holds each one's recording."""
@@ -63,8 +65,8 @@ def step_s(method: Method, requests: int, tokens: float, context: float) -> floa
     return verify + draft.get(method, 0.0) + 1.207e-3
 
 
-def read(folder: Path, *, declare: bool) -> list[Recorded]:
-    """Return the recordings of a folder (`derived_per_request.csv.gz`, `combined_*.jsonl.gz`).
+def read(folder: Path, part: int, *, declare: bool) -> list[Recorded]:
+    """Return one part of the recordings of a folder (`derived_per_request.csv.gz`, `combined_*.jsonl.gz`).
 
     Parameters
     ----------
@@ -79,7 +81,11 @@ def read(folder: Path, *, declare: bool) -> list[Recorded]:
                 row = json.loads(line)
                 prompts[dataset, str(row["id"])] = row["prompt_token_ids"]
     with gzip.open(folder / "derived_per_request.csv.gz", "rt", encoding="utf-8", newline="") as table:
-        return [_recorded(row, prompts[row["dataset"], row["id"]], declare) for row in csv.DictReader(table)]
+        return [
+            _recorded(row, prompts[row["dataset"], row["id"]], declare)
+            for row in csv.DictReader(table)
+            if part_of(recording_id(row["dataset"], row["id"])) == part
+        ]
 
 
 def _recorded(row: dict[str, str], prompt: list[int], declare: bool) -> Recorded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import product
 from statistics import fmean, stdev
 
 from scipy.stats import t as student
@@ -16,14 +17,15 @@ Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 
 def report(results: Results) -> None:
     """Print a table for each pool, with intervals over seeds."""
-    for pool in POOLS:
-        of_pool = {task: figures for task, figures in results.items() if task.pool == pool}
+    for pool, repeats in product(POOLS, (False, True)):
+        of_pool = {task: figures for task, figures in results.items() if (task.pool, task.repeats) == (pool, repeats)}
         if not of_pool:
             continue
         first, *rest = (f"{load:.0%}" for load in LOADS)
-        by_load = " | ".join([f"mean at {first}", *rest])
-        print(f"\n**{pool}**\n\n| policy | mean | 99th percentile | TTFT | TPOT | SLO kept | {by_load} |")
-        print("|---" * (6 + len(LOADS)) + "|")
+        heads = ["policy", "mean", "99th percentile", "TTFT", "TPOT", "SLO kept", f"mean at {first}", *rest]
+        print(f"\n**{pool}{', prompts come again' if repeats else ''}**\n")
+        print(f"| {' | '.join(heads)} |")
+        print("|---" * len(heads) + "|")
         for name in next(iter(of_pool.values())):
             cells = [_over(of_pool, name, "mean", lambda task, load=load: task.load == load)[0] for load in LOADS]  # type: ignore[misc]
             shares = " | ".join("" if math.isnan(cell) else f"{cell:.3f}" for cell in cells)

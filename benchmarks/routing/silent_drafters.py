@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from backends.speculation import Method
+from benchmarks.routing.parts import Unwatched
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import Endpoint, RequestFeatures
@@ -40,22 +41,6 @@ POOLS: dict[str, tuple[tuple[Method, int], ...]] = {
 }
 PER_S = {4: 24.0, 3: 20.0, 2: 14.0}
 """Requests per second by the number of replicas: about half of what they can serve."""
-
-
-class Unwatched(SilentDrafters):
-    """No test: everything is learned."""
-
-    def observe(
-        self,
-        backend: str,
-        arm: str,
-        expected: float | None,
-        observed: float,
-        now_s: float,
-        learned: Observation | None = None,
-    ) -> Sequence[Observation]:
-        """See `SilentDrafters.observe`."""
-        return () if learned is None else (learned,)
 
 
 class Watched(SilentDrafters):

@@ -1,6 +1,6 @@
 """Evaluate the default rules on recorded requests: `python -m benchmarks.routing.threshold_rules FOLDER [--tune]`.
 
-Two reports on the half of the requests that the rules were not tuned on (with `--tune`, on the other half): how often
+Two reports on the reported part of the requests (with `--tune`, on the tuning part): how often
 and how nearly a rule names the method that is fastest for its request alone; and the time to finish when requests share
 four replicas, one of each method, and slow each other down.
 """
@@ -20,6 +20,7 @@ from statistics import fmean, geometric_mean, quantiles
 from backends.backend import EngineLoad
 from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
+from benchmarks.routing.ground import REPORTED, TUNING
 from benchmarks.routing.recorded import ARMS, Recorded, read, step_s
 from policies.policy import Policy, policies
 from policies.rules.policy import Spill, Thresholds, ThresholdSettings
@@ -169,11 +170,11 @@ def main() -> None:
     """Print both reports, without and with declared workloads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the recordings")
-    parser.add_argument("--tune", action="store_true", help="use the half for tuning, and try several spill bounds")
+    parser.add_argument("--tune", action="store_true", help="use the tuning part, and try several spill bounds")
     arguments = parser.parse_args()
     by_name = policies()
     for declare in (False, True):
-        half = read(arguments.folder, declare=declare)[0 if arguments.tune else 1 :: 2]
+        half = read(arguments.folder, TUNING if arguments.tune else REPORTED, declare=declare)
         print(f"== {len(half)} requests, workload {'declared' if declare else 'not declared'}")
         report_alone(half)
         choices: dict[str, Callable[[], Choice]] = {
