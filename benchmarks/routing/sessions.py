@@ -2,8 +2,8 @@
 
 AGENTS is a folder of sessions of coding agents (kv-cache-tester), played in a closed loop: the next request comes its
 think time after the last answer. MOONCAKE is a Mooncake trace, played by its times. Neither is part of the project.
-Requests beyond the target's context (131,072 tokens) are left out. Sessions of odd number and the second half of the
-trace are reported, with `--tune` the others.
+Requests beyond the target's context (131,072 tokens) are left out. One part of the sessions (`policies.split`) and the
+second half of the trace are reported, with `--tune` the others.
 
 Loads are requests per second that arrive if answers take no longer than recorded. The first fifth of the requests are
 warm-up. Cells are mean times to finish over that of the best of `least_loaded`, prefix affinity alone and `lmetric`.
@@ -30,7 +30,7 @@ import numpy as np
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from benchmarks.routing.ground import POOLS
+from benchmarks.routing.ground import POOLS, REPORTED, TUNING
 from lab.replay.pace import arrivals
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
@@ -41,6 +41,7 @@ from policies.balancing.load_policy import LoadSettings
 from policies.features.request import RequestFeatures
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Policy
+from policies.split import part_of
 
 CONTEXT = 131_072
 _H100 = "llama-3.1-8b-h100"
@@ -89,8 +90,9 @@ def records_of(traffic: str, folder: Path, mooncake: Path, *, tune: bool) -> lis
         records = short(list(read_trace([mooncake])))
         half = len(records) // 2
         return records[:half] if tune else records[half:]
-    sessions = [short(list(read_trace([path]))) for path in sorted(folder.glob("*.json.gz"))]
-    return [one for session in [some for some in sessions if some][not tune :: 2] for one in session]
+    part = TUNING if tune else REPORTED
+    paths = [path for path in sorted(folder.glob("*.json.gz")) if part_of(path.name) == part]
+    return [one for path in paths for one in short(list(read_trace([path])))]
 
 
 def arrived(table: RequestTable, task: Task) -> RequestTable:
