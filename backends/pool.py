@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.contradictions import contradictions, observed
 from backends.engine_metrics import EngineMetrics, change_between
+from backends.lateness import Lateness
 from backends.occupancy import Minute, Occupancy
 from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
@@ -62,6 +63,9 @@ class HealthRules:
     stall_s: float = 30.0
 
 
+_PROBES_WHILE_LATE = 5
+_LATE_SHARE = 0.1
+"""Share of a probe's time-out by which the event loop may be late before the probe says nothing about the replica."""
 _SERVING = frozenset({State.UP, State.RECOVERING})
 
 
@@ -416,13 +420,25 @@ class Pool:
     # Probing.
 
     async def _probed(self, probe: Probe, *, admit: bool) -> ProbeResult:
-        """Probe a replica; whatever becomes of a probe, there is a next one, or the replica would never come back."""
+        """Probe a replica; whatever becomes of a probe, there is a next one, or the replica would never come back.
+
+        A replica that is late while this process is late itself is probed again before it is blamed.
+        """
+        for _ in range(_PROBES_WHILE_LATE):
+            with Lateness() as lateness:
+                result = await self._probed_once(probe, admit=admit)
+            if not result.late or lateness.longest_s < _LATE_SHARE * self.rules.timeout_s:
+                break
+            logger.warning("this process was late by %.1f s: a probe that timed out is repeated", lateness.longest_s)
+        return result
+
+    async def _probed_once(self, probe: Probe, *, admit: bool) -> ProbeResult:
         try:
             async with asyncio.timeout(5.0 * self.rules.timeout_s):
                 return await probe.run(admit=admit)
         except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
             logger.warning("a probe failed: %s", type(error).__name__)
-            return ProbeResult(f"cannot be probed ({type(error).__name__})")
+            return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
 
     async def _watch(self, backend: Backend) -> None:
         record = self._records[backend.model, backend.name]

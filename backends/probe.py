@@ -23,6 +23,8 @@ class ProbeResult:
         What is wrong, in words; None if the replica is healthy.
     refused
         True if nothing listens at the address, which needs no second probe to confirm.
+    late
+        True if it did not answer in time.
     engine
         The replica's metrics; None if it has no such page.
 
@@ -34,6 +36,7 @@ class ProbeResult:
 
     problem: str | None = None
     refused: bool = False
+    late: bool = False
     engine: EngineMetrics | None = None
 
 
@@ -80,7 +83,7 @@ class Probe:
         except httpx.ConnectError as error:
             return ProbeResult(f"refuses connections ({error})", refused=True)
         except httpx.TimeoutException:
-            return ProbeResult("does not answer its health check in time")
+            return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:
             return ProbeResult(f"fails its health check ({type(error).__name__}: {error})")
         return ProbeResult(engine=read_metrics(page.content) if page.status_code == 200 else None)

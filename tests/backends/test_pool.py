@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from backends.backend import Backend, EngineChange, State
 from backends.engine_metrics import EngineMetrics
@@ -190,6 +191,37 @@ async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
         await eventually(lambda: backend.state is State.DOWN)
         upstream.health_hangs = False
         await eventually(lambda: backend.state is State.UP)
+
+
+def test_a_replica_is_not_blamed_for_what_this_process_was_busy_with() -> None:
+    async def main() -> None:
+        async with running_pool() as (_, backend, upstream):
+            await eventually(lambda: backend.state is State.UP)
+            for _ in range(18):
+                end_s = time.monotonic() + RULES.timeout_s
+                while time.monotonic() < end_s:
+                    pass
+                await asyncio.sleep(0)
+                assert backend.state is State.UP
+            await stays(lambda: backend.state is State.UP, 1.0)
+            upstream.health_hangs = True
+            await eventually(lambda: backend.state is State.DOWN)
+
+    uvloop.run(main())  # as the gateway: after a long turn, time-outs come before what has arrived
+
+
+async def test_a_replica_that_hangs_is_found_by_a_process_that_is_always_late() -> None:
+    async with running_pool() as (_, backend, upstream):
+        await eventually(lambda: backend.state is State.UP)
+        upstream.health_hangs = True
+
+        def is_down() -> bool:
+            end_s = time.monotonic() + RULES.timeout_s / 2
+            while time.monotonic() < end_s:
+                pass
+            return backend.state is State.DOWN
+
+        await eventually(is_down)
 
 
 async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
