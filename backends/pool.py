@@ -16,7 +16,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVarTuple
 
+from backends import background
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.contradictions import contradictions, observed
 from backends.engine_metrics import EngineMetrics, change_between
@@ -67,6 +70,7 @@ _PROBES_WHILE_LATE = 5
 _LATE_SHARE = 0.1
 """Share of a probe's time-out by which the event loop may be late before the probe says nothing about the replica."""
 _SERVING = frozenset({State.UP, State.RECOVERING})
+Told = TypeVarTuple("Told")
 
 
 @dataclass(slots=True)
@@ -176,7 +180,8 @@ class Pool:
 
     def _start_watch(self, backend: Backend) -> None:
         record = self._records[backend.model, backend.name]
-        record.watch = asyncio.create_task(self._watch(backend), name=f"watch {backend.model}/{backend.name}")
+        of = f"{backend.model}/{backend.name}"
+        record.watch = background.keep_running("probes", partial(self._watch, backend), of=of)
 
     async def wait_until_probed(self, timeout_s: float) -> None:
         """Wait until every replica has been probed once, for at most `timeout_s` seconds.
@@ -240,8 +245,11 @@ class Pool:
             record.probe.set_timeout(rules.timeout_s)
         for backend in leaving:
             self._dismiss(backend)
-        for each in joining:
-            self._admit(each)
+        joined = [(each, self._admit(each)) for each in joining]
+        for each, record in joined:  # which may send requests, to any of them
+            if each.result is not None:
+                self._judge(each.backend, record, each.result)
+                record.probed.set()
 
     def forget(self, backend: Backend) -> None:
         """Drop the record of a replica that left and whose requests have ended."""
@@ -254,25 +262,23 @@ class Pool:
         record.has_left = True
         if record.watch is not None:
             record.watch.cancel()
-        task = asyncio.get_running_loop().create_task(record.probe.close())
+        task = background.start("probes", record.probe.close(), of=f"{backend.model}/{backend.name}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self.recovery.leave(backend)
         backend.state, backend.state_reason = State.DRAINING, "removed from the pool"
         logger.info("%s/%s has left the pool, with %d requests", backend.model, backend.name, backend.in_flight)
 
-    def _admit(self, joining: Joining) -> None:
+    def _admit(self, joining: Joining) -> _Record:
         backend, key = joining.backend, (joining.backend.model, joining.backend.name)
         before = self._records.get(key)
         record = self._records[key] = _Record(joining.probe)
         if before is not None and before.drained:
             record.drained = True
             self._set(backend, State.DRAINING, "drained by an operator")
-        if joining.result is not None:
-            self._judge(backend, record, joining.result)
-            record.probed.set()
         if self._is_started:
             self._start_watch(backend)
+        return record
 
     def __iter__(self) -> Iterator[Backend]:
         """Iterate over all backends, model by model."""
@@ -334,8 +340,8 @@ class Pool:
             record.strikes.add(request)
         if len(record.strikes) >= self.rules.strikes or backend.state is State.RECOVERING:
             duration_s = self._ejection_s(record)
-            if self.eject(backend, duration_s, message) and self.on_eject is not None:
-                self.on_eject(backend, duration_s, message)
+            if self.eject(backend, duration_s, message):
+                self._call(self.on_eject, backend, duration_s, message)
 
     def report_timeout(self, backend: Backend, request: int, message: str) -> None:
         """Record that a replica did not answer in time, which alone is no evidence: it may be slow.
@@ -467,8 +473,7 @@ class Pool:
             record.occupancy.add(engine)
             if before is not None and (change := change_between(before, engine)) is not None:
                 logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
-                if self.on_engine_change is not None:
-                    self.on_engine_change(backend, change)
+                self._call(self.on_engine_change, backend, change)
             self._compare(backend, engine)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
@@ -571,7 +576,14 @@ class Pool:
                     self._records[other.model, other.name].wake.set()
                 elif other.state is State.RECOVERING:
                     self._set(other, State.UP, "")
-        if state is State.DOWN and before is not State.DOWN and self.on_down is not None:
-            self.on_down(backend)
-        if state in _SERVING and self.on_ready is not None:
-            self.on_ready(backend)
+        if state is State.DOWN and before is not State.DOWN:
+            self._call(self.on_down, backend)
+        if state in _SERVING:
+            self._call(self.on_ready, backend)
+
+    @staticmethod
+    def _call(callback: Callable[[Backend, *Told], None] | None, backend: Backend, *told: *Told) -> None:
+        """Report to who wants to know; what that raises changes nothing here."""
+        if callback is not None:
+            with background.guarded("probes", of=f"{backend.model}/{backend.name}"):
+                callback(backend, *told)

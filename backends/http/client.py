@@ -1,7 +1,8 @@
 """The relay's HTTP/1.1 client: asyncio protocols and httptools.
 
 An answer is passed to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. Connections are kept
-alive and reused, newest first. If the backend closes a reused connection before the first byte of an answer (the
+alive and reused, newest first, until they have been idle for so long that a balancer between may have dropped them
+without a word. If the backend closes a reused connection before the first byte of an answer (the
 keep-alive race), the request is sent again on a new connection. A request that must not be sent twice never uses an old
 connection.
 """
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from backends import background
 from backends.http.head_pattern import HeadPattern, pattern_of
 from backends.http.write_batch import WriteBatch
 
@@ -155,6 +157,7 @@ class Connection:
         self._fresh = True  # nothing of the answer has been parsed
         self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
         self.closed = False
+        self.idle_since_s = 0.0  # by the event loop's clock
 
     # Called by asyncio.
 
@@ -421,6 +424,8 @@ class UpstreamClient:
         Seconds until connecting times out, including name resolution and the TLS handshake.
     max_idle
         Maximum number of idle connections.
+    keep_alive_s
+        Seconds after which an idle connection is closed.
     tls
         TLS context; None for the default one.
     writes
@@ -440,6 +445,7 @@ class UpstreamClient:
         *,
         connect_timeout_s: float = 2.0,
         max_idle: int = 512,
+        keep_alive_s: float = 30.0,
         tls: ssl.SSLContext | None = None,
         writes: WriteBatch | None = None,
     ) -> None:
@@ -447,8 +453,10 @@ class UpstreamClient:
         self.writes = writes
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
+        self._keep_alive_s = keep_alive_s
         self._tls = tls or (ssl.create_default_context() if address.tls else None)
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the longest idle first
+        self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
         self.pattern: HeadPattern | None = None
         self.pattern_head = AnswerHead(0, [])
@@ -483,6 +491,8 @@ class UpstreamClient:
             keep-alive race leaves open whether the backend has taken it.
         """
         call = Call(head, body, receiver, head_only=head_only, whole=None if head_only or once else whole, once=once)
+        if self._idle:
+            self._close_expired()
         while self._idle and not once:
             connection = self._idle.pop()
             if connection.is_usable():
@@ -512,8 +522,12 @@ class UpstreamClient:
         """Return a connection to the pool."""
         if self._closing or len(self._idle) >= self._max_idle:
             connection.close()
-        else:
-            self._idle.append(connection)
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.append(connection)
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._keep_alive_s, self._expire)
 
     def forget(self, connection: Connection) -> None:
         """Remove a closed connection from the pool."""
@@ -525,9 +539,25 @@ class UpstreamClient:
         self._closing = True
         for connection in list(self._idle):
             connection.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _expire(self) -> None:
+        """Close the connections that have been idle for too long, and come again for the next."""
+        self._expiry = None
+        self._close_expired()
+        if self._idle:
+            due_s = self._idle[0].idle_since_s + self._keep_alive_s
+            self._expiry = asyncio.get_running_loop().call_at(due_s, self._expire)
+
+    def _close_expired(self) -> None:
+        oldest_s = asyncio.get_running_loop().time() - self._keep_alive_s
+        while self._idle and self._idle[0].idle_since_s <= oldest_s:
+            self._idle[0].close()
 
     def _connect_for(self, call: Call) -> None:
-        call.connecting = asyncio.get_running_loop().create_task(self._connect(call))
+        call.connecting = background.start("connections", self._connect(call))
 
     async def _connect(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
@@ -552,6 +582,8 @@ class UpstreamClient:
                 error = UpstreamError("exhausted", f"could not be reached: the gateway is out of resources ({cause})")
             else:
                 error = UpstreamError("connect", f"refused the connection ({cause})")
+        except Exception as cause:  # noqa: BLE001 -- a name that is none, say: the call has to end, whatever it is
+            error = UpstreamError("connect", f"could not be connected to ({cause!r})")
         else:
             call.connecting = None
             self._put(call, connection)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from backends import background
 from backends.launch.ports import free_port, port_is_free
 from backends.launch.process import EngineProcess, describe_exit
 from backends.launch.vllm_command import vllm_serve_argv
@@ -135,7 +136,7 @@ class _Engine:
     def start(self) -> None:
         if self._task is None:
             self._stopping.clear()
-            self._task = asyncio.create_task(self._supervise(), name=self.spec.name)
+            self._task = background.keep_running("engines", self._supervise, of=self.spec.name, stopping=self._stopping)
 
     async def stop(self) -> None:
         if (task := self._task) is None:
@@ -179,8 +180,8 @@ class _Engine:
             self._process = EngineProcess(self.spec.argv, self.spec.env, self.spec.log_path)
         except OSError as error:
             return str(error), 0.0
-        end = asyncio.create_task(self._process.follow(self._on_start))
-        health = asyncio.create_task(_until_healthy(self.spec.health_urls))
+        end = background.start("engines", self._process.follow(self._on_start), raises=Exception)
+        health = background.start("engines", _until_healthy(self.spec.health_urls), raises=Exception)
         try:
             await asyncio.wait({end, health}, timeout=self.spec.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if end.done():

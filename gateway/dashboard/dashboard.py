@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from backends import background
 from backends.backend import Backend
 from gateway import __version__
 from gateway.dashboard.beliefs import Beliefs
@@ -65,7 +66,7 @@ class Dashboard:
 
     def start(self) -> None:
         """Start reading counters."""
-        self._reading = asyncio.create_task(self._read())
+        self._reading = background.keep_running("dashboard", self._read)
         self._gateway.on_change.append(self._follow)
         self._gateway.on_drain.append(self.pages.close)
 
@@ -139,14 +140,14 @@ class Dashboard:
     def _open(self) -> None:
         """Publish snapshots from now on."""
         if self._publishing is None or self._publishing.done():
-            self._publishing = asyncio.create_task(self._publish())
+            self._publishing = background.start("dashboard", self._publish())
 
     async def _publish(self) -> None:
         try:
             while self.pages.open:
                 self._sample()
                 if self._believing is None or self._believing.done():
-                    self._believing = asyncio.create_task(self._believe())
+                    self._believing = background.start("dashboard", self._believe())
                 await asyncio.sleep(SNAPSHOT_S)
                 if self.pages.open:
                     self.pages.publish(_event("snapshot", self.snapshot()))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from backends import background
 from gateway.http.errors import GatewayError
 
 MAX_PAGES = 64
@@ -116,8 +117,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         with self._pages.enter() as end:
-            sending = asyncio.ensure_future(self._send(send, end))
-            over = [asyncio.ensure_future(_until_gone(receive)), asyncio.ensure_future(_until_late(end))]
+            sending = background.start("dashboard", self._send(send, end), raises=Exception)
+            over = [background.start("dashboard", each) for each in (_until_gone(receive), _until_late(end))]
             try:
                 await asyncio.wait([sending, *over], return_when=asyncio.FIRST_COMPLETED)
                 if sending.done():

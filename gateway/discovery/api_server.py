@@ -10,9 +10,11 @@ References
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from gateway.discovery.source import SourceError
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _WATCH_S = 290
 """Seconds after which a watch is begun again, with the token as it is then: tokens are replaced within the hour."""
+_SHORTEST_S = 1.0
+"""Between the beginnings of two watches: one that ends at once, as behind some proxies, is not begun again at once."""
 _PAGE = 500
 _MOST_BYTES = 32 * 2**20
 """Of one page of a list, and of one event."""
@@ -137,6 +141,7 @@ class Objects(Generic[Kept]):
             If the API server cannot be asked, or its answer cannot be read.
         """
         while True:
+            began_s = time.monotonic()
             try:
                 async with self._api.client() as client:
                     if not self._version:
@@ -151,6 +156,7 @@ class Objects(Generic[Kept]):
                 raise SourceError(f"{type(error).__name__}: {error}") from None
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise SourceError(f"the API server's answer is not as expected: {error!r}") from None
+            await asyncio.sleep(began_s + _SHORTEST_S - time.monotonic())
 
     async def _list(self, client: httpx.AsyncClient) -> None:
         kept: dict[str, Kept] = {}

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from backends import background
 from gateway.config.settings import DiscoverSettings, PoolSettings
 from gateway.discovery.source import MOST_REPLICAS, Outcome, Replica, Source, SourceError
 
@@ -58,7 +59,7 @@ class _Followed:
         self._on_end = on_end
         self._problem = ""
         self._pause_s = _PAUSE_S
-        self.task = asyncio.create_task(self._follow(), name=self._where)
+        self.task = background.keep_running("discovery", self._follow, of=self._where)
 
     async def _follow(self) -> None:
         while True:

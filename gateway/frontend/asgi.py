@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from backends import background
 from gateway.http.errors import GatewayError, too_large
 from gateway.http.headers import Header
 from gateway.relay.context import Inbound, RelayContext, send_error
@@ -136,7 +137,7 @@ class AsgiFrontend:
         exchange = Exchange(relay, Inbound(request_headers, body), reply)
         reply.exchange = exchange
         exchange.begin()
-        watch = asyncio.ensure_future(_watch(receive, exchange, reply))
+        watch = background.start("connections", _watch(receive, exchange, reply))
         try:
             await reply.deliver(send)
         except (asyncio.CancelledError, OSError):  # the server is shutting down, or the client has disconnected

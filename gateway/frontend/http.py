@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from backends import background
 from backends.http.server import HttpReply
 from gateway.frontend.asgi import Message, Receive, Scope, Send
 from gateway.http.errors import GatewayError
@@ -82,7 +83,7 @@ class HttpFrontend:
         headers: RequestHeaders | None = request.notes
         if headers is None or self._through_app:
             call = _AppCall(reply, body)
-            task = asyncio.get_running_loop().create_task(call.run(self._app))
+            task = background.start("own paths", call.run(self._app))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,8 @@ def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
         transcript.add(block.get("thinking"))
         transcript.add(block.get("text"))
         if isinstance(arguments := block.get("input"), dict):
-            transcript.add(orjson.dumps(arguments).decode())
+            with contextlib.suppress(orjson.JSONEncodeError):  # nested deeper than can be written
+                transcript.add(orjson.dumps(arguments).decode())
     delta = document.get("delta")
     if document.get("type") == "content_block_delta" and isinstance(delta, dict):
         transcript.add(delta.get("thinking"))

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 
+from backends import background
 from backends.backend import Backend
 from backends.http.client import Address
 
@@ -30,6 +31,7 @@ class Destinations:
     def __init__(self) -> None:
         self._by_url: dict[str, str] = {}
         self._hosts: dict[str, Address] = {}  # by URL, those with a name
+        self._backends: Iterable[Backend] = ()
         self._lookup: asyncio.Task[None] | None = None
 
     def of(self, backend: Backend) -> str:
@@ -40,11 +42,16 @@ class Destinations:
         return self._add(backend.url)
 
     async def start(self, backends: Iterable[Backend]) -> None:
-        """Look up the names in the addresses of replicas, once now and then regularly."""
-        for backend in backends:
-            self.of(backend)
+        """Look up the names in the addresses of replicas, once now and then regularly.
+
+        Parameters
+        ----------
+        backends
+            All replicas, whenever it is iterated over; those that are gone are forgotten.
+        """
+        self._backends = backends
         await self._look_up()
-        self._lookup = asyncio.create_task(self._look_up_regularly())
+        self._lookup = background.keep_running("picker", self._look_up_regularly, of="destinations")
 
     async def stop(self) -> None:
         """Stop looking up names."""
@@ -72,12 +79,18 @@ class Destinations:
 
     async def _look_up(self) -> None:
         """Resolve all names; one that cannot be resolved keeps the address that it had."""
+        present = {backend.url for backend in self._backends}
+        for url in self._by_url.keys() - present:
+            del self._by_url[url]
+            self._hosts.pop(url, None)
+        for url in present - self._by_url.keys():
+            self._add(url)
         loop = asyncio.get_running_loop()
         for url, address in list(self._hosts.items()):
             try:
                 found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            except OSError as error:
-                log.warning("%s: %s cannot be resolved: %s", url, address.host, error.strerror or error)
+            except (OSError, UnicodeError) as error:  # the second of a name that can be none
+                log.warning("%s: %s cannot be resolved: %s", url, address.host, error)
                 continue
             host, port = found[0][4][:2]
             self._by_url[url] = _destination(str(host), int(port))

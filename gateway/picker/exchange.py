@@ -119,7 +119,7 @@ class PickedExchange(Exchange):
         """
         if self._inbound.request_headers.client.tokens_per_minute is not None:
             return True
-        if any(observer.needs_answer for observer in self.delivery.observers):
+        if any(observer.needs_answer for observer in self.delivery.observers.all):
             return True
         is_inference = self.delivery.endpoint is not Endpoint.OTHER
         return is_inference and is_sampled and self._routed is not None and self._routed.model.observe is not None
@@ -141,8 +141,7 @@ class PickedExchange(Exchange):
         self.delivery.retried_from = first.upstream.backend.name
         decision = Decision(upstream.backend.name, "override", "fallback")
         second = self.attempt = Attempt(upstream, decision, self._relay.pool.recovery)
-        for observer in self.delivery.observers:
-            observer.on_send(decision, [upstream.backend])
+        self.delivery.observers.on_send(decision, [upstream.backend])
         second.take()
         self._receiver = self.reception()
         second.call = Call(b"", b"", self._receiver)

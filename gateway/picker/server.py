@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from google.protobuf.message import DecodeError
 
+from backends import background
 from gateway.frontend.http import App
 from gateway.picker.destinations import Destinations
 from gateway.picker.ext_proc_pb2 import ProcessingRequest
@@ -64,7 +65,7 @@ class PickerServer:
         await self._picking.destinations.start(self._gateway.pool)
         self._health.set(_LIVE, serves=True)
         self._check()
-        self._checks = asyncio.create_task(self._check_regularly())
+        self._checks = background.keep_running("picker", self._check_regularly, of="its health")
         await self._server.start(opened, None if self._certificate is None else self._certificate.context)
 
     def drain(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
 
+from backends import background
 from gateway.frontend.asgi import headers_of
 from gateway.http.errors import GatewayError, too_large
 from gateway.http.headers import Header, lines_of
@@ -19,6 +20,7 @@ from gateway.picker.destinations import Destinations
 from gateway.picker.exchange import PickedExchange
 from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.relay.context import Inbound, send_error
+from gateway.relay.errors import gateway_failed
 from gateway.routing.model import Upstream
 from gateway.routing.request_headers import RequestHeaders
 
@@ -169,7 +171,7 @@ class Stream:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
             if access.answers_itself(self._method, self._target, by_name):
                 _check_for_clients(canonical_path(self._target))
-                self._answering = asyncio.get_running_loop().create_task(self._answer_itself())
+                self._answering = background.start("own paths", self._answer_itself())
                 return
             self._request_headers = access.relayed(self._method, self._target, self._headers)
             length = by_name.get(b"content-length", b"")
@@ -186,7 +188,13 @@ class Stream:
 
     async def _answer_itself(self) -> None:
         """Answer one of the gateway's own paths."""
-        answer = await self._picking.own.request(self._method, self._target.decode("latin-1"), headers=self._headers)
+        try:
+            target = self._target.decode("latin-1")
+            answer = await self._picking.own.request(self._method, target, headers=self._headers)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the proxy has to be told something
+            background.note("own paths", error)
+            send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
+            return
         lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
         self.whole(answer.status_code, lines, answer.content)
 

@@ -51,12 +51,12 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
             upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
             upstream.metrics.output_tokens.inc(outcome.output_tokens)
             return
-        _count_outcome(outcome, usage, upstream, metrics, ended.times.waited_s)
         if model.observe is not None:
             try:
                 model.observe(outcome)
             except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
                 model.fallback.note(model.policy.name, "observe", error)
+        _count_outcome(outcome, usage, upstream, metrics, ended.times.waited_s)
 
 
 def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: PassThrough | None) -> None:

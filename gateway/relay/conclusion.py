@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from backends import background
 from gateway.relay.accounting import account, charge, count
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, RelayContext
@@ -27,7 +28,7 @@ def conclude(
     status: int,
     label: str,
 ) -> None:
-    """Account for an exchange, and have its observers see its end.
+    """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
 
     Parameters
     ----------
@@ -55,15 +56,20 @@ def conclude(
         None if answer is None else answer.events,
         unread_bytes=0 if answer is None else answer.unread_bytes,
     )
-    if handover is not None:
-        handover.note(ended)
-    if delivery.endpoint is _OTHER:
-        count(ended, relay.metrics)
-        charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
-    else:
-        account(ended, relay.metrics, is_observed=bool(delivery.observers))
-    if ended.tokens:
-        relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
-    relay.limits.leave(ended.client, ended.tokens)
-    for observer in delivery.observers:
-        observer.on_end(ended)
+    try:
+        if handover is not None:
+            handover.note(ended)
+        if delivery.endpoint is _OTHER:
+            count(ended, relay.metrics)
+            charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
+        else:
+            account(ended, relay.metrics, is_observed=bool(delivery.observers.all))
+        if ended.tokens:
+            relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
+    except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key
+        background.note("accounting", error, of=routed.model.name)
+    try:
+        relay.limits.leave(ended.client, ended.tokens)
+    except Exception as error:  # noqa: BLE001 -- the place is free; what it is charged cannot be added up
+        background.note("accounting", error, of=ended.client.name)
+    delivery.observers.on_end(ended)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
+from backends import background
 from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
@@ -242,8 +243,7 @@ class RelayContext:
 
     def abandon(self, backend: Backend) -> None:
         """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
-        for exchange in list(self.exchanges):
-            exchange.backend_is_down(backend)
+        self._for_each(lambda exchange: exchange.backend_is_down(backend))
 
     def move(self, backend: Backend) -> int:
         """Go on with the streams of a backend on others, where that is possible; return how many do."""
@@ -252,10 +252,10 @@ class RelayContext:
     def sweep(self) -> None:
         """Check all exchanges for silent backends and waits that are over; called about once a second."""
         now_s = time.perf_counter()
-        for exchange in list(self.exchanges):
-            exchange.check_silence(now_s)
+        self._for_each(lambda exchange: exchange.check_silence(now_s))
         for queue in self.queues.values():
-            queue.dispatch()  # a backend in slow start may take more as time passes
+            with background.guarded("requests", of=f"the queue of {queue.model}"):
+                queue.dispatch()  # a backend in slow start may take more as time passes
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call a function after a time, more precisely than `sweep`."""
@@ -266,5 +266,10 @@ class RelayContext:
         for queue in self.queues.values():
             queue.close()
         error = GatewayError(503, "The gateway is stopping. Send the request again.", code=STOPPING, retry_after_s=1.0)
+        self._for_each(lambda exchange: exchange.end_with_error(error))
+
+    def _for_each(self, call: Callable[[Ongoing], None]) -> None:
+        """Call a function for each exchange in flight, also after one of them has raised."""
         for exchange in list(self.exchanges):
-            exchange.end_with_error(error)
+            with background.guarded("requests"):
+                call(exchange)

@@ -10,7 +10,7 @@ from gateway.http.sse import engine_error
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, Reply, send_error
-from gateway.relay.observers import Observer, Times
+from gateway.relay.observers import Observers, Times
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER
@@ -65,7 +65,7 @@ class Delivery:
         self.answer: PassThrough | None = None
         self.endpoint = endpoint
         self.has_begun = False
-        self.observers: list[Observer] = []
+        self.observers = Observers()
         self.retried_from = ""
         self.status = 0
         self.times = Times(inbound.arrived_s)
@@ -92,8 +92,8 @@ class Delivery:
         """Pass on bytes of the answer."""
         if answer.events is not None:
             self.times.last_s = now_s
-            for observer in self.observers:
-                observer.on_chunk(data, now_s)
+            if self.observers.all:
+                self.observers.on_chunk(data, now_s)
         self._reply.data(data)
 
     def send_error_event(self, answer: PassThrough, event: bytes) -> None:
@@ -103,16 +103,14 @@ class Delivery:
 
     def send_whole(self, answer: WholeAnswer, lines: bytes, body: bytes, attempt: Attempt) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
-        for observer in self.observers:
-            observer.on_answer(body, answer.document)
+        self.observers.on_answer(body, answer.document)
         self.has_begun = True
         self._reply.whole(self.status, self._lines(lines, attempt), body)
 
     def note_whole(self, answer: PassThrough) -> None:
         """Show a complete answer in one piece to those who follow."""
         if isinstance(answer, WholeAnswer) and answer.body is not None:
-            for observer in self.observers:
-                observer.on_answer(answer.body, answer.document)
+            self.observers.on_answer(answer.body, answer.document)
 
     def end(self, rest: bytes = b"") -> None:
         """Pass on the rest of the answer, and end it."""

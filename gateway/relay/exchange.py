@@ -156,7 +156,7 @@ class Exchange:
             raise
         self._routed, endpoint, observers = routed, self.delivery.endpoint, self.delivery.observers
         if relay.reporter is not None:
-            observers.extend(relay.reporter.follow(inbound, self.delivery.request_id))
+            observers.all.extend(relay.reporter.follow(inbound, self.delivery.request_id))
         if routed.model.rescue and self.is_relayed and not headers.routing_headers.backend:
             self._handover = handover_for(relay, inbound, self.delivery.request_id, endpoint, routed, observers)
         routed.model.traffic.arrive(now_s)
@@ -169,11 +169,9 @@ class Exchange:
         if endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
             if relay.queues:
                 self._queue = relay.queues.get(routed.model.name)
-            for follower in relay.followers.get(routed.model.name, ()):
-                if (observer := follower.follow(routed, inbound.body)) is not None:
-                    observers.append(observer)
+            observers.add(relay.followers.get(routed.model.name, ()), routed, inbound.body)
             if endpoint is Endpoint.RESPONSES:
-                observers.append(LocationObserver(relay.router.locations))
+                observers.all.append(LocationObserver(relay.router.locations))
         if self._queue is None:
             self._send(self.candidates(()))
         else:
@@ -262,8 +260,7 @@ class Exchange:
         attempt = self.attempt = Attempt(upstream, decision, relay.pool.recovery)
         delivery.answer = None
         self._times.first_s = 0.0
-        for observer in delivery.observers:
-            observer.on_send(decision, candidates)
+        delivery.observers.on_send(decision, candidates)
         attempt.take()
         if self._retried is None:
             relay.metrics.overhead.labels(routed.model.name).observe(
@@ -336,8 +333,7 @@ class Exchange:
         self.delivery.retried_from = attempt.upstream.backend.name
         self.cancel_call()
         self._relay.metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
-        for observer in self.delivery.observers:
-            observer.on_retry(kind)
+        self.delivery.observers.on_retry(kind)
         queue = self._queue
         self._send(candidates if queue is None else queue.free(candidates) or candidates)
         if queue is not None:

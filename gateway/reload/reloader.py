@@ -93,16 +93,20 @@ class Reloader:
         Raises
         ------
         ReloadError
-            If the file has errors or a change needs a restart. Nothing has changed then.
+            If the file has errors, a change needs a restart, or anything else goes wrong. Nothing has changed then.
         """
         async with self._one_at_a_time:
             try:
                 return await self._reload(cause, dry_run=dry_run, restart=restart)
             except ReloadError as error:
-                if not dry_run:
-                    log.warning("reload (%s): nothing was changed: %s", cause, error.message)
-                    self._on_end(cause, error.outcome)
-                raise
+                refused = error
+            except Exception:
+                log.exception("a reload has failed")
+                refused = ReloadError("failed", "The settings could not be applied; see the log.")
+            if not dry_run:
+                log.warning("reload (%s): nothing was changed: %s", cause, refused.message)
+                self._on_end(cause, refused.outcome)
+            raise refused
 
     async def apply_again(self) -> None:
         """Apply the settings in effect, since the replicas that were found have changed; raise what `apply` raises."""
@@ -122,13 +126,7 @@ class Reloader:
         if dry_run:
             return lines
         if lines:
-            try:
-                await self._apply(settings)
-            except ReloadError:
-                raise
-            except Exception as error:
-                log.exception("a reload has failed")
-                raise ReloadError("failed", "The settings could not be applied; see the log.") from error
+            await self._apply(settings)
             self._settings = settings
         if lines or cause != "file":
             log.info("reload (%s): %s", cause, f"{len(lines)} changes" if lines else "nothing has changed")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends.backend import Backend
+from backends.backend import Backend, EngineChange
 from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver, WholeReceiver
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
@@ -15,7 +15,7 @@ from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Learner
+from policies.roles import EngineWatcher, Forgetful, Learner, Maintained
 
 _INITIAL_BYTES_PER_TOKEN = 4.0  # English text, vocabulary of 128k
 
@@ -140,6 +140,32 @@ class Model:
         self.retry_budget = RetryBudget(self.traffic)
         if isinstance(self.policy, Learner):
             self.observe = self.policy.observe
+
+    # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
+
+    def forget(self, backend: str) -> None:
+        """Have the policy drop what it keeps of a backend that has left."""
+        if isinstance(self.policy, Forgetful):
+            try:
+                self.policy.forget(backend)
+            except Exception as error:  # noqa: BLE001
+                self.fallback.note(self.policy.name, "forget", error)
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        """Report to the policy that an engine has changed."""
+        if isinstance(self.policy, EngineWatcher):
+            try:
+                self.policy.engine_changed(backend, change)
+            except Exception as error:  # noqa: BLE001
+                self.fallback.note(self.policy.name, "engine_changed", error)
+
+    def warm_up(self) -> None:
+        """Have the policy import its libraries."""
+        if isinstance(self.policy, Maintained):
+            try:
+                self.policy.warm_up()
+            except Exception as error:  # noqa: BLE001
+                self.fallback.note(self.policy.name, "warm_up", error)
 
     def learn_token_size(self, text_bytes: int, tokens: int) -> None:
         """Update the mean token size with a stream of known length, which gets a weight of 2%."""

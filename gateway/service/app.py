@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from backends import background
 from backends.backend import Backend, EngineChange
 from backends.speculation import Method
 from gateway import __version__
@@ -30,7 +31,7 @@ from gateway.service.default_temperature import find_temperature, must_ask
 from gateway.service.worker_messages import WorkerMessages
 from gateway.telemetry.fallback import Fallback
 from policies.policy import Policy
-from policies.roles import EngineWatcher, Maintained, Work
+from policies.roles import Maintained, Work
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class _Tasks:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._tick = asyncio.create_task(_tick(gateway))
+        self._tick = background.keep_running("tick", partial(_tick, gateway))
         self._of_policies: dict[int, tuple[Policy, asyncio.Task[None]]] = {}
         self._of_models: dict[int, tuple[Model, asyncio.Task[None]]] = {}
         self.follow()
@@ -255,10 +256,12 @@ class _Tasks:
         for model in models.values():
             policy = model.policy
             if isinstance(policy, Maintained) and id(policy) not in self._of_policies:
-                self._of_policies[id(policy)] = policy, asyncio.create_task(_learn(policy, model.fallback))
+                learning = background.keep_running("policies", partial(_learn, policy, model.fallback), of=model.name)
+                self._of_policies[id(policy)] = policy, learning
             if id(model) in asking - self._of_models.keys():
-                finding = find_temperature(model, settings[model.name], self._gateway.pool)
-                self._of_models[id(model)] = model, asyncio.create_task(finding)
+                find = partial(find_temperature, model, settings[model.name], self._gateway.pool)
+                finding = background.keep_running("default temperature", find, of=model.name)
+                self._of_models[id(model)] = model, finding
 
     async def stop(self) -> None:
         """End all tasks."""
@@ -272,6 +275,7 @@ class _Tasks:
 async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     """Start everything that the first request needs."""
     gateway.is_started = True
+    background.on_failure.append(gateway.metrics.count_background)
     if gateway.recorder is not None:
         gateway.recorder.start()
     if gateway.reporter is not None:
@@ -283,8 +287,7 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     for shadow in gateway.shadow.values():
         shadow.start()  # its process loads during the warm-up
     for model in gateway.models.values():
-        if isinstance(model.policy, Maintained):
-            await asyncio.to_thread(model.policy.warm_up)
+        await asyncio.to_thread(model.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
@@ -306,22 +309,24 @@ async def _stop(gateway: Gateway) -> None:
     for upstreams in gateway.upstreams.values():
         for upstream in upstreams.values():
             upstream.client.close()
+    background.on_failure.remove(gateway.metrics.count_background)
 
 
 def _note_engine_change(gateway: Gateway, backend: Backend, change: EngineChange) -> None:
-    policy = gateway.models[backend.model].policy
-    if isinstance(policy, EngineWatcher):
-        policy.engine_changed(backend.name, change)
+    gateway.models[backend.model].engine_changed(backend.name, change)
 
 
 async def _tick(gateway: Gateway) -> None:
     """Run the periodic tasks every half second."""
     while True:
         await asyncio.sleep(_TICK_S)
-        gateway.relay.sweep()
+        with background.guarded("tick", of="requests"):
+            gateway.relay.sweep()
         for name, shadow in gateway.shadow.items():
-            shadow.deliver(gateway.models[name].fallback)
-        gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
+            with background.guarded("tick", of=f"shadow drafting for {name}"):
+                shadow.deliver(gateway.models[name].fallback)
+        with background.guarded("tick", of="what has left"):
+            gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
         _refresh(gateway)
 
 
@@ -353,17 +358,28 @@ def _yield_to_event_loop() -> None:
 
 
 def _refresh(gateway: Gateway) -> None:
+    """Update the metrics; one that cannot be is left as it is."""
+    for refresh in (_refresh_counters, _refresh_policies):
+        with background.guarded("tick", of="metrics"):
+            refresh(gateway)
+    with background.guarded("tick", of="metrics"):
+        gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
+
+
+def _refresh_counters(gateway: Gateway) -> None:
     if gateway.recorder is not None:
         gateway.recorder.count(gateway.metrics)
     if gateway.reporter is not None:
         gateway.reporter.count(gateway.metrics)
-    gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
     for name, model in gateway.models.items():
         model.fallback.count(gateway.metrics, name)
     for name, shadow in gateway.shadow.items():
         shadow.count(gateway.metrics, name)
     for queue in gateway.relay.queues.values():
         gateway.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
+
+
+def _refresh_policies(gateway: Gateway) -> None:
     for name, versions in gateway.policy_versions.items():
         guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
         ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}

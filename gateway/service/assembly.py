@@ -290,15 +290,16 @@ class _Clients:
         client = UpstreamClient(
             address,
             connect_timeout_s=self._settings.timeouts.connect_s,
+            keep_alive_s=self._settings.timeouts.keep_alive_s,
             tls=self._tls if address.tls else None,
             writes=self._writes,
         )
         return Upstream(backend, client, self._metrics.bind(backend), drops_cors=self._settings.cors is not None)
 
 
-def _of_clients(settings: PoolSettings) -> tuple[float, bool]:
+def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
     """Return the settings that upstreams depend on."""
-    return settings.timeouts.connect_s, settings.cors is not None
+    return settings.timeouts.connect_s, settings.timeouts.keep_alive_s, settings.cors is not None
 
 
 def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], previous: Gateway | None) -> Model:
@@ -312,7 +313,11 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     if old.policy != settings.policy:
         policy = build(settings.policy.name, settings.policy.settings)
         if isinstance(policy, Heir):
-            policy.take_over(before.policy)
+            try:
+                policy.take_over(before.policy)
+            except Exception as error:  # noqa: BLE001 -- it begins with nothing, as at a start
+                before.fallback.note(policy.name, "take_over", error)
+                policy = build(settings.policy.name, settings.policy.settings)
     knows = (
         (old.backends, old.default_temperature) == (settings.backends, settings.default_temperature)
         or (must_ask(old) and must_ask(settings))

@@ -7,18 +7,20 @@ parts in place of the old ones, in one call on the event loop. Requests in fligh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from backends import background
 from backends.backend import Backend, EngineChange
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import Ongoing
 from gateway.relay.queue import UNBOUNDED
-from gateway.routing.model import Upstream
+from gateway.routing.model import Model
 from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
+from gateway.service.policy_versions import PolicyVersions
 from gateway.shadow.replay import ShadowDrafting
-from policies.roles import EngineWatcher, Forgetful, Maintained
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
@@ -40,8 +42,8 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
     )
     known = {id(model.policy) for model in gateway.models.values()}
     for model in later.models.values():
-        if gateway.is_started and isinstance(model.policy, Maintained) and id(model.policy) not in known:
-            await asyncio.to_thread(model.policy.warm_up)
+        if gateway.is_started and id(model.policy) not in known:
+            await asyncio.to_thread(model.warm_up)
     weights = {(backend.model, backend.name): backend.weight for backend in backends}
     return Change(gateway, later, members, joining, weights)
 
@@ -67,97 +69,103 @@ class Change:
     weights: dict[tuple[str, str], float]
 
     def commit(self) -> None:
-        """Put the new parts in place of the old ones."""
-        gateway, later = self.gateway, self.later
+        """Put the new parts in place of the old ones.
+
+        First come assignments, which cannot fail; then what follows from them, each step whatever the others raise.
+        """
+        gateway, later, before = self.gateway, self.later, self.gateway.models
         retired = [
             upstream
             for name, upstreams in gateway.upstreams.items()
             for upstream in upstreams.values()
             if later.upstreams.get(name, {}).get(upstream.backend.name) is not upstream
         ]
-        idle_shadows = [each for name, each in gateway.shadow.items() if later.shadow.get(name) is not each]
-        for backend in self.members:
-            backend.weight = self.weights[backend.model, backend.name]
-        gateway.pool.update(self.members, self.joining, health_rules(later.settings))
-        gateway.relay.limits.update(later.relay.access.keyring.clients, later.settings.server.max_in_flight)
-        gateway.peers.follow(later.relay.access.keyring)
-        self._replace_models(retired)
         keys = {key.name for key in later.settings.keys}
         gone = Gone(
             gateway,
             [upstream.backend for upstream in retired],
-            [name for name in gateway.models if name not in later.models],
+            [name for name in before if name not in later.models],
             [key.name for key in gateway.settings.keys if key.name not in keys],
             set(gateway.relay.exchanges),
         )
-        for name, shadow in later.shadow.items():
-            if gateway.shadow.get(name) is not shadow and gateway.is_started:
-                shadow.start()
+        versions = self._kept_versions()
+        steps: list[Callable[[], object]] = [
+            partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
+            partial(
+                gateway.relay.limits.update, later.relay.access.keyring.clients, later.settings.server.max_in_flight
+            ),
+            partial(gateway.peers.follow, later.relay.access.keyring),
+            *(partial(self._forget, upstream.backend, before) for upstream in retired),
+            *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
+            *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),
+            partial(gateway.state.follow, learners_of(later.models)),
+            partial(explain_for, later.models, later.settings),
+            partial(gateway.metrics.set_present, gateway.pool),
+            *(
+                each.start
+                for each in later.shadow.values()
+                if gateway.is_started and each not in gateway.shadow.values()
+            ),
+            *(partial(_stop, each) for each in gateway.shadow.values() if each not in later.shadow.values()),
+            # Requests in a queue that is gone are sent at once.
+            *(queue.dispatch for queue in gateway.relay.queues.values()),
+            # Idle connections are closed now; the others close when their calls end.
+            *(upstream.client.close for upstream in retired),
+            *gateway.on_change,
+        ]
+        self._share_upstreams()
+        for backend in self.members:
+            backend.weight = self.weights[backend.model, backend.name]
+        bounds = queue_bounds(later.settings)
+        for name, queue in gateway.relay.queues.items():
+            queue.bounds = bounds.get(name, UNBOUNDED)
         gateway.settings, gateway.admin_digest = later.settings, later.admin_digest
-        self._replace_queues()
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.upstreams, gateway.shadow = later.models, later.upstreams, later.shadow
-        for upstreams in gateway.upstreams.values():
-            for upstream in upstreams.values():  # since it was prepared, one of the same name may have been forgotten
-                upstream.metrics = gateway.metrics.bind(upstream.backend)
-        gateway.recorder = later.recorder
+        gateway.policy_versions, gateway.recorder = versions, later.recorder
+        gateway.pool.on_ready = later.relay.ready
         if gone.is_anything():
             gateway.leaving.append(gone)
-        explain_for(gateway.models, gateway.settings)
-        gateway.metrics.set_present(gateway.pool)
-        for upstream in retired:
-            upstream.client.close()  # idle connections; the others close when their calls end
-        for shadow in idle_shadows:
-            _stop(shadow)
-        for changed in gateway.on_change:
-            changed()
+        for step in steps:
+            with background.guarded("reloads"):
+                step()
 
     async def abandon(self) -> None:
         """Close what was prepared."""
         for each in self.joining:
             await each.probe.close()
 
-    def _replace_queues(self) -> None:
-        """Apply the new bounds to the requests that wait; those in a queue that is gone are sent at once."""
-        bounds = queue_bounds(self.later.settings)
-        self.gateway.pool.on_ready = self.later.relay.ready
-        for name, queue in self.gateway.relay.queues.items():
-            queue.bounds = bounds.get(name, UNBOUNDED)
-            queue.dispatch()
-
-    def _replace_models(self, retired: Sequence[Upstream]) -> None:
-        """Point policies, rules and statistics to the new models."""
+    def _share_upstreams(self) -> None:
+        """Have the requests in flight, which keep the old models, sent to the replicas that there are now."""
         gateway, later = self.gateway, self.later
-        for upstream in retired:
-            backend = upstream.backend
-            if any(backend is member for member in self.members):
-                continue  # another client for the same replica
-            for models in (gateway.models, later.models):
-                model = models.get(backend.model)
-                if model is not None and isinstance(model.policy, Forgetful):
-                    model.policy.forget(backend.name)
-                returns = backend.name in later.upstreams.get(backend.model, {})
-                if model is not None and returns and isinstance(model.policy, EngineWatcher):
-                    model.policy.engine_changed(backend.name, EngineChange.RELOAD)
         for name, model in later.models.items():
             upstreams = later.upstreams[name]
+            for upstream in upstreams.values():  # since it was prepared, one of the same name may have been forgotten
+                upstream.metrics = gateway.metrics.bind(upstream.backend)
             if (before := gateway.models.get(name)) is not None:
-                # Requests in flight have the old model: they may be sent to the replicas that there are now.
                 before.upstreams.clear()
                 before.upstreams.update(upstreams)
-                upstreams = before.upstreams
-            model.upstreams = upstreams
+                model.upstreams = before.upstreams
             later.upstreams[name] = dict(upstreams)
-        for name, versions in gateway.policy_versions.items():
-            if name in later.policy_versions and later.policy_versions[name] == versions:
-                later.policy_versions[name] = versions
-            else:
-                versions.unfollow()
-        for versions in later.policy_versions.values():
-            if versions not in gateway.policy_versions.values():
-                versions.follow()
-        gateway.policy_versions = later.policy_versions
-        gateway.state.follow(learners_of(later.models))
+
+    def _kept_versions(self) -> dict[str, PolicyVersions]:
+        """Return the versions of each model: those that are followed already, where they are the same."""
+        known = self.gateway.policy_versions
+        return {
+            name: known[name] if known.get(name) == versions else versions
+            for name, versions in self.later.policy_versions.items()
+        }
+
+    def _forget(self, backend: Backend, before: Mapping[str, Model]) -> None:
+        """Have the policies forget a replica that has left, or is another one now."""
+        if any(backend is member for member in self.members):
+            return  # another client for the same replica
+        returns = backend.name in self.later.upstreams.get(backend.model, {})
+        models = [models[backend.model] for models in (before, self.later.models) if backend.model in models]
+        for model in models:
+            model.forget(backend.name)
+            if returns:
+                model.engine_changed(backend.name, EngineChange.RELOAD)
 
 
 class Gone:
@@ -208,10 +216,5 @@ class Gone:
                 metrics.forget(key=key)
 
 
-_stopping: set[asyncio.Task[None]] = set()
-
-
 def _stop(shadow: ShadowDrafting) -> None:
-    task = asyncio.get_running_loop().create_task(asyncio.to_thread(shadow.stop))
-    _stopping.add(task)
-    task.add_done_callback(_stopping.discard)
+    background.start("shadow drafting", asyncio.to_thread(shadow.stop))

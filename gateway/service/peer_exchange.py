@@ -12,8 +12,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
+from backends import background
 from gateway.service.peers import SILENT_S, Peers
 from gateway.state.store import StateError
 from gateway.telemetry.metrics import PeerMetrics
@@ -76,8 +78,7 @@ class PeerExchange:
             Sends a report to the other workers of this gateway; None if there are none.
         """
         if share is not None or self._live is not None:
-            self._task = asyncio.create_task(self._run(share), name="peers")
-            self._task.add_done_callback(_report)
+            self._task = background.keep_running("peers", partial(self._run, share))
 
     async def _run(self, share: Callable[[bytes], None] | None) -> None:
         period_s = PERIOD_S
@@ -156,8 +157,3 @@ class PeerExchange:
                 self._metrics.errors["foreign"].inc()
         self._cpu_s += cpu_s + time.thread_time() - began_s
         return True
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the exchange with other processes has stopped", exc_info=error)

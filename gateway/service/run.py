@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from backends import background
 from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, check_command
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
@@ -146,11 +147,13 @@ class _Serving:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
         console.print(pool_table(self._settings))
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
-        background = [
-            asyncio.create_task(self._announce(console)),
-            asyncio.create_task(self._reloader.run()),
-            asyncio.create_task(watch(self._config_path, is_watched, lambda: request("file"))),
-            asyncio.create_task(self._follow_discovery()),
+        tasks = [
+            background.start("announcement", self._announce(console)),
+            background.keep_running("reloads", self._reloader.run),
+            background.keep_running(
+                "pool file", partial(watch, self._config_path, is_watched, lambda: request("file"))
+            ),
+            background.keep_running("discovery", self._follow_discovery),
         ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, request, "signal")
         try:
@@ -164,11 +167,11 @@ class _Serving:
             print(error, file=sys.stderr)
             return 1
         finally:
-            for task in background:
+            for task in tasks:
                 task.cancel()
             self._discovery.keep(None)
             await self._launcher.stop()
-            await asyncio.gather(*self._replacing)
+            await asyncio.gather(*self._replacing, return_exceptions=True)
 
     async def _serve_alone(self) -> int:
         gateway = self._gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
@@ -207,7 +210,7 @@ class _Serving:
 
     async def _start_anew(self, launch: LaunchSpec) -> None:
         """Replace an engine, even if nobody waits for it any more; the pool has a new backend, which is not up yet."""
-        task = asyncio.create_task(self._launcher.replace(launch))
+        task = background.start("engines", self._launcher.replace(launch), of=launch.name)
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
         await asyncio.shield(task)
@@ -224,8 +227,8 @@ class _Serving:
                 await self._reloader.apply_again()
             except ReloadError as error:
                 logger.warning("the replicas that were found cannot join: %s", error.message)
-            except Exception:
-                logger.exception("the replicas that were found cannot join")
+            except Exception as error:  # noqa: BLE001 -- others may be found
+                background.note("discovery", error)
             await asyncio.sleep(_DISCOVERY_PAUSE_S)
 
     def _on_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:

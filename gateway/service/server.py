@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
+from backends import background
 from backends.http.request_head import HeadLimits
 from backends.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.config.settings.server import ServerSettings
@@ -130,7 +131,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
         await super().startup(sockets)
-        self._watch = asyncio.get_running_loop().create_task(_watch_open_files())
+        self._watch = background.keep_running("open files", _watch_open_files)
         if self._admin_socket is not None and self.started:
             self._admin_server = await self._serve_admin(self._admin_socket)
         if self._picker_socket is not None and self.started:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from backends import background
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
     ChangePrepared,
@@ -41,7 +42,6 @@ class WorkerReload:
         self._send = send
         self._started = asyncio.Event()
         self._changes: dict[int, asyncio.Task[Change | None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
         self._asked: dict[int, asyncio.Future[list[str]]] = {}
         self._requests = 0
         gateway.reload = self.ask
@@ -62,11 +62,9 @@ class WorkerReload:
         """Handle a message of the main process."""
         match message:
             case PrepareChange():
-                self._changes[message.number] = asyncio.create_task(self._prepare(message))
+                self._changes[message.number] = background.start("reloads", self._prepare(message))
             case EndChange(number, commit):
-                task = asyncio.create_task(self._end(self._changes.pop(number), commit=commit))
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
+                background.start("reloads", self._end(self._changes.pop(number), commit=commit))
             case ReloadAnswered(request, lines, outcome, problem):
                 answer = self._asked.pop(request)
                 if answer.done():  # its client has gone

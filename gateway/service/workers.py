@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
@@ -133,7 +135,6 @@ class Workers:
         self._launched = Launched({})
         self._change = _Change(0, {})
         self._reload: Callable[[bool, str | None], Awaitable[list[str]]] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         metrics_dir = run_dir / "metrics"
         metrics_dir.mkdir()
@@ -141,7 +142,10 @@ class Workers:
 
     async def run(self) -> int:
         """Run the workers until `stop`, then wait for them to end."""
-        tasks = [asyncio.create_task(self._supervise(number)) for number in range(self._settings.server.workers)]
+        tasks = [
+            background.keep_running("workers", partial(self._supervise, number), stopping=self._stopping)
+            for number in range(self._settings.server.workers)
+        ]
         await self._stopping.wait()
         await asyncio.gather(*tasks)
         return 0
@@ -243,8 +247,8 @@ class Workers:
             ended.set()
 
         loop.add_reader(sentinel, on_exit)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        waiting = asyncio.ensure_future(ended.wait())
+        stopping = background.start("workers", self._stopping.wait())
+        waiting = background.start("workers", ended.wait())
         await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await asyncio.wait({waiting}, timeout=self._settings.server.drain_s + _GRACE_S)
@@ -276,9 +280,7 @@ class Workers:
                 self._change.answered(number, worker, message.problem)
             return
         if isinstance(message, ReloadWanted):
-            task = asyncio.create_task(self._answer_reload(message))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            background.start("reloads", self._answer_reload(message))
             return
         if isinstance(message, WorkerStarted):
             if self._yet_to_start == {message.worker}:

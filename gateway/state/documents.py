@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import orjson
 
+from backends import background
 from gateway.state.store import Entry, StateError, Store
 
 VERSIONS_KEPT = 50
@@ -163,7 +164,8 @@ class Documents:
             self._known[name] = history
             if history[-1] != previous:
                 for watcher in self._watchers.get(name, ()):
-                    watcher(history[-1])
+                    with background.guarded("state", of=name):
+                        watcher(history[-1])
 
 
 def read_history(store: Store, name: str) -> History:

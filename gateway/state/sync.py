@@ -9,8 +9,10 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from uuid import uuid4
 
+from backends import background
 from gateway.state.documents import Documents, History
 from gateway.state.ledger import Ledger
 from gateway.state.store import StateError, Store
@@ -114,8 +116,7 @@ class State:
 
     def _begin(self, store: Store) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._run(store), name="state")
-            self._task.add_done_callback(_report)
+            self._task = background.keep_running("state", partial(self._run, store), stopping=self._stopping)
 
     async def _run(self, store: Store) -> None:
         pause_s = 0.0
@@ -191,8 +192,3 @@ class State:
             raise StateError("unreachable", "nothing is kept: the pool file sets `state: none`")
         self._begin(self._store)
         await asyncio.get_running_loop().run_in_executor(self._thread, job, self._store)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("synchronisation of the state has stopped", exc_info=error)

@@ -20,7 +20,17 @@ from policies.policy import Decision
 
 log = logging.getLogger(__name__)
 
-CALLS = ("choose", "observe", "observe_shadow", "maintenance", "assess")
+CALLS = (
+    "choose",
+    "observe",
+    "observe_shadow",
+    "maintenance",
+    "assess",
+    "forget",
+    "engine_changed",
+    "take_over",
+    "warm_up",
+)
 REASON = "policy_failed"
 
 _LOG_INTERVAL_S = 60.0

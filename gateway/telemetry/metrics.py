@@ -14,12 +14,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from backends.backend import Backend, State
+from backends.background import Work
 from backends.contradictions import KINDS
 from backends.engine_metrics import EngineMetrics
 from gateway.telemetry.exposition import render
@@ -351,6 +352,14 @@ class Metrics:
             "livemax",
         )
 
+        self.background = counter(
+            "gateway_background_failures",
+            "Failures of work beside the requests, by kind; it was begun again, or what failed was left out",
+            ("work",),
+        )
+        for work in get_args(Work):  # at once: the rate of a series that begins with an event misses that
+            self.background.labels(work)
+
     def bind(self, backend: Backend) -> BackendMetrics:
         """Return a backend's series; call once per backend, since the lookup by labels costs more than an update."""
         labels = (backend.model, backend.name, backend.said.method.value)
@@ -401,6 +410,10 @@ class Metrics:
         """Count an answer of a source of replicas, and set the number of those that it has found."""
         self.discoveries.labels(model, source, outcome).inc()
         self.discovered.labels(model, source).set(replicas)
+
+    def count_background(self, work: Work) -> None:
+        """Count a failure of work beside the requests; called on the event loop."""
+        self.background.labels(work).inc()
 
     def count_reload(self, cause: str, outcome: str) -> None:
         """Count a reload of the pool file."""

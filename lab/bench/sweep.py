@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from backends import background
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.arrivals import Arrival
@@ -100,7 +101,7 @@ class Sweep:
                 break
             run_dir = self._run_dir / str(index)
             run_dir.mkdir()
-            self._waiting = asyncio.create_task(self._target(target, run_dir))
+            self._waiting = background.start("lab", self._target(target, run_dir), raises=Exception)
             try:
                 await self._waiting
             except (UsageError, LaunchError) as error:

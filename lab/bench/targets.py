@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from backends import background
 from backends.http.client import Address
 from backends.launch.supervisor import Launcher, LaunchError
 from backends.speculation import Method, SpeculativeConfig, num_speculative_tokens
@@ -220,7 +221,7 @@ async def _no_wait() -> None:
 
 async def _until_ready(launcher: Launcher) -> None:
     """Wait for the launcher, but fail after a few restarts: a replica that dies at start will die again."""
-    waiting = asyncio.create_task(launcher.wait_ready())
+    waiting = background.start("lab", launcher.wait_ready(), raises=LaunchError)
     try:
         while not (await asyncio.wait({waiting}, timeout=_POLL_S))[0]:
             if any(process.restarts >= _MAX_RESTARTS for process in launcher.status()):

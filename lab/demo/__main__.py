@@ -15,6 +15,7 @@ from typing import Annotated
 import httpx
 import typer
 
+from backends import background
 from backends.http.client import Address
 from lab.demo.process import DemoGateway, running_gateway
 from lab.demo.requests import MODEL
@@ -36,7 +37,7 @@ def main(
 
 async def _until_stopped(work: Coroutine[None, None, None]) -> None:
     """Run `work` until it ends, or until SIGINT or SIGTERM, which end it in an orderly way."""
-    task = asyncio.ensure_future(work)
+    task = background.start("lab", work, raises=Exception)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
+from backends import background
 from backends.launch.process import EngineProcess
 
 _START_S = 60.0
@@ -63,7 +64,7 @@ async def running_gateway(port: int) -> AsyncIterator[DemoGateway]:
         config = str(resources.files("lab.demo") / "pool.yaml")
         command = [sys.executable, "-m", "gateway", "--config", config, "--port", str(port)]
         process = EngineProcess(command, {"DEMO_FOLDER": folder, "DEMO_ADMIN_KEY": gateway.key}, log)
-        ended = asyncio.ensure_future(process.follow(lambda pid: None))
+        ended = background.start("lab", process.follow(lambda pid: None), raises=Exception)
         try:
             await _started(gateway, log, ended)
             yield gateway

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from backends import background
 from backends.validation import UsageError
 from lab.bench.generator import Health
 from lab.bench.record import Record
@@ -133,7 +134,7 @@ class Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        self._inspecting = asyncio.create_task(self._inspect())
+        self._inspecting = background.start("lab", self._inspect(), raises=Exception)
         try:
             infos = await self._inspecting
         except asyncio.CancelledError:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvloop
@@ -175,6 +176,37 @@ async def test_a_change_of_the_engine_is_reported_once() -> None:
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
             await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
         await stays(lambda: changes == [("a", EngineChange.RESTART)], 0.2)
+
+
+@pytest.mark.parametrize("hook", ["on_engine_change", "on_ready", "on_down"])
+async def test_probes_go_on_after_a_hook_that_raises(hook: str) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with running_pool() as (pool, backend, upstream):
+        setattr(pool, hook, broken)
+        await eventually(lambda: pool.engine(backend) is not None)
+        page = upstream.metrics
+        for started in (b"1.0", b"7.0"):
+            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
+            await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
+        upstream.health_status = 500
+        await eventually(lambda: backend.state is State.DOWN)
+        upstream.health_status = 200
+        await eventually(lambda: backend.state is State.UP)
+
+
+async def test_a_replica_whose_probes_fail_in_the_pool_itself_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, broken = Pool._judge, iter([ZeroDivisionError()])
+
+    def once(pool: Pool, *arguments: Any) -> None:
+        if (error := next(broken, None)) is not None:
+            raise error
+        judge(pool, *arguments)
+
+    monkeypatch.setattr(Pool, "_judge", once)
+    async with running_pool() as (_, backend, _):
+        await eventually(lambda: backend.state is State.UP)
 
 
 def _engine(pool: Pool, backend: Backend) -> EngineMetrics:

@@ -102,12 +102,16 @@ class TimeoutSettings(Settings):
     total_s
         Seconds from the end of the request to the end of the response; null sets no limit. The header
         `x-request-timeout` of a request can only shorten it.
+    keep_alive_s
+        Seconds that an idle connection to a backend is kept for further requests: fewer than a balancer on the way
+        keeps it, since some drop it without a word.
     """
 
     connect_s: Seconds = 2.0
     first_byte_s: Seconds = 600.0
     idle_s: Seconds = 60.0
     total_s: Seconds | None = None
+    keep_alive_s: Seconds = 30.0
 
 
 class HealthSettings(Settings):

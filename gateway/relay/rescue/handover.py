@@ -15,7 +15,7 @@ from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.evidence import OVERLOADED, strike
 from gateway.relay.host import Host
-from gateway.relay.observers import EndedExchange, Observer
+from gateway.relay.observers import EndedExchange, Observers
 from gateway.relay.rescue.calls import Failure, Rescue, rescue_for
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
@@ -43,7 +43,7 @@ class Handover:
         inbound: Inbound,
         request_id: bytes,
         routed: RoutedRequest,
-        observers: list[Observer],
+        observers: Observers,
         rescue: Rescue,
     ) -> None:
         self.rescue = rescue
@@ -218,8 +218,7 @@ class Handover:
         decision = replace(chosen, reason="rescue")
         attempt = Attempt(routed.model.upstreams[decision.backend], decision, relay.pool.recovery)
         exchange.attempt = attempt
-        for observer in self._observers:
-            observer.on_send(decision, candidates)
+        self._observers.on_send(decision, candidates)
         attempt.take()
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
 
@@ -236,7 +235,7 @@ def handover_for(
     request_id: bytes,
     endpoint: Endpoint,
     routed: RoutedRequest,
-    observers: list[Observer],
+    observers: Observers,
 ) -> Handover | None:
     """Return what hands over the stream of a request; None if no other backend could go on with it."""
     rescue = rescue_for(endpoint, inbound.target, inbound.body)

@@ -249,6 +249,70 @@ async def test_a_receiver_may_cancel_while_its_answer_is_parsed(
     assert caplog.records == []
 
 
+async def test_a_request_is_not_lost_on_a_connection_that_a_balancer_has_dropped_without_a_word() -> None:
+    connections: list[bool] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(connections)
+        connections.append(True)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.read()  # a later request goes nowhere
+        connections[number] = False
+
+    async with serving(handler) as client:
+        client._keep_alive_s = 0.05
+        assert (await ask(client)).status == 200
+        await eventually(lambda: connections == [False])  # without any further request
+        assert (await ask(client)).status == 200
+        assert len(connections) == 2
+
+
+async def test_a_connection_that_a_late_event_loop_has_not_closed_yet_is_not_used() -> None:
+    requests = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        requests += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.read()
+
+    async with serving(handler) as client:
+        for _ in range(2):
+            assert (await ask(client)).status == 200
+            client._idle[0].idle_since_s -= 31.0
+        assert requests == 2
+
+
+async def test_the_longest_idle_connection_is_closed_first() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            await go_on.wait()
+            writer.write(OK)
+
+    async with serving(handler) as client:
+        both = [asyncio.create_task(ask(client)) for _ in range(2)]
+        await eventually(lambda: not any(task.done() for task in both))
+        go_on.set()
+        await asyncio.gather(*both)
+        older, newer = client._idle
+        older.idle_since_s -= 29.9
+        client._expire()
+        assert client._idle == [older, newer]
+        await eventually(lambda: client._idle == [newer])
+
+
+async def test_a_name_that_can_be_none_ends_the_call() -> None:
+    client = UpstreamClient(Address.parse(f"http://{'a' * 64}.invalid:80"))
+    received = await ask(client)
+    assert received.error is not None
+    assert received.error.kind == "connect"
+
+
 async def test_data_on_an_idle_connection_closes_it() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from backends import background
 from gateway.config.settings import DiscoverSettings, PoolSettings
 from gateway.discovery import discovery
 from gateway.discovery.discovery import Discovery
@@ -98,6 +99,24 @@ async def test_what_was_found_last_is_kept_when_a_source_says_nothing(
     assert following.changes == 2
     outcomes = [outcome for _, _, outcome, _ in following.answers]
     assert (outcomes.count("found"), outcomes.count("nothing"), outcomes.count("failed")) == (2, 6, 6)
+
+
+async def test_a_source_is_followed_on_after_what_nobody_expects(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+    failures = iter([OSError("it cannot be counted")])
+
+    def count(*answer: Any) -> None:
+        following.answers.append(answer)
+        if answer[2] == "failed" and (error := next(failures, None)) is not None:
+            raise error
+
+    following.discovery._on_answer = count
+    await following.discovery.start(settings_of(x={}))
+    await following.step(SourceError("gone"))
+    await following.step([ONE])
+    assert following.discovery.found(settings_of(x={})) == {("m", "x"): (ONE,)}
 
 
 async def test_the_number_of_replicas_is_bounded(following: Following) -> None:

@@ -26,7 +26,7 @@ from tests.support.kubernetes_api import (
     expired,
     listed,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stays
 
 A, B, C = endpoint("10.0.0.1", "vllm-a"), endpoint("10.0.0.2", "vllm-b"), endpoint("10.0.0.3", "vllm-c")
 
@@ -120,6 +120,14 @@ async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> N
         await eventually(lambda: len(slices(api).watches) == 2)
         slices(api).send(event("MODIFIED", endpoint_slice("s1", "6", B)))
         await it.until("vllm-b")
+
+
+async def test_watches_that_end_at_once_are_not_begun_again_at_once(tmp_path: Path) -> None:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+        await it.until("vllm-a")
+        slices(api).send(*[End] * 1000)
+        await stays(lambda: len(slices(api).watches) <= 3, 1.5)
+        await eventually(lambda: len(slices(api).watches) >= 3)
 
 
 async def test_what_goes_wrong_is_told_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

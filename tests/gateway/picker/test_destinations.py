@@ -9,6 +9,7 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from gateway.picker.destinations import Destinations
+from tests.support.waiting import eventually
 
 
 def backend(url: str) -> Backend:
@@ -44,6 +45,32 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_has_no_destination(
     await destinations.stop()
     assert destinations.of(named) == ""
     assert "no-such-host.invalid cannot be resolved" in caplog.text
+
+
+async def test_what_has_left_the_pool_is_forgotten_and_what_has_joined_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.picker.destinations._AGAIN_S", 0.01)
+    pool = [backend(f"http://localhost:{port}") for port in range(8000, 8003)]
+    destinations = Destinations()
+    await destinations.start(pool)
+    assert len(destinations._by_url) == len(destinations._hosts) == 3
+    pool[:] = [backend("http://localhost:9000")]
+    await eventually(lambda: destinations._by_url.keys() == {"http://localhost:9000"})
+    await eventually(lambda: destinations.of(pool[0]) in {"127.0.0.1:9000", "[::1]:9000"})
+    assert len(destinations._hosts) == 1
+    await destinations.stop()
+
+
+async def test_a_name_that_can_be_none_does_not_keep_the_others_from_being_looked_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    destinations, odd, named = Destinations(), backend(f"http://{'a' * 64}.x:1"), backend("http://localhost:8000")
+    await destinations.start([odd, named])
+    await destinations.stop()
+    assert destinations.of(odd) == ""
+    assert destinations.of(named) in {"127.0.0.1:8000", "[::1]:8000"}
+    assert "cannot be resolved" in caplog.text
 
 
 def test_a_unix_socket_is_out_of_a_proxys_reach(caplog: pytest.LogCaptureFixture) -> None:

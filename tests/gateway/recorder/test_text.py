@@ -158,3 +158,10 @@ def test_texts_hashed_in_a_batch_are_independent(ngram: int) -> None:
     together = TextHasher(b"salt", ngram).hash_all(pairs)
     alone = [TextHasher(b"salt", ngram).hash_text(*pair)[:2] for pair in pairs]
     assert [(prompt.tolist(), output.tolist()) for prompt, output in together] == alone
+
+
+def test_tool_input_that_is_nested_deeper_than_can_be_written_is_left_out() -> None:
+    nested = b'{"a":' * 300 + b"1" + b"}" * 300
+    answer = b'{"content": [{"type": "text", "text": "before "}, {"type": "tool_use", "input": %b},' % nested
+    answer += b'{"type": "text", "text": "after"}]}'
+    assert read_answer(Endpoint.MESSAGES, answer, stream=False).text == "before after"

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from backends import background
 from backends.backend import State
 from gateway.config.settings import PoolSettings
+from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
 from gateway.service.change import Change, prepare
 from gateway.service.replicas import plan
@@ -291,6 +293,35 @@ async def test_a_change_that_fails_leaves_everything_as_it_was(
             await change(running, backends=backends_of(c), policy={"name": "random"})
         assert {name: getattr(running.gateway, name) for name in before} == before
         assert await names(running) == {"a", "b"}
+
+
+@pytest.mark.parametrize("breaks", ["on_change", "on_ready", "follow", "set_present"])
+async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
+    gateway_of: Start, breaks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[str] = []
+    monkeypatch.setattr(background, "on_failure", [counts.append])
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError(breaks)
+
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
+        made = await prepared(running, backends=backends_of(running.upstreams["b"], c), policy={"name": "random"})
+        with monkeypatch.context() as patch:
+            if breaks == "on_change":
+                running.gateway.on_change.insert(0, broken)
+            elif breaks == "on_ready":
+                patch.setattr(RelayContext, "ready", broken)
+            elif breaks == "follow":
+                patch.setattr(running.gateway.peers, "follow", broken)
+            else:
+                patch.setattr(running.gateway.metrics, "set_present", broken)
+            made.commit()
+        assert counts
+        assert await names(running, 30) == {"b", "c"}
+        assert running.gateway.models[MODEL].policy.name == "random"
+        assert [backend.name for backend in running.gateway.pool] == ["b", "c"]
+        assert set(running.gateway.upstreams[MODEL]) == {"b", "c"}
 
 
 async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:

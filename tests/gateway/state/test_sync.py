@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from backends import background
 from gateway.state import State, StateError, redis_client, sync
+from gateway.state.documents import Document
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import ERRORS, Store
@@ -215,6 +217,33 @@ async def test_a_change_reaches_every_watcher(stores: Stores) -> None:
         await eventually(lambda: seen == [["one"]] * 3)
         await gateways[1].state.documents.put("m/rules", "two", after=1)
         await eventually(lambda: seen == [["one", "two"]] * 3)
+
+
+@pytest.mark.parametrize("breaks", ["watcher", "exchange"])
+async def test_it_goes_on_after_what_nobody_expects(
+    stores: Stores, breaks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+    clock = Clock()
+    writer, reader = [Gateway(stores.open(), clock) for _ in range(2)]
+    failures, seen = iter([ZeroDivisionError()]), []
+
+    def fail_once(document: Document | None) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        if document is not None:
+            seen.append(document.name)
+
+    reader.state.documents.watch("m/a", fail_once)
+    reader.state.documents.watch("m/b", fail_once)
+    if breaks == "exchange":
+        note = reader.state._note_success
+        monkeypatch.setattr(reader.state, "_note_success", lambda *told: (fail_once(None), note(*told)))
+    async with running(writer, reader):
+        for name in ("m/a", "m/b"):
+            await writer.state.documents.put(name, "one", after=0)
+        writer.observe(2.0)
+        await eventually(lambda: reader.known == (1.0, 2.0) and len(seen) >= 1)
 
 
 async def test_an_unused_store_is_not_opened(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineChange, State
 from backends.pool import Pool
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
 from policies.roles import Work
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.reload.test_change import backends_of, change
+from tests.support.upstream import Upstream
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -50,7 +52,20 @@ class Broken(Policy):
         return self.choose(request, candidates)
 
     def warm_up(self) -> None:
-        pass
+        self._may_break("warm_up")
+
+    def forget(self, backend: str) -> None:
+        self._may_break("forget")
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        self._may_break("engine_changed")
+
+    def take_over(self, previous: Policy) -> None:
+        self._may_break("take_over")
+
+    def _may_break(self, call: str) -> None:
+        if call in self.breaks:
+            raise LookupError(call)
 
     def observe(self, outcome: Outcome) -> None:
         if "observe" in self.breaks:
@@ -105,6 +120,38 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
         await running.until(lambda: model.fallback._failed["maintenance"] >= 2)  # retried
         assert model.fallback._failed["observe"] == 3
         assert running.gateway.relay.exchanges == set()
+
+
+async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
+    hooks = ("warm_up", "forget", "engine_changed", "take_over")
+    async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
+        fallback = running.gateway.models[MODEL].fallback
+        assert fallback._failed == {"warm_up": 1}
+        upstream = running.upstreams["a"]
+        page = upstream.metrics
+        for started in (b"1.0", b"7.0"):
+            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
+            await running.until(lambda at_s=float(started): _started_s(running, "a") == at_s)
+        await running.until(lambda: fallback._failed["engine_changed"] == 1)
+        probes = upstream.connections
+        upstream.health_status = 500
+        await running.until(lambda: running.backend("a").state is State.DOWN)  # it is still probed
+        upstream.health_status = 200
+        async with Upstream("c", MODEL) as c:
+            await change(running, backends=backends_of(upstream, c), policy=broken(*hooks, "assess"))
+            assert fallback._failed["take_over"] == 1
+            assert fallback._failed["forget"] >= 1
+            await running.until_up("a", "c")
+            headers = [(await running.chat(headers={"x-gateway-backend": name})) for name in "ac"]
+            assert [answer.status_code for answer in headers] == [200, 200]
+            assert {backend.name for backend in running.gateway.pool} == {"a", "c"}
+            assert (await running.chat()).status_code == 200
+        assert probes > 0
+
+
+def _started_s(running: Running, name: str) -> float | None:
+    engine = running.gateway.pool.engine(running.backend(name))
+    return None if engine is None else engine.started_s
 
 
 async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None:

@@ -1,0 +1,154 @@
+"""Work beside the requests: every task is started here, so that none of them ends in silence.
+
+What fails is logged with its traceback, once a minute for each piece of work, and counted. What is to go on is begun
+again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+log = logging.getLogger(__name__)
+
+Work = Literal[
+    "accounting",
+    "announcement",
+    "connections",
+    "dashboard",
+    "default temperature",
+    "discovery",
+    "engines",
+    "lab",
+    "observers",
+    "open files",
+    "own paths",
+    "peers",
+    "picker",
+    "policies",
+    "pool file",
+    "probes",
+    "reloads",
+    "requests",
+    "shadow drafting",
+    "state",
+    "tick",
+    "workers",
+]
+"""The kinds of work, which are label values."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Before work that has failed is begun again: doubled each time, until it has run for a minute."""
+_SETTLED_S = 60.0
+_LOG_INTERVAL_S = 60.0
+
+on_failure: list[Callable[[Work], None]] = []
+"""Called with the kind of what has failed."""
+_tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
+_logged_s: dict[tuple[str, str], float] = {}
+T = TypeVar("T")
+
+
+def start(
+    work: Work, coroutine: Coroutine[Any, Any, T], *, of: str = "", raises: type[Exception] | None = None
+) -> asyncio.Task[T]:
+    """Start work that ends by itself, and note what it raises.
+
+    Parameters
+    ----------
+    of
+        What it is about, for the log.
+    raises
+        What whoever waits for it handles, and is not noted.
+    """
+    task = asyncio.get_running_loop().create_task(coroutine, name=f"{work} {of}".rstrip())
+    _tasks.add(task)
+
+    def ended(task: asyncio.Task[T]) -> None:
+        _tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if raises is None or not isinstance(error, raises):
+            note(work, error, of=of)
+
+    task.add_done_callback(ended)
+    return task
+
+
+def keep_running(
+    work: Work,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    of: str = "",
+    stopping: asyncio.Event | None = None,
+) -> asyncio.Task[None]:
+    """Start work that goes on until it is cancelled or returns; if it raises, it is begun again after a pause.
+
+    Parameters
+    ----------
+    run
+        Called for each run.
+    stopping
+        Ends a pause, after which the work is not begun again.
+    """
+    return start(work, _keep_running(work, run, of, stopping or asyncio.Event()), of=of)
+
+
+async def _keep_running(
+    work: Work, run: Callable[[], Coroutine[Any, Any, None]], of: str, stopping: asyncio.Event
+) -> None:
+    pause_s = FIRST_PAUSE_S
+    while not stopping.is_set():
+        began_s = time.monotonic()
+        try:
+            await run()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            failure: BaseException = error  # of something that it waited for
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the work has to go on
+            failure = error
+        else:
+            return
+        if time.monotonic() - began_s >= _SETTLED_S:
+            pause_s = FIRST_PAUSE_S
+        note(work, failure, of=of, then=f"; it is begun again in {pause_s:g} s")
+        try:
+            async with asyncio.timeout(pause_s):
+                await stopping.wait()
+        except TimeoutError:
+            pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
+
+
+@contextmanager
+def guarded(work: Work, *, of: str = "") -> Iterator[None]:
+    """Note what a block raises, and go on after it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- whatever it is, what follows has to be done
+        note(work, error, of=of)
+
+
+def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> None:
+    """Log and count a failure.
+
+    Parameters
+    ----------
+    then
+        What follows, for the log.
+    """
+    now_s = time.monotonic()
+    if now_s - _logged_s.get((work, of), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+        _logged_s[work, of] = now_s
+        text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"
+        log.error(text, work, f" of {of}" if of else "", then, exc_info=error)
+    for count in on_failure:
+        try:
+            count(work)
+        except Exception:
+            log.exception("a failure could not be counted")

@@ -1,0 +1,166 @@
+"""Work beside the requests: what fails is logged, counted and begun again; no task is started otherwise."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from backends import background
+from backends.background import Work
+from tests.support.paths import ROOT
+from tests.support.waiting import eventually
+
+PACKAGES = ("gateway", "backends", "policies", "lab")
+STARTS = {"create_task", "ensure_future"}
+WITH_KIND = {"start", "keep_running", "guarded", "note"}
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    counts: list[Work] = []
+    monkeypatch.setattr(background, "on_failure", [counts.append])
+    monkeypatch.setattr(background, "_logged_s", {})
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+    return counts
+
+
+async def test_work_that_raises_is_logged_counted_and_begun_again(
+    counted: list[Work], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = 0
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            raise ZeroDivisionError
+        await asyncio.Event().wait()
+
+    task = background.keep_running("probes", run, of="m/a")
+    await eventually(lambda: runs == 3)
+    assert counted == ["probes", "probes"]
+    (record,) = caplog.records  # once a minute
+    assert "probes of m/a failed; it is begun again in 0.01 s" in record.getMessage()
+    assert record.exc_info is not None
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert len(counted) == 2, "that it was cancelled is no failure"
+
+
+async def test_work_outlives_that_something_it_waits_for_is_cancelled(counted: list[Work]) -> None:
+    waits: list[asyncio.Future[None]] = []
+
+    async def run() -> None:
+        waits.append(asyncio.get_running_loop().create_future())
+        await waits[-1]
+
+    task = background.keep_running("state", run)
+    await eventually(lambda: len(waits) == 1)
+    waits[0].cancel()
+    await eventually(lambda: len(waits) == 2)
+    assert counted == ["state"]
+    waits[1].set_result(None)
+    await task  # it has come to its end
+
+
+async def test_work_that_is_to_stop_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 3600.0)
+    stopping, failed = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        failed.set()
+        raise ValueError
+
+    task = background.keep_running("engines", run, stopping=stopping)
+    await failed.wait()
+    stopping.set()
+    async with asyncio.timeout(30.0):
+        await task
+
+
+async def test_a_task_that_nobody_waits_for_is_kept_and_noted(counted: list[Work]) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    background.start("dashboard", fail())
+    await eventually(lambda: counted == ["dashboard"])
+    handled = background.start("lab", fail(), raises=KeyError)
+    with contextlib.suppress(KeyError):
+        await handled
+    assert counted == ["dashboard"]
+
+
+def test_a_failure_that_cannot_be_counted_is_no_further_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[Work] = []
+
+    def broken(work: Work) -> None:
+        raise OSError
+
+    monkeypatch.setattr(background, "on_failure", [broken, counts.append])
+    with background.guarded("tick"):
+        raise ValueError
+    assert counts == ["tick"]
+
+
+def starts(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that start tasks, but for those of a group, which raises what they raise."""
+    groups = {
+        item.optional_vars.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if isinstance(item.optional_vars, ast.Name) and ast.unparse(item.context_expr) == "asyncio.TaskGroup()"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in STARTS:
+            if not (isinstance(node.value, ast.Name) and node.value.id in groups):
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "asyncio":
+            yield from (node.lineno for alias in node.names if alias.name in STARTS | {"Task"})
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.Task":
+            yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "asyncio.create_task(work())",
+        "asyncio.ensure_future(work())",
+        "loop.create_task(work())",
+        "asyncio.get_running_loop().create_task(work())",
+        "start = asyncio.create_task",
+        "from asyncio import create_task",
+        "asyncio.Task(work())",
+    ],
+)
+def test_each_way_to_start_a_task_is_found(source: str) -> None:
+    assert list(starts(ast.parse(source))) == [1]
+
+
+def test_tasks_are_started_by_one_module() -> None:
+    own = Path(background.__file__)
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path != own]
+    found = {
+        str(path.relative_to(ROOT)): lines for path in files if (lines := list(starts(ast.parse(path.read_text()))))
+    }
+    assert found == {}, "start tasks with backends.background, so that they do not end in silence"
+
+
+def kinds(tree: ast.AST) -> Iterator[str]:
+    """Yield the kinds of work that are named in calls of `background`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"background.{name}" for name in WITH_KIND}:
+            yield from (each.value for each in node.args[:1] if isinstance(each, ast.Constant))
+
+
+def test_every_kind_of_work_is_of_use() -> None:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert {kind for path in files for kind in kinds(ast.parse(path.read_text()))} == set(get_args(Work))

@@ -1,0 +1,88 @@
+"""What raises beside an exchange costs neither its answer, nor its place, nor the time-outs of others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends import background
+from backends.background import Work
+from gateway.dashboard.sampled import SampledExchange
+from gateway.relay.context import Timeouts
+from gateway.relay.observers import Observer
+from gateway.routing.router import RoutedRequest
+from tests.gateway.relay.test_attempts import DONE, EVENTS_HEAD, FIRST, SECOND, Relay
+
+USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    counts: list[Work] = []
+    monkeypatch.setattr(background, "on_failure", [counts.append])
+    return counts
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError
+
+
+class Follows:
+    """A follower that raises, or whose observers do, when they are told of a choice and of the end."""
+
+    def __init__(self, *, raises: bool) -> None:
+        self.raises = raises
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        return broken() if self.raises else SampledExchange(routed, broken, broken)
+
+
+def stream(relay: Relay) -> bytes:
+    """Send a request, answer it with a stream, and return what the client got."""
+    _, reply = relay.send()
+    receiver = relay.receiver("a")
+    receiver.on_head(200, EVENTS_HEAD)
+    for event in (FIRST, SECOND, USAGE, DONE):
+        receiver.on_data(event)
+    receiver.on_end()
+    assert reply.ended
+    return reply.body
+
+
+def test_followers_and_observers_that_raise_cost_nothing(counted: list[Work]) -> None:
+    relay = Relay("a")
+    relay.context.followers = {"m": [Follows(raises=True), Follows(raises=False)]}
+    assert stream(relay) == FIRST + SECOND + USAGE + DONE
+    assert counted == ["observers"] * 3
+    assert relay.in_flight() == [0] * 4
+
+
+@pytest.mark.parametrize("series", ["keys", "step_tokens"])
+def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
+    series: str, counted: list[Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = Relay("a")
+    monkeypatch.setattr(relay.metrics, series, SimpleNamespace(labels=broken))
+    assert stream(relay).endswith(DONE)
+    assert counted == ["accounting"]
+    assert relay.in_flight() == [0] * 4
+
+
+def test_an_exchange_that_cannot_be_checked_keeps_no_other_from_its_time_out(counted: list[Work]) -> None:
+    class Stuck:
+        check_silence = end_with_error = backend_is_down = broken
+
+    relay = Relay("a")
+    relay.context.timeouts = Timeouts(first_byte_s=0.0, idle_s=0.0)
+    replies = []
+    for _ in range(8):  # a set has no order
+        relay.context.exchanges.add(Stuck())  # type: ignore[arg-type]
+        replies.append(relay.send()[1])
+    relay.context.sweep()
+    assert {reply.status for reply in replies} == {504}
+    assert counted == ["requests"] * 8
+    last = relay.send()[1]
+    relay.context.stop()
+    assert last.status == 503

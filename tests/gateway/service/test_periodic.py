@@ -1,0 +1,43 @@
+"""The periodic work of a gateway process goes on, whatever a part of it raises, and failures are counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends import background
+from tests.gateway.conftest import start_gateway
+from tests.support.upstream import Wire
+
+
+async def silent(wire: Wire) -> None:
+    await wire.until_closed()
+
+
+def broken(*_: object) -> Any:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("part", ["gauges", "what has left"])
+async def test_requests_time_out_although_something_else_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[str] = []
+    monkeypatch.setattr(background, "on_failure", [counts.append])
+    async with start_gateway({"a": "baseline"}, behaviour=silent) as running:
+        gateway = running.gateway
+        if part == "gauges":
+            monkeypatch.setattr(gateway.metrics, "refresh", broken)
+        else:
+            gateway.leaving.append(SimpleNamespace(has_ended=broken))
+        assert (await running.chat()).status_code == 504
+        await running.until(lambda: counts.count("tick") >= 3)
+
+
+async def test_failures_are_counted_by_kind() -> None:
+    async with start_gateway({"a": "baseline"}) as running:
+        background.note("peers", ZeroDivisionError())
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_background_failures_total{work="peers"} 1.0' in page
+        assert 'gateway_background_failures_total{work="probes"} 0.0' in page
+    assert background.on_failure == []
