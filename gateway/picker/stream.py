@@ -267,9 +267,8 @@ class Stream:
 
     def forward(self, upstream: Upstream, destinations: str) -> None:
         """Have the proxy send the request to the first of some destinations."""
-        inbound, exchange = self._inbound, self.exchange
+        inbound = self._inbound
         assert inbound is not None
-        assert exchange is not None
         names = {name for name, _ in self._headers}
         headers: list[Header] = []
         removed = {name for name in names if name.startswith(_MARK)} - {messages.DESTINATION.encode()}
@@ -278,8 +277,7 @@ class Stream:
             removed |= names & {b"x-api-key"}
         elif not self._relay.access.keyring.is_open:
             removed |= names & _KEYS
-        if b"x-request-id" not in names:
-            headers.append((b"x-request-id", exchange.delivery.request_id))
+        headers.append((b"x-request-id", inbound.engine_id))
         if inbound.target != self._target:
             headers.append((b":path", inbound.target))
         if len(inbound.body) != self._size_bytes and b"content-length" in names:

@@ -66,9 +66,7 @@ class Attempt:
             self.call.resume()
 
 
-def head_for(
-    upstream: Upstream, relay: RelayContext, inbound: Inbound, request_id: bytes, target: bytes, body: bytes
-) -> bytes:
+def head_for(upstream: Upstream, relay: RelayContext, inbound: Inbound, target: bytes, body: bytes) -> bytes:
     """Return the head with which a backend gets a request, or one in its place."""
     headers, api_key = inbound.request_headers, upstream.backend.api_key
     key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
@@ -78,6 +76,6 @@ def head_for(
         authority=upstream.client.address.authority,
         lines=inbound.lines,
         key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
-        request_id=request_id,
+        request_id=inbound.engine_id,
         body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
     )

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, Protocol
 
 from backends import background
@@ -31,6 +30,7 @@ from gateway.routing.router import Router
 from gateway.routing.turns import Turns
 from gateway.telemetry.metrics import Metrics
 
+_IDS_AT_ONCE: Final = 256
 STOPPING: Final = "gateway_stopping"
 """The code of the error that ends what is in flight when the drain time is over."""
 
@@ -73,9 +73,12 @@ class Inbound:
         Arrival of the last byte, by `time.perf_counter`.
     lines
         Header lines for the next backend: those of the client, unless the gateway takes part in its trace.
+    engine_id
+        The request's id for engines, which may refuse an id that another request has; set by the exchange. A client's
+        own stands at its end, after random digits.
     """
 
-    __slots__ = ("arrived_s", "body", "lines", "path", "request_headers", "target")
+    __slots__ = ("arrived_s", "body", "engine_id", "lines", "path", "request_headers", "target")
 
     def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
         self.request_headers = request_headers
@@ -83,6 +86,7 @@ class Inbound:
         self.target = request_headers.target
         self.lines = request_headers.lines
         self.body = body
+        self.engine_id = b""
         self.arrived_s = time.perf_counter()
 
 
@@ -195,8 +199,7 @@ class RelayContext:
         self.queues: dict[str, ModelQueue] = {}
         self.reporter: Reporting | None = None
         self.turns = Turns()
-        self._id_prefix = os.urandom(8).hex().encode()
-        self._id_numbers = count()
+        self._ids: list[bytes] = []
 
     def successor(
         self, router: Router, access: Access, timeouts: Timeouts, followers: dict[str, list[Follower]]
@@ -205,12 +208,14 @@ class RelayContext:
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
         later.exchanges, later.followers, later.reporter = self.exchanges, followers, self.reporter
         later.turns = self.turns
-        later._id_prefix, later._id_numbers = self._id_prefix, self._id_numbers
         return later
 
     def new_request_id(self) -> bytes:
-        """Return 32 hex digits, unique across processes."""
-        return b"%b%016x" % (self._id_prefix, next(self._id_numbers))
+        """Return 32 random hex digits: nobody can know the ids of others, and take them first."""
+        if not self._ids:
+            digits = os.urandom(16 * _IDS_AT_ONCE).hex().encode()
+            self._ids = [digits[at : at + 32] for at in range(0, len(digits), 32)]
+        return self._ids.pop()
 
     def count_refused_head(
         self, request_id: bytes, method: str, path: str, headers: Iterable[Header], error: GatewayError

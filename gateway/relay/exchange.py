@@ -75,11 +75,10 @@ class Exchange:
     def __init__(self, relay: RelayContext, inbound: Inbound, reply: Reply) -> None:
         self._relay = relay
         self._inbound = inbound
+        new_id, own_id = relay.new_request_id(), inbound.request_headers.request_id
+        inbound.engine_id = b"%b-%b" % (new_id[:16], own_id) if own_id else new_id
         self.delivery = Delivery(
-            reply,
-            inbound,
-            inbound.request_headers.request_id or relay.new_request_id(),
-            endpoint_of(inbound.path, inbound.request_headers.method),
+            reply, inbound, own_id or new_id, endpoint_of(inbound.path, inbound.request_headers.method)
         )
         self._times = self.delivery.times
         self._routed: RoutedRequest | None = None
@@ -273,7 +272,7 @@ class Exchange:
         """Send the request to the backend of an attempt, which was chosen among the candidates."""
         relay, inbound, handover, upstream = self._relay, self._inbound, self._handover, attempt.upstream
         body = inbound.body if handover is None else handover.rescue.request.body
-        head = head_for(upstream, relay, inbound, self.delivery.request_id, inbound.target, body)
+        head = head_for(upstream, relay, inbound, inbound.target, body)
         receiver, is_head = self.reception(), inbound.request_headers.method == "HEAD"
         once = not self._may_repeat()
         return upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)

@@ -164,7 +164,7 @@ class Handover:
         upstream = attempt.upstream
         was_paused = attempt.call is not None and attempt.call.paused
         attempt.last_read_s = time.perf_counter()
-        head = head_for(upstream, self._relay, self._inbound, self._request_id, target, body)
+        head = head_for(upstream, self._relay, self._inbound, target, body)
         attempt.call = upstream.client.send(head, body, receiver)
         if was_paused:
             attempt.call.pause()

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 from collections.abc import Callable
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -57,11 +58,27 @@ async def test_the_request_id_is_kept_or_generated_and_echoed(gateway_of: Start)
     async with gateway_of({"a": "baseline"}) as running:
         response = await running.chat(headers={"X-Request-Id": "mine-1"})
         assert response.headers["x-request-id"] == "mine-1"
-        assert running.upstreams["a"].seen[-1].header("x-request-id") == "mine-1"
         response = await running.chat()
         generated = response.headers["x-request-id"]
         assert len(generated) == 32
         assert running.upstreams["a"].seen[-1].header("x-request-id") == generated
+
+
+async def test_no_client_can_take_the_id_of_anothers_request(gateway_of: Start) -> None:
+    async def refuses_duplicates(wire: Wire) -> None:
+        own = wire.seen.header("x-request-id")
+        earlier = [seen.header("x-request-id") for seen in wire.upstream.seen[:-1]]
+        await (wire.json({"error": {"message": "duplicate id"}}, 400) if own in earlier else well(wire))
+
+    async with gateway_of({"a": "baseline"}, behaviour=refuses_duplicates) as running:
+        generated = [(await running.chat()).headers["x-request-id"] for _ in range(40)]
+        assert len(set(generated)) == 40
+        numbers = sorted(int(each, 16) for each in generated)
+        assert min(later - earlier for earlier, later in pairwise(numbers)) > 2**64, "none leads to another"
+        for _ in range(2):
+            response = await running.chat(headers={"X-Request-Id": generated[0]})
+            assert (response.status_code, response.headers["x-request-id"]) == (200, generated[0])
+            assert (running.upstreams["a"].seen[-1].header("x-request-id") or "").endswith(f"-{generated[0]}")
 
 
 async def test_each_chunk_of_a_stream_is_passed_on_at_once(gateway_of: Start) -> None:
