@@ -115,6 +115,8 @@ class Backend:
         True for a replica of the built-in simulator, which is labelled as such in all output.
     launched
         True for a replica whose process the gateway starts, so that it refuses connections at first.
+    context_tokens
+        Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
     contradictions
         What its engine does that contradicts the pool file, by kind.
 
@@ -147,6 +149,7 @@ class Backend:
     state_reason: str = "not yet checked"
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
+    context_tokens: int = 0
     contradictions: Mapping[str, str] = field(default_factory=dict)
     said: Speculation = field(init=False)
     draft_schedule: DraftSchedule = field(init=False)

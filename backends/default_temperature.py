@@ -7,18 +7,21 @@ vLLM reads it from the model's `generation_config.json`, unless `--generation-co
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
+import orjson
+
+from backends.http.bounded import PLAIN, parts_of
 
 VLLM_DEFAULT = 1.0
 """What vLLM takes where neither the model nor a flag says anything."""
 
 _FILE = "generation_config.json"
+_MOST_ANSWER_BYTES: Final = 1 << 20
 
 
 def configured_temperature(model: str, flags: Sequence[str], env: Mapping[str, str]) -> float | None:
@@ -79,8 +82,9 @@ async def reported_temperature(client: httpx.AsyncClient, model: str) -> float |
     """
     body = {"model": model, "input": "Hi", "max_output_tokens": 1, "store": False}
     try:
-        answer = await client.post("/v1/responses", json=body)
-        return _temperature_in(answer.text) if answer.status_code == httpx.codes.OK else None
+        async with client.stream("POST", "/v1/responses", json=body, headers=PLAIN) as answer:
+            text = b"".join([part async for part in parts_of(answer, _MOST_ANSWER_BYTES)])
+        return _temperature_in(text.decode("utf-8", "replace")) if answer.status_code == httpx.codes.OK else None
     except httpx.HTTPError:
         return None
 
@@ -125,7 +129,7 @@ def _from_hub_cache(model: str, given: Mapping[str, str], env: Mapping[str, str]
 def _temperature_in(text: str) -> float | None:
     """Return the temperature of a JSON object; None if there is none, or if it is no temperature."""
     try:
-        document: Any = json.loads(text)
+        document: Any = orjson.loads(text)
     except ValueError:
         return None
     value = document.get("temperature") if isinstance(document, dict) else None

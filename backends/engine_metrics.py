@@ -1,16 +1,18 @@
 """Parser of vLLM's `/metrics`, for every version with the v1 engine.
 
 The gateway needs a dozen of about a hundred series, every two seconds from every replica, on the event loop that relays
-requests. One regular expression reads a page of 60 kB in about 0.3 ms; a full parser takes 15 ms.
+requests. One regular expression reads a page of 60 kB in about 0.3 ms; a full parser takes 15 ms. What is no page of
+vLLM's is read in parts, each of which keeps the event loop for some 5 ms at most (`MetricsReader`).
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from backends.backend import EngineChange
+from backends.reported import MOST_COUNT, finite
 
 # vLLM's series, without the `_total` that Prometheus adds to counters, and the field of `EngineMetrics`.
 _NAMES = {
@@ -40,15 +42,24 @@ _LABELLED = {
     "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
 }
 _SAMPLE = re.compile(
-    rb"^vllm:(%s)(?:_total)?(\{.*\})?[ \t]+([0-9.eE+-]+|NaN|[+-]?Inf)[ \t]*\r?$"
+    rb"^vllm:(%s)(?:_total)?(\{.*\})?[ \t]{1,8}([0-9.eE+-]{1,32}|NaN|[+-]?Inf)[ \t]{0,8}\r?$"
     % "|".join((*_NAMES, *_LABELLED)).encode(),
     re.MULTILINE,
 )
-_STARTED = re.compile(rb"process_start_time_seconds[ \t]+([0-9.eE+]+)[ \t\r]*$", re.MULTILINE)
+_STARTED = re.compile(rb"process_start_time_seconds[ \t]{1,8}([0-9.eE+]{1,32})[ \t\r]{0,8}$", re.MULTILINE)
 _KV_TOKENS = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,15})"')
 _KV_BLOCKS = re.compile(rb'[{,]num_gpu_blocks="(\d{1,15})"')
 _BLOCK_TOKENS = re.compile(rb'[{,]block_size="(\d{1,6})"')
-_POSITION = re.compile(rb'position="(\d+)"')
+_POSITION = re.compile(rb'position="(\d{1,3})"')
+
+MOST_PAGE_BYTES: Final = 2 << 20
+"""Size up to which a page is read; one of 16 engines has about 1 MB."""
+_MOST_LINE_BYTES: Final = 1 << 16
+_MOST_SAMPLES: Final = 8192
+"""Samples that are read of a page; one of 16 engines has some 500."""
+_MOST_REQUESTS: Final = 1_000_000
+_MOST_OF: Final = {"running": _MOST_REQUESTS, "waiting": _MOST_REQUESTS, "kv_usage": 1.0}
+"""Largest plausible value of what an engine reports of itself, where it is not that of any counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,8 @@ class EngineMetrics:
         Tokens that the KV cache holds; 0 if the server does not say.
     wake_ups, reloads
         Times that it was woken from sleep mode, and operations that replaced weights.
+    ignored
+        Fields with a value that no engine can have, which was ignored; in the order of their names.
 
     Examples
     --------
@@ -109,6 +122,7 @@ class EngineMetrics:
     kv_tokens: int = 0
     wake_ups: int = 0
     reloads: int = 0
+    ignored: tuple[str, ...] = ()
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -143,6 +157,87 @@ def change_between(before: EngineMetrics, now: EngineMetrics) -> EngineChange | 
     return None
 
 
+class MetricsReader:
+    r"""Parser of a page of vLLM's metrics as its parts arrive.
+
+    Examples
+    --------
+    >>> reader = MetricsReader()
+    >>> reader.feed(b"vllm:num_requests_running 3.0\nvllm:num_requests_wai")
+    >>> reader.feed(b"ting 2.0\n")
+    >>> reader.metrics().waiting
+    2
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._sums: dict[str, float] = {}
+        self._per_position: dict[int, float] = {}
+        self._ignored: set[str] = set()
+        self._engines = self._samples = 0
+        self._speculates: bool | None = None
+        self._started_s = 0.0
+
+    def feed(self, part: bytes) -> None:
+        """Read the lines that a part completes; a line of over 64 KiB is no sample."""
+        part = self._rest + part
+        end = part.rfind(b"\n") + 1
+        self._read(part[:end])
+        self._rest = part[end:] if len(part) - end <= _MOST_LINE_BYTES else b""
+
+    def metrics(self) -> EngineMetrics | None:
+        """Return what the page says, once all of it has been read, see `read_metrics`."""
+        self._read(self._rest)
+        self._rest = b""
+        if not self._engines:
+            return None
+        sums = self._sums
+        kv_usage = min(1.0, sums.pop("kv_usage", 0.0) / self._engines)
+        later_steps_before = sums.pop("later_steps_before", None)
+        if later_steps_before is not None:
+            sums.setdefault("later_steps", later_steps_before)
+        counts = {field: int(min(value, _MOST_OF.get(field, MOST_COUNT))) for field, value in sums.items()}
+        return EngineMetrics(
+            **counts,
+            kv_usage=kv_usage,
+            speculates=self._speculates,
+            started_s=self._started_s,
+            accepted_per_position=tuple(int(count) for _, count in sorted(self._per_position.items())),
+            ignored=tuple(sorted(self._ignored)),
+        )
+
+    def _read(self, lines: bytes) -> None:
+        sums, per_position = self._sums, self._per_position
+        self._started_s = self._started_s or _started_s(lines)
+        for sample in _SAMPLE.finditer(lines):
+            if self._samples == _MOST_SAMPLES:
+                self._ignored.add("samples")
+                break
+            self._samples += 1
+            name, labels, text = sample.groups(b"")
+            series = name.decode()
+            label, field = _LABELLED.get(series) or (b"", _NAMES.get(series, ""))
+            self._engines += field == "running"
+            try:
+                value = finite(float(text), _MOST_OF.get(field, MOST_COUNT))
+            except ValueError:
+                continue  # such as "1.2.3": the pattern is looser than the grammar
+            if value is None:
+                if text != b"NaN":  # a ratio of nothing
+                    self._ignored.add(field)
+                continue
+            if field == "drafts" or (self._speculates is None and series == "kv_cache_usage_perc"):
+                self._speculates = field == "drafts"  # the counters of drafts are older than this name of the gauge
+            if field == "per_position":
+                position = _POSITION.search(labels)
+                if position is not None:
+                    per_position[int(position[1])] = per_position.get(int(position[1]), 0.0) + value
+                continue
+            sums[field] = sums.get(field, 0.0) + (value if label in labels else 0.0)
+            if field == "prefix_caching":
+                sums["kv_tokens"] = sums.get("kv_tokens", 0.0) + _kv_tokens(labels)
+
+
 def read_metrics(page: bytes) -> EngineMetrics | None:
     r"""Parse a page of vLLM's metrics.
 
@@ -160,48 +255,9 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
     >>> read_metrics(b"<html>") is None
     True
     """
-    sums: dict[str, float] = {}
-    per_position: dict[int, float] = {}
-    engines = 0
-    speculates: bool | None = None
-    for name, labels, text in _SAMPLE.findall(page):
-        try:
-            value = float(text)
-        except ValueError:
-            continue  # such as "1.2.3": the pattern is looser than the grammar
-        if not math.isfinite(value):
-            continue
-        series = name.decode()
-        if series in _LABELLED:
-            label, field = _LABELLED[series]
-            sums[field] = sums.get(field, 0.0) + (value if label in labels else 0.0)
-            if field == "prefix_caching":
-                sums["kv_tokens"] = sums.get("kv_tokens", 0.0) + _kv_tokens(labels)
-            continue
-        field = _NAMES[series]
-        if field == "drafts" or (speculates is None and series == "kv_cache_usage_perc"):
-            speculates = field == "drafts"  # the counters of drafts are older than this name of the gauge
-        if field == "per_position":
-            position = _POSITION.search(labels)
-            if position is not None:
-                per_position[int(position[1])] = per_position.get(int(position[1]), 0.0) + value
-            continue
-        sums[field] = sums.get(field, 0.0) + value
-        engines += field == "running"
-    if not engines:
-        return None
-    kv_usage = sums.pop("kv_usage", 0.0) / engines
-    later_steps_before = sums.pop("later_steps_before", None)
-    if later_steps_before is not None:
-        sums.setdefault("later_steps", later_steps_before)
-    counts = {field: int(value) for field, value in sums.items()}
-    return EngineMetrics(
-        **counts,
-        kv_usage=kv_usage,
-        speculates=speculates,
-        started_s=_started_s(page),
-        accepted_per_position=tuple(int(per_position[position]) for position in sorted(per_position)),
-    )
+    reader = MetricsReader()
+    reader.feed(page)
+    return reader.metrics()
 
 
 def _kv_tokens(labels: bytes) -> int:
@@ -212,11 +268,12 @@ def _kv_tokens(labels: bytes) -> int:
     return int(blocks[1]) * int(size[1]) if blocks is not None and size is not None else 0
 
 
-def _started_s(page: bytes) -> float:
-    """Return the time at which the process started; 0 if the page does not say."""
-    at = page.find(b"\nprocess_start_time_seconds ")  # ten times as fast as a pattern for the whole page
-    found = _STARTED.match(page, at + 1) if at >= 0 else None
+def _started_s(lines: bytes) -> float:
+    """Return the time at which the process started; 0 if the lines do not say."""
+    name = b"process_start_time_seconds "  # to find it is ten times as fast as a pattern for the whole page
+    at = 0 if lines.startswith(name) else lines.find(b"\n" + name) + 1
+    found = _STARTED.match(lines, at)
     try:
-        return float(found[1]) if found is not None else 0.0
+        return finite(float(found[1]), MOST_COUNT) or 0.0 if found is not None else 0.0
     except ValueError:
         return 0.0

@@ -136,6 +136,8 @@ class Pool:
         `eject`.
     on_engine_change
         Called with a replica whose engine went through a change, as its metrics show.
+    on_implausible
+        Called with a replica and the name of what it reported that cannot be.
     recovery
         The replicas on their way back.
 
@@ -169,6 +171,7 @@ class Pool:
         self.on_ready: Callable[[Backend], None] | None = None
         self.on_eject: Callable[[Backend, float, str], None] | None = None
         self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
+        self.on_implausible: Callable[[Backend, str], None] | None = None
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -467,6 +470,10 @@ class Pool:
 
     def _judge(self, backend: Backend, record: _Record, result: ProbeResult) -> None:
         now_s = time.monotonic()
+        backend.context_tokens = record.probe.context_tokens
+        if self.on_implausible is not None:
+            for what in result.ignored:
+                self.on_implausible(backend, what)
         if result.engine is not None:
             before, engine = record.engine, result.engine
             record.engine = engine

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import httpx
+import orjson
 
 from backends.backend import Backend
 from backends.default_temperature import reported_temperature
-from backends.engine_metrics import EngineMetrics, read_metrics
+from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
+from backends.http.bounded import PLAIN, UnboundedError, get, parts_of
+from backends.reported import MOST_CONTEXT_TOKENS, whole
+
+_MOST_HEALTH_BYTES: Final = 1 << 16
+_MOST_MODELS_BYTES: Final = 1 << 20
+_MOST_CARD_BYTES: Final = 1 << 14
+_MOST_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,9 @@ class ProbeResult:
         True if it did not answer in time.
     engine
         The replica's metrics; None if it has no such page.
+    ignored
+        What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
+        not read to its end.
 
     Examples
     --------
@@ -38,6 +49,7 @@ class ProbeResult:
     refused: bool = False
     late: bool = False
     engine: EngineMetrics | None = None
+    ignored: tuple[str, ...] = ()
 
 
 class Probe:
@@ -47,11 +59,13 @@ class Probe:
     ----------
     model_card
         The model's entry in the replica's `/v1/models`, as last read; None before.
+    context_tokens
+        Tokens of the longest context, by that entry; 0 if it does not say.
     """
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self._model = backend.model
-        headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
+        headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
         if base.startswith("unix:"):
             base, uds = "http://localhost", base.removeprefix("unix:").removeprefix("//")
@@ -62,6 +76,7 @@ class Probe:
             timeout=timeout_s,
         )
         self.model_card: dict[str, object] | None = None
+        self.context_tokens = 0
 
     async def run(self, *, admit: bool) -> ProbeResult:
         """Probe the replica.
@@ -72,21 +87,20 @@ class Probe:
             True if success admits the replica; it must then also list its model.
         """
         try:
-            health = await self._client.get("/health")
-            if health.status_code not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server
-                return ProbeResult(f"/health answered {health.status_code}")
-            if admit or health.status_code == 404 or self.model_card is None:
+            status = await self._health()
+            if status not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server
+                return ProbeResult(f"/health answered {status}")
+            if admit or status == 404 or self.model_card is None:
                 problem = await self._check_model()
                 if problem is not None:
                     return ProbeResult(problem)
-            page = await self._client.get("/metrics")
+            return await self._metrics()
         except httpx.ConnectError as error:
             return ProbeResult(f"refuses connections ({error})", refused=True)
         except httpx.TimeoutException:
             return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:
             return ProbeResult(f"fails its health check ({type(error).__name__}: {error})")
-        return ProbeResult(engine=read_metrics(page.content) if page.status_code == 200 else None)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set the seconds until a probe times out."""
@@ -100,19 +114,48 @@ class Probe:
         """Close the connections."""
         await self._client.aclose()
 
+    async def _health(self) -> int:
+        """Return the status of `/health`, whose body says nothing."""
+        async with self._client.stream("GET", "/health") as answer:
+            with contextlib.suppress(UnboundedError):
+                async for _ in parts_of(answer, _MOST_HEALTH_BYTES):
+                    pass  # read, so that the connection can be used again
+            return answer.status_code
+
+    async def _metrics(self) -> ProbeResult:
+        async with self._client.stream("GET", "/metrics") as answer:
+            if answer.status_code != 200:
+                return ProbeResult()
+            reader = MetricsReader()
+            try:
+                async for part in parts_of(answer, MOST_PAGE_BYTES):
+                    reader.feed(part)
+            except UnboundedError:
+                return ProbeResult(ignored=("metrics",))
+        engine = reader.metrics()
+        return ProbeResult(engine=engine, ignored=() if engine is None else engine.ignored)
+
     async def _check_model(self) -> str | None:
-        answer = await self._client.get("/v1/models")
-        if answer.status_code in {401, 403}:
-            return f"/v1/models answered {answer.status_code}: set the backend's api_key"
-        if answer.status_code != 200:
-            return f"/v1/models answered {answer.status_code}"
         try:
-            cards: list[dict[str, Any]] = json.loads(answer.content)["data"]
+            status, body = await get(self._client, "/v1/models", _MOST_MODELS_BYTES)
+        except UnboundedError as error:
+            return str(error)
+        if status in {401, 403}:
+            return f"/v1/models answered {status}: set the backend's api_key"
+        if status != 200:
+            return f"/v1/models answered {status}"
+        try:
+            cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             served = {str(card["id"]): card for card in cards}
+            card = served.get(self._model, {})
+            is_short = len(orjson.dumps(card)) <= _MOST_CARD_BYTES
         except (ValueError, KeyError, TypeError):
             return "/v1/models did not answer with a list of models"
-        if self._model not in served:
-            names = ", ".join(sorted(served)) or "nothing"
+        if not card:
+            names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
             return f"serves {names}, not {self._model}: start it with --served-model-name {self._model}"
-        self.model_card = served[self._model]
+        if not is_short:
+            return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self._model}"
+        self.model_card = card
+        self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
         return None

@@ -14,7 +14,7 @@ import errno
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -136,6 +136,8 @@ class Address:
 _NO_BODY_STATUSES = frozenset({204, 304})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_MOST_BARE_BYTES: Final = 1 << 17
+"""Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
 
 
 class Connection:
@@ -155,6 +157,7 @@ class Connection:
         self._head_passed = False  # the receiver has got the head
         self._first: bytes | None = None  # the first bytes of an answer, while they are parsed
         self._fresh = True  # nothing of the answer has been parsed
+        self._bare_bytes = 0  # received since the last byte of a body
         self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
         self.closed = False
         self.idle_since_s = 0.0  # by the event loop's clock
@@ -182,9 +185,13 @@ class Connection:
                 return
             self._first = data
         self._fresh = False
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
             self._first = None
+            if self._bare_bytes > _MOST_BARE_BYTES and not self.closed:
+                self._fail("garbage", f"sent {self._bare_bytes} bytes of headers")
+                return
             if self._is_free:
                 self._is_free = False
                 self._client.keep(self)
@@ -229,7 +236,9 @@ class Connection:
         self._until_close = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store one header."""
+        """Store one header; trailers are dropped."""
+        if self._head_passed:
+            return
         name = name.lower()
         if name in _FRAMING:
             self._until_close = False
@@ -256,6 +265,7 @@ class Connection:
 
     def on_body(self, data: bytes) -> None:
         """Pass bytes of the body to the receiver."""
+        self._bare_bytes = 0
         if self._call is not None:
             self._call.receiver.on_data(data)
 
@@ -277,6 +287,7 @@ class Connection:
         self._until_close = False
         self._head_passed = False
         self._fresh = True
+        self._bare_bytes = 0
         if len(call.body) < 65_536:
             request = call.head + call.body  # one segment, one system call
             if (writes := self._client.writes) is not None:

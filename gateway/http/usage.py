@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _NOTHING: dict[str, Any] = {}
+_MOST_TOKENS: Final = MOST_CONTEXT_TOKENS << 6
+"""Tokens of one request, of all its prompts and choices: `Usage.within` knows better."""
+_MOST_S: Final = 1e6
 
 
 @dataclass(slots=True, init=False)
@@ -25,6 +30,8 @@ class Usage:
         Seconds to the first token, in the engine's queue, and of generation.
     audio_s
         Seconds of audio that were transcribed or translated.
+    ignored
+        Names of what was reported and cannot be, and therefore counts as not reported.
 
     Examples
     --------
@@ -42,6 +49,7 @@ class Usage:
     queue_s: float | None
     generation_s: float | None
     audio_s: float | None
+    ignored: tuple[str, ...]
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -55,6 +63,7 @@ class Usage:
         queue_s: float | None = None,
         generation_s: float | None = None,
         audio_s: float | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -66,6 +75,7 @@ class Usage:
         self.queue_s = queue_s
         self.generation_s = generation_s
         self.audio_s = audio_s
+        self.ignored = ignored
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -78,6 +88,32 @@ class Usage:
             return None
         steps = max(self.output_tokens - self.accepted_tokens, self.drafting_steps)
         return self.output_tokens / steps if steps > 0 else None
+
+    def within(self, prompt_tokens: int, output_tokens: int) -> Usage:
+        """Return the usage without what is beyond the most tokens of prompt and output, or contradicts itself.
+
+        Examples
+        --------
+        >>> Usage(prompt_tokens=7, output_tokens=2**50).within(8192, 8192).ignored
+        ('output_tokens',)
+        """
+        prompt, output, cached, accepted = (
+            self.prompt_tokens,
+            self.output_tokens,
+            self.cached_tokens,
+            self.accepted_tokens,
+        )
+        wrong = {
+            "prompt_tokens": prompt is not None and prompt > prompt_tokens,
+            "output_tokens": output is not None and output > output_tokens,
+            "cached_tokens": cached is not None and prompt is not None and cached > prompt,
+            "accepted_tokens": accepted is not None and accepted > output_tokens,
+        }
+        if True not in wrong.values():
+            return self
+        ignored = [name for name, is_wrong in wrong.items() if is_wrong]
+        without: dict[str, Any] = dict.fromkeys(ignored)
+        return replace(self, **without, ignored=(*self.ignored, *ignored))
 
 
 def read_usage(document: object) -> Usage | None:
@@ -104,20 +140,22 @@ def read_usage(document: object) -> Usage | None:
     metrics = _within(document, "metrics")
     speculative = _within(metrics, "speculative_decoding")
     details = _within(usage, "prompt_tokens_details") or _within(usage, "input_tokens_details")
-    prompt_tokens = _count(usage, "prompt_tokens", "input_tokens")
-    output_tokens = _count(usage, "completion_tokens", "output_tokens")
-    if prompt_tokens is None and (total_tokens := _count(usage, "total_tokens")) is not None:
+    ignored: list[str] = []
+    prompt_tokens = _count(usage, ignored, "prompt_tokens", "input_tokens")
+    output_tokens = _count(usage, ignored, "completion_tokens", "output_tokens")
+    if prompt_tokens is None and (total_tokens := _count(usage, ignored, "total_tokens")) is not None:
         prompt_tokens = max(0, total_tokens - (output_tokens or 0))
     return Usage(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        cached_tokens=_count(details, "cached_tokens"),
-        drafted_tokens=_count(speculative, "num_draft_tokens"),
-        accepted_tokens=_count(speculative, "num_accepted_draft_tokens"),
-        drafting_steps=_count(speculative, "num_spec_steps") or 0,
-        ttft_s=_seconds(metrics, "time_to_first_token_ms"),
-        queue_s=_seconds(metrics, "queue_time_ms"),
-        generation_s=_seconds(metrics, "generation_time_ms"),
+        cached_tokens=_count(details, ignored, "cached_tokens"),
+        drafted_tokens=_count(speculative, ignored, "num_draft_tokens"),
+        accepted_tokens=_count(speculative, ignored, "num_accepted_draft_tokens"),
+        drafting_steps=_count(speculative, ignored, "num_spec_steps") or 0,
+        ttft_s=_seconds(metrics, ignored, "time_to_first_token_ms"),
+        queue_s=_seconds(metrics, ignored, "queue_time_ms"),
+        generation_s=_seconds(metrics, ignored, "generation_time_ms"),
+        ignored=tuple(ignored) if ignored else (),
     )
 
 
@@ -143,25 +181,25 @@ def read_other_usage(document: object) -> Usage | None:
     if usage is not None and usage.prompt_tokens is not None:
         return usage
     billed = _within(_within(document, "meta"), "billed_units")
-    prompt_tokens = _count(document, "input_tokens")
+    ignored = list(usage.ignored) if usage is not None else []
+    prompt_tokens = _count(document, ignored, "input_tokens")
     if prompt_tokens is None:
-        prompt_tokens = _count(billed, "input_tokens")
+        prompt_tokens = _count(billed, ignored, "input_tokens")
     audio_s = _positive(_within(document, "usage").get("seconds"))
     if audio_s is None:
         audio_s = _positive(document.get("duration"))
     if prompt_tokens is None and audio_s is None:
         return usage
     output_tokens = None if usage is None else usage.output_tokens
-    return Usage(prompt_tokens, output_tokens, audio_s=audio_s)
+    return Usage(prompt_tokens, output_tokens, audio_s=audio_s, ignored=tuple(ignored))
 
 
 def _positive(value: object) -> float | None:
     """Return a positive number up to a million, also from text; else None."""
     try:
-        number = float(value) if isinstance(value, (int, float, str)) else 0.0
+        return finite(float(value) if isinstance(value, str) else value, _MOST_S) or None
     except ValueError:
         return None
-    return number if 0.0 < number < 1e6 else None
 
 
 def _within(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -169,14 +207,24 @@ def _within(document: dict[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else _NOTHING
 
 
-def _count(document: dict[str, Any], name: str, other_name: str = "") -> int | None:
+def _count(document: dict[str, Any], ignored: list[str], name: str, other_name: str = "") -> int | None:
     value = document.get(name)
     if value is None and other_name:
         value = document.get(other_name)
-    return value if isinstance(value, int) and value >= 0 else None
+    if value is None:
+        return None
+    count = whole(value, _MOST_TOKENS)
+    if count is None:
+        ignored.append(name)
+    return count
 
 
-def _seconds(document: dict[str, Any], name: str) -> float | None:
+def _seconds(document: dict[str, Any], ignored: list[str], name: str) -> float | None:
     value = document.get(name)
-    # `int | float` would be built on each call.
-    return value / 1000.0 if isinstance(value, (int, float)) and value >= 0 else None
+    if value is None:
+        return None
+    milliseconds = finite(value, 1e3 * _MOST_S)
+    if milliseconds is None:
+        ignored.append(name)
+        return None
+    return milliseconds / 1000.0

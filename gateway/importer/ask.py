@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import httpx
 
 from backends.engine_metrics import read_metrics
+from backends.http.bounded import PLAIN, get
 from backends.speculation import Method
 from gateway.importer.configuration import Configuration, Replica, Speculation
 from gateway.importer.engine import speculation
@@ -47,7 +48,7 @@ async def _ask_all(configuration: Configuration, environ: Mapping[str, str]) -> 
 
 async def _ask(replica: Replica, environ: Mapping[str, str]) -> None:
     url, key = (_value(text, environ) for text in (replica.where["url"], replica.key or replica.api_key or ""))
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = PLAIN | ({"authorization": f"Bearer {key}"} if key else {})
     try:
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client:
             if replica.model is None:
@@ -87,22 +88,9 @@ async def _speculation(client: httpx.AsyncClient) -> Speculation | None:
 
 
 async def _get(client: httpx.AsyncClient, path: str) -> bytes | None:
-    """Return the body of an answer; None if its status is not 200.
-
-    Raises
-    ------
-    ValueError
-        If it is longer than 8 MiB.
-    """
-    async with client.stream("GET", path) as response:
-        if response.status_code != httpx.codes.OK:
-            return None
-        body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > _MAX_BYTES:
-                raise ValueError("a page that does not end")
-        return bytes(body)
+    """Return the body of an answer; None if its status is not 200."""
+    status, body = await get(client, path, _MAX_BYTES)
+    return body if status == httpx.codes.OK else None
 
 
 def _value(text: str, environ: Mapping[str, str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
+from backends.backend import Backend
+from backends.reported import MOST_CONTEXT_TOKENS
 from gateway.http.sse import EventStream
 from gateway.http.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
@@ -16,6 +18,8 @@ from policies.policy import Decision, Outcome
 
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
+_MOST_PER_BYTE: Final = 64
+"""Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
 
 
 def count(ended: EndedExchange, metrics: Metrics) -> None:
@@ -35,9 +39,10 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
     count(ended, metrics)
     if ended.usage is None and ended.stream is not None and ended.label != "ok":
         ended.usage = _latest_usage(ended.stream)
-    decision, upstream, model, usage = ended.decision, ended.upstream, ended.routed.model, ended.usage
+    decision, upstream, model = ended.decision, ended.upstream, ended.routed.model
     if decision is None or upstream is None or ended.label not in _ANSWERED:
         return
+    usage = ended.usage = _believed(ended, upstream.backend, metrics)
     if not is_observed and ended.stream is None and _is_plain(usage, model):
         bound, prompt_tokens, output_tokens = upstream.metrics, usage.prompt_tokens or 0, usage.output_tokens or 0
         bound.e2e.observe(ended.times.ended_s - ended.times.arrived_s)
@@ -59,7 +64,9 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
         _count_outcome(outcome, usage, upstream, metrics, ended.times.waited_s)
 
 
-def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: PassThrough | None) -> None:
+def charge(
+    ended: EndedExchange, metrics: Metrics, path: str, method: str, body: bytes, answer: PassThrough | None
+) -> None:
     """Charge an exchange of an endpoint that is only passed through, and count its tokens.
 
     Sets `ended.tokens` and `ended.outcome`. Only a `POST` with a body makes an engine work: asking again for a stored
@@ -74,6 +81,7 @@ def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: Pa
             answer.read_usage()
             ended.usage = answer.usage
         events = answer.events_passed
+    ended.usage = _believed(ended, upstream.backend, metrics, _MOST_PER_BYTE * len(body))
     prompt_tokens, output_tokens = tokens_of(path, body, ended.usage, events)
     ended.tokens = prompt_tokens + output_tokens
     upstream.metrics.prompt_tokens.inc(prompt_tokens)
@@ -90,6 +98,26 @@ def charge(ended: EndedExchange, path: str, method: str, body: bytes, answer: Pa
         output_tokens=output_tokens,
         tokens_per_step=None,
     )
+
+
+def _believed(ended: EndedExchange, backend: Backend, metrics: Metrics, more_tokens: int = 0) -> Usage | None:
+    """Return the usage without what cannot be, which is counted.
+
+    Parameters
+    ----------
+    more_tokens
+        Tokens that the prompt may have beyond the backend's context, where the request is for several.
+    """
+    usage = ended.usage
+    if usage is None:
+        return None
+    most = backend.context_tokens or MOST_CONTEXT_TOKENS
+    if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
+        most *= ended.routed.features.n
+    usage = usage.within(most + more_tokens, most)
+    for what in usage.ignored:
+        metrics.note_implausible(backend, what)
+    return usage
 
 
 def _latest_usage(stream: EventStream) -> Usage | None:

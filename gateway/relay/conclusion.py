@@ -61,7 +61,7 @@ def conclude(
             handover.note(ended)
         if delivery.endpoint is _OTHER:
             count(ended, relay.metrics)
-            charge(ended, inbound.path, inbound.request_headers.method, inbound.body, answer)
+            charge(ended, relay.metrics, inbound.path, inbound.request_headers.method, inbound.body, answer)
         else:
             account(ended, relay.metrics, is_observed=bool(delivery.observers.all))
         if ended.tokens:

@@ -278,8 +278,8 @@ class Limits:
         before = account.peers.get(peer)
         requests = use.requests - max(use.requests_before, 0 if before is None else before.requests)
         tokens = use.tokens - max(use.tokens_before, 0 if before is None else before.tokens)
-        _charge(account.requests, now_s, requests, use.requests_left if is_new else math.inf)
-        _charge(account.tokens, now_s, tokens, use.tokens_left if is_new else math.inf)
+        _charge(account.requests, now_s, max(0, requests), use.requests_left if is_new else math.inf)
+        _charge(account.tokens, now_s, max(0, tokens), use.tokens_left if is_new else math.inf)
         account.peers[peer] = use
 
     def no_longer_uses(self, peer: str, reported: Set[str]) -> None:

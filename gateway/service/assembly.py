@@ -173,7 +173,7 @@ def assemble(
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
         relay.followers, relay.reporter = followers, reporter
-        pool.on_down, pool.on_ready = relay.abandon, relay.ready
+        pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, metrics.note_implausible
         relay.set_queues(_queues(settings, None))
         state = _state(settings, models, metrics)
         peers = Peers(pool, limits, access.keyring)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 import orjson
 
+from backends.reported import finite
 from gateway.state.store import Entry, StateError, Store
 from policies.statistics import Key, Statistics, Sums, Table
 
@@ -27,6 +28,9 @@ GONE_S = 150.0
 
 _SKEW_S = 600.0
 """Pages are stored for so long after their end, since clocks of hosts differ."""
+
+_MOST_SUM: Final = 1e24
+"""Beyond the largest sum of as many observations as there can be, and such that sums of these are finite."""
 
 _GONE = "gone"
 _PREFIX = "sums/"
@@ -281,7 +285,10 @@ def _decode_head(entry: Entry | None) -> _Head:
         return _Head({}, {})
     try:
         pages, folded = orjson.loads(entry.value)
-        return _Head({page: (str(stamp), float(end_s)) for page, (stamp, end_s) in pages.items()}, folded)
+        return _Head(
+            {page: (str(stamp), float(end_s)) for page, (stamp, end_s) in pages.items()},
+            {page: [*_buckets(rows).items()] for page, rows in folded.items()},
+        )
     except (ValueError, TypeError, AttributeError):
         raise StateError("foreign", f"not written by the gateway: {entry.value[:50]!r}") from None
 
@@ -294,7 +301,13 @@ def _decode(value: bytes) -> _Buckets:
 
 
 def _buckets(rows: Iterable[tuple[Iterable[str], Iterable[float]]]) -> _Buckets:
-    return {tuple(key): tuple(sums) for key, sums in rows}
+    return {tuple(key): tuple(map(_believed, sums)) for key, sums in rows}
+
+
+def _believed(number: object) -> float:
+    if (believed := finite(number, _MOST_SUM, -_MOST_SUM)) is None:
+        raise ValueError(f"a sum of {str(number)[:20]}")
+    return believed
 
 
 def _sum(parts: Iterable[Mapping[Key, Sums]]) -> _Buckets:

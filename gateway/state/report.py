@@ -5,10 +5,12 @@ A report replaces the one before it, so one that was lost is made up for by the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import orjson
 
+from backends.reported import MOST_COUNT, finite, whole
 from gateway.relay.limits import KeyUse
 
 _FORMAT = 1
@@ -75,13 +77,39 @@ def decode(data: bytes) -> Report:
             raise ValueError(f"a report of format {version}")
         return Report(
             str(writer),
-            int(number),
-            {str(replica): int(count) for replica, count in in_flight.items()},
-            {str(key): KeyUse(*use) for key, use in keys.items()},
+            _count(number),
+            {str(replica): _count(count) for replica, count in in_flight.items()},
+            {str(key): _use(use) for key, use in keys.items()},
             {
-                str(replica): Ejection(int(count), float(left_s), str(why))
+                str(replica): Ejection(_count(count), _number(left_s), str(why))
                 for replica, (count, left_s, why) in ejected.items()
             },
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a report: {error}") from None
+
+
+def _use(use: Iterable[object]) -> KeyUse:
+    requests, tokens, requests_before, tokens_before, in_flight, demand, requests_left, tokens_left = use
+    return KeyUse(
+        _count(requests),
+        _count(tokens),
+        _count(requests_before),
+        _count(tokens_before),
+        _count(in_flight),
+        _number(demand),
+        _number(requests_left, -MOST_COUNT),
+        _number(tokens_left, -MOST_COUNT),
+    )
+
+
+def _count(value: object) -> int:
+    if (count := whole(value, MOST_COUNT)) is None:
+        raise ValueError(f"a report with a count of {str(value)[:20]}")
+    return count
+
+
+def _number(value: object, least: float = 0.0) -> float:
+    if (number := finite(value, MOST_COUNT, least)) is None:
+        raise ValueError(f"a report with a number of {str(value)[:20]}")
+    return number

@@ -8,6 +8,7 @@ old for the others.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -26,6 +27,8 @@ from backends.engine_metrics import EngineMetrics
 from gateway.telemetry.exposition import render
 from gateway.telemetry.series import Count, Counts, Distribution, Distributions, forget_series
 
+logger = logging.getLogger(__name__)
+
 _BACKEND = ("model", "backend", "method")
 _STORE = ("store",)
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
@@ -36,6 +39,7 @@ _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.
 _SYNC_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _AGE_S = (0.02, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
+_SAY_EVERY_S = 60.0
 _OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
 """How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
 _TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
@@ -104,6 +108,7 @@ class Metrics:
         self._gauges: list[Gauge] = []
         self._present: frozenset[tuple[str, str]] | None = None  # with several workers, once a replica has left
         self._is_shared = many
+        self._said_s: dict[tuple[str, ...], float] = {}  # when a line was logged of what is implausible
 
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
             counts = Counts(Counter(name, text, labels, registry=registry))
@@ -173,6 +178,11 @@ class Metrics:
             "gateway_accepted_tokens",
             "Drafted tokens that the target accepted, for engines that report it with each answer",
             (*_BACKEND, "temperature"),
+        )
+        self.implausible = counter(
+            "gateway_implausible_reports",
+            "Numbers and pages that the backend reported and that cannot be, which were ignored, by what they are",
+            (*_BACKEND, "what"),
         )
         self.decisions = counter(
             "gateway_decisions", "Choices of a backend; a retried request counts twice", ("model", "policy", "reason")
@@ -405,6 +415,15 @@ class Metrics:
     def count_refusal(self) -> None:
         """Count a request refused before routing: invalid, without a valid key, or over a limit."""
         self.requests.labels("", "", "", "refused").inc()
+
+    def note_implausible(self, backend: Backend, what: str) -> None:
+        """Count what a backend reported and cannot be, and log it, once a minute at most."""
+        labels = (backend.model, backend.name, backend.said.method.value, what)
+        self.implausible.labels(*labels).inc()
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(labels, -math.inf) >= _SAY_EVERY_S:
+            self._said_s[labels] = now_s
+            logger.warning("%s/%s reports what cannot be, which is ignored: %s", backend.model, backend.name, what)
 
     def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
         """Count an answer of a source of replicas, and set the number of those that it has found."""

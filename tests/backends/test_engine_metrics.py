@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends.backend import EngineChange
-from backends.engine_metrics import EngineMetrics, change_between, read_metrics
+from backends.engine_metrics import EngineMetrics, MetricsReader, change_between, read_metrics
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -143,3 +145,47 @@ def test_steps_of_sequences_are_counted_by_two_histograms(series: bytes) -> None
     metrics = read_metrics(page)
     assert metrics is not None
     assert metrics.steps == (3777 if series else None)
+
+
+@pytest.mark.parametrize("text", [b"1e308", b"-1", b"1e400", b"+Inf", b"1000001"])
+def test_a_load_that_cannot_be_is_ignored_and_said(text: bytes) -> None:
+    page = PAGE.replace(b"} 2.0", b"} " + text)
+    metrics = read_metrics(page)
+    assert metrics is not None
+    assert (metrics.running, metrics.waiting, metrics.ignored) == (4, 0, ("waiting",))
+
+
+def test_what_no_number_is_plausible_for_is_bounded() -> None:
+    digits = b"9" * 5000
+    page = b"""vllm:num_requests_running 1
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%b"} 4.0
+vllm:generation_tokens_total %b
+vllm:kv_cache_usage_perc 1e9
+vllm:cache_config_info{,num_gpu_blocks="%b",block_size="9"} 1.0
+""" % (digits, digits, digits)
+    assert read_metrics(page) == EngineMetrics(running=1, prefix_caching=0, ignored=("kv_usage",))
+
+
+def test_only_so_many_samples_are_read() -> None:
+    metrics = read_metrics(b"vllm:num_requests_running 1\n" * 100_000)
+    assert metrics is not None
+    assert metrics.running <= 10_000
+    assert metrics.ignored == ("samples",)
+
+
+NUMBERS = st.sampled_from((b"1e308", b"-1e308", b"1e400", b"NaN", b"-Inf", b"7", b"0.5", b"1.2.3", b"9" * 400))
+SERIES = st.sampled_from(tuple(line.rpartition(b" ")[0] for line in PAGE.splitlines() if line.startswith(b"vllm")))
+PAGES = st.lists(st.tuples(SERIES, NUMBERS).map(b" ".join), max_size=12).map(b"\n".join)
+
+
+@given(PAGES, st.integers(1, 40))
+def test_any_page_read_in_parts_is_the_page_read_at_once_and_finite(page: bytes, size: int) -> None:
+    reader = MetricsReader()
+    for start in range(0, len(page), size):
+        reader.feed(page[start : start + size])
+    metrics = reader.metrics()
+    assert metrics == read_metrics(page)
+    if metrics is not None:
+        assert 0 <= metrics.running + metrics.waiting <= 2_000_000
+        assert 0.0 <= metrics.kv_usage <= 1.0
+        assert all(0 <= count <= 2**53 for count in (metrics.generation_tokens, *metrics.accepted_per_position))

@@ -107,8 +107,8 @@ class Upstream:
     ----------
     behaviour
         Answers requests, except those for `/health`, `/v1/models` and `/metrics`.
-    models, metrics
-        Raw answer of `/v1/models` (None for a valid one), and the page of `/metrics`.
+    models, metrics, metrics_behaviour
+        Raw answer of `/v1/models` (None for a valid one), and the page of `/metrics`, or what answers it instead.
 
     Attributes
     ----------
@@ -128,6 +128,7 @@ class Upstream:
     models: bytes | None = None
     metrics: bytes = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
     metrics_status: int = 200
+    metrics_behaviour: Behaviour | None = None
     close_after_answer: bool = False
     seen: list[Seen] = field(default_factory=list)
     aborted: int = 0
@@ -191,6 +192,9 @@ class Upstream:
                 await wire.send(self.models)
                 return False
             await wire.json({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 2048}]})
+        elif target == "/metrics" and self.metrics_behaviour is not None:
+            await self.metrics_behaviour(wire)
+            return False
         elif target == "/metrics":
             head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n"
             await wire.send(head % (self.metrics_status, len(self.metrics)) + self.metrics)

@@ -153,6 +153,10 @@ async def test_answers_of_status_204_and_304_have_no_body(status: int) -> None:
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "garbage"),
         (b"HTTP/1.1 20", "broken"),
         (b"", "broken"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 20_000_000, "garbage"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000, "garbage"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;" + b"x" * 20_000_000, "garbage"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n" + b"x: y\r\n" * 3_000_000, "garbage"),
         (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "garbage"),
     ],
 )
@@ -161,6 +165,7 @@ async def test_failures_have_the_right_kind(answer: bytes, kind: str) -> None:
         received = await ask(client)
         assert received.error is not None
         assert received.error.kind == kind
+        assert sum(map(len, received.headers)) < 1000, "what is refused is not kept"
 
 
 async def test_a_closed_port_is_a_connect_failure() -> None:

@@ -50,6 +50,18 @@ def test_sums_are_restored_exactly(stores: Stores) -> None:
     assert reader.statistics.buckets(STEPS) == {("k",): numbers}
 
 
+@pytest.mark.parametrize("sums", [[1.0, 1e300], [1.0, "9"], [1.0, None], [True, 1.0]])
+def test_sums_that_cannot_be_are_refused(tmp_path: Path, sums: list[object]) -> None:
+    store, clock = SqliteStore(tmp_path / "state.sqlite"), Clock()
+    writer, reader = Member(store, clock), Member(store, clock)
+    writer.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+    writer.sync()
+    (page,) = (writer.ledger._page(writer.ledger._head, page) for page in writer.ledger._pages)
+    store.commit({}, {page: Entry("", orjson.dumps([[["k"], sums]]), store.read([page])[page].end_s)})
+    with pytest.raises(StateError, match="not sums written by the gateway"):
+        reader.sync()
+
+
 def test_statistics_of_earlier_members_are_read_by_later_ones(stores: Stores) -> None:
     first = Member(stores.open())
     first.statistics.add(LENGTH, ("k",), 1.0, 5.0)

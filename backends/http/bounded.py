@@ -1,0 +1,42 @@
+"""Reading an answer of a replica within a bound, whatever it sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+
+PLAIN = {"accept-encoding": "identity"}
+"""Headers of requests whose answers are read here: what is compressed cannot be bounded before it is unpacked."""
+
+
+class UnboundedError(httpx.HTTPError):
+    """An answer is longer than any should be, or compressed although that was not asked for."""
+
+
+async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they arrive.
+
+    Raises
+    ------
+    UnboundedError
+        If it is longer than `most_bytes`, of which no more is read then; or if it is compressed.
+    """
+    path, encoding = answer.request.url.path, answer.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise UnboundedError(f"{path} came compressed ({encoding[:20]}), which was not asked for")
+    size_bytes = 0
+    async for part in answer.aiter_raw():
+        size_bytes += len(part)
+        if size_bytes > most_bytes:
+            raise UnboundedError(f"{path} is longer than {most_bytes} bytes")
+        yield part
+
+
+async def get(client: httpx.AsyncClient, path: str, most_bytes: int) -> tuple[int, bytes]:
+    """Return the status and the body of an answer; raise what `parts_of` does.
+
+    The client's headers should include `PLAIN`.
+    """
+    async with client.stream("GET", path) as answer:
+        return answer.status_code, b"".join([part async for part in parts_of(answer, most_bytes)])

@@ -1,0 +1,36 @@
+"""Numbers that replicas and other gateways report, which are believed within bounds only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_COUNT: Final = 1 << 53
+"""Largest value of a counter: beyond it, floating point numbers, as Prometheus has them, are no counts."""
+
+MOST_CONTEXT_TOKENS: Final = 1 << 24
+"""Tokens of the longest context that a replica is believed to have."""
+
+
+def whole(value: object, most: int) -> int | None:
+    """Return an integer from 0 to `most`; None for anything else.
+
+    Examples
+    --------
+    >>> whole(7, 10), whole(11, 10), whole(-1, 10), whole(True, 10), whole(7.0, 10)
+    (7, None, None, None, None)
+    """
+    return value if type(value) is int and 0 <= value <= most else None
+
+
+def finite(value: object, most: float, least: float = 0.0) -> float | None:
+    """Return a number from `least` to `most`; None for anything else.
+
+    Examples
+    --------
+    >>> finite(2, 10.0), finite(float("nan"), 10.0), finite(10**400, 10.0)
+    (2.0, None, None)
+    """
+    # `int | float` would be built on each call. A comparison with NaN is false, one with a huge integer is exact.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
+        return float(value)
+    return None

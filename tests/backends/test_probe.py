@@ -1,0 +1,100 @@
+"""Probes of replicas whose pages are too long, compressed, or never end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+
+import pytest
+
+from backends.backend import Backend
+from backends.default_temperature import reported_temperature
+from backends.probe import Probe
+from backends.speculation import Method
+from tests.support.upstream import Behaviour, Upstream, Wire
+from tests.support.waiting import eventually
+
+LINE = b"# a comment\n"
+BOMB = gzip.compress(LINE * 20_000_000)
+PAGE = b"vllm:num_requests_running 1\n"
+
+
+def whole(body: bytes, headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n" % (len(body), headers) + body
+
+
+async def a_bomb(wire: Wire) -> None:
+    await wire.send(whole(BOMB, b"content-encoding: gzip\r\n"))
+
+
+async def without_an_end(wire: Wire) -> None:
+    await wire.begin_stream()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await wire.chunk(PAGE + LINE * 5000)
+    wire.upstream.aborted += 1
+
+
+async def of_50_mb(wire: Wire) -> None:
+    with contextlib.suppress(ConnectionError):
+        await wire.send(whole(PAGE + LINE * 4_000_000))
+    wire.upstream.aborted += 1
+
+
+@pytest.mark.parametrize("page", [a_bomb, without_an_end, of_50_mb])
+async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behaviour) -> None:
+    async with Upstream("a", "m", metrics_behaviour=page) as upstream:
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
+        async with asyncio.timeout(20):
+            result = await probe.run(admit=True)
+        assert (result.problem, result.engine, result.ignored) == (None, None, ("metrics",))
+        if page is not a_bomb:
+            await eventually(lambda: upstream.aborted == 1)  # no more of it is read
+        await probe.close()
+
+
+@pytest.mark.parametrize(
+    ("models", "problem"),
+    [
+        (whole(b" " * 3_000_000 + b'{"data": [{"id": "m"}]}'), "/v1/models is longer than 1048576 bytes"),
+        (whole(BOMB, b"content-encoding: gzip\r\n"), "/v1/models came compressed (gzip), which was not asked for"),
+        (whole(json.dumps({"data": [{"id": "m", "x": "x" * 20_000}]}).encode()), "/v1/models says more than 16384"),
+        (whole(b'{"data": [{"id": "m", "x": %b%b}]}' % (b"[" * 500, b"]" * 500)), "/v1/models did not answer with"),
+        (whole(b"[" * 100_000), "/v1/models did not answer with a list of models"),
+        (whole(json.dumps({"data": [{"id": "x" * 9000} for _ in range(90)]}).encode()), f"serves {'x' * 80}, not m"),
+    ],
+)
+async def test_a_list_of_models_beyond_all_bounds_is_a_problem(models: bytes, problem: str) -> None:
+    async with Upstream("a", "m", models=models) as upstream:
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
+        result = await probe.run(admit=True)
+        assert result.problem is not None
+        assert result.problem.startswith(problem)
+        assert len(result.problem) < 1000
+        await probe.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"), [(4096, 4096), (2**60, 0), (-1, 0), (1e308, 0), ("4096", 0), (True, 0), (None, 0)]
+)
+async def test_a_context_that_cannot_be_is_unknown(length: object, tokens: int) -> None:
+    models = whole(json.dumps({"data": [{"id": "m", "max_model_len": length}]}).encode())
+    async with Upstream("a", "m", models=models) as upstream:
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
+        result = await probe.run(admit=True)
+        assert (result.problem, probe.context_tokens) == (None, tokens)
+        await probe.close()
+
+
+@pytest.mark.parametrize("answer", [whole(b" " * 3_000_000 + b"{}"), whole(b"[" * 100_000)])
+async def test_a_temperature_beyond_all_bounds_is_not_said(answer: bytes) -> None:
+    async def responses(wire: Wire) -> None:
+        with contextlib.suppress(ConnectionError):
+            await wire.send(answer)
+
+    async with Upstream("a", "m", responses) as upstream:
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
+        assert await reported_temperature(probe._client, "m") is None
+        await probe.close()

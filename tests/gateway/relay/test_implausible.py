@@ -1,0 +1,125 @@
+"""Numbers of a replica that cannot be are ignored, counted and said, and harm nobody."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.gateway.relay.test_charging import charged
+from tests.support.upstream import Behaviour, Wire, answer
+
+KEY = {"authorization": "Bearer sk-team"}
+DIGITS = "9" * 400
+
+
+def reporting(**usage: Any) -> Behaviour:
+    """Return the behaviour of a replica that answers with a usage; numbers may be given as their digits."""
+
+    async def behaviour(wire: Wire) -> None:
+        document = answer(wire.upstream.name) | {"usage": {"prompt_tokens": 7, "completion_tokens": 3} | usage}
+        body = json.dumps(document).replace(f'"{DIGITS}"', DIGITS).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        await wire.send(head + body)
+
+    return behaviour
+
+
+async def counted(running: Running, what: str) -> float:
+    page = (await running.client.get("/metrics")).text
+    lines = [line for line in page.splitlines() if line.startswith("gateway_implausible_reports_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if f'what="{what}"' in line)
+
+
+@pytest.mark.parametrize("tokens", [2**64 - 1, 2**31, 2049, -1, 1e18, True, "many"])
+async def test_a_key_is_not_charged_tokens_that_no_answer_can_have(gateway_of: Start, tokens: object) -> None:
+    keys = [{"name": "team", "key": "sk-team", "tokens_per_minute": 1000}]
+    async with gateway_of({"a": "baseline"}, keys=keys) as running:  # whose context has 2,048 tokens
+        running.upstreams["a"].behaviour = reporting(completion_tokens=tokens)
+        assert (await running.chat(headers=KEY)).status_code == 200
+        assert await charged(running) < 50
+        assert await counted(running, "completion_tokens") + await counted(running, "output_tokens") == 1
+        assert (await running.chat(headers=KEY)).status_code == 200
+
+
+async def test_several_answers_of_one_request_may_have_as_many_tokens_each(gateway_of: Start) -> None:
+    keys = [{"name": "team", "key": "sk-team"}]
+    async with gateway_of({"a": "baseline"}, keys=keys) as running:
+        running.upstreams["a"].behaviour = reporting(completion_tokens=6000)
+        assert (await running.chat(headers=KEY, n=3)).status_code == 200
+        assert await charged(running) == 6007
+
+
+async def test_a_number_of_400_digits_leaves_the_place_of_its_key_free(gateway_of: Start) -> None:
+    keys = [{"name": "team", "key": "sk-team", "max_in_flight": 1}]
+    async with gateway_of({"a": "baseline"}, keys=keys) as running:
+        padding = {"data": ["x" * 200_000] * 6}  # so that only its end is read, by a parser that knows no bounds
+
+        async def behaviour(wire: Wire) -> None:
+            usage = b'"usage": {"prompt_tokens": %s, "total_tokens": %s}}' % ((DIGITS.encode(),) * 2)
+            body = json.dumps(padding).encode()[:-1] + b", " + usage
+            await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+            await wire.send(b"content-length: %d\r\n\r\n" % len(body) + body)
+
+        running.upstreams["a"].behaviour = behaviour
+        for _ in range(3):
+            response = await running.client.post("/v1/rerank", json={"model": MODEL}, headers=KEY)
+            assert response.status_code == 200, response.text
+        assert await counted(running, "prompt_tokens") == 3
+
+
+async def test_times_that_cannot_be_are_not_observed(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+
+        async def behaviour(wire: Wire) -> None:
+            metrics = {"queue_time_ms": 1e300, "generation_time_ms": -1, "time_to_first_token_ms": "soon"}
+            await wire.json(answer("a") | {"metrics": metrics})
+
+        running.upstreams["a"].behaviour = behaviour
+        assert (await running.chat()).status_code == 200
+        for what in ("queue_time_ms", "generation_time_ms", "time_to_first_token_ms"):
+            assert await counted(running, what) == 1
+
+
+LIES = [("num_requests_waiting", policy) for policy in ("least_loaded", "power_of_two", "lmetric", "thresholds")]
+LIES += [(field, "learned") for field in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")]
+
+
+@pytest.mark.parametrize(("field", "policy"), LIES)
+async def test_a_load_that_cannot_be_fails_no_request(
+    caplog: pytest.LogCaptureFixture, field: str, policy: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    lie = f"vllm:num_requests_running 0.0\nvllm:{field} 1e308\n".encode()
+    async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": policy}) as running:
+        running.upstreams["a"].metrics = lie
+        what = {"num_requests_waiting": "waiting", "num_requests_running": "running"}.get(field, "kv_usage")
+        await running.until(lambda: running.gateway.pool.engine(running.backend("a")) is not None)
+        before = len(caplog.records)
+        while not await counted(running, what):
+            assert (await running.chat()).status_code == 200
+        for _ in range(20):
+            assert (await running.chat()).status_code == 200
+        errors = [line for line in (await running.client.get("/metrics")).text.splitlines() if "policy_errors" in line]
+        assert errors
+        assert not [line for line in errors if line[0] != "#" and not line.endswith(" 0.0")]
+        said = [record.getMessage() for record in caplog.records[before - 1 :] if "cannot be" in record.getMessage()]
+        assert said.count(f"m/a reports what cannot be, which is ignored: {what}") == 1
+
+
+async def test_a_page_that_unpacks_to_much_more_takes_no_other_replica_out() -> None:
+    bomb = gzip.compress(b"# a comment\n" * 20_000_000)
+
+    async def page(wire: Wire) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+        await wire.send(head % len(bomb) + bomb)
+
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        running.upstreams["a"].metrics_behaviour = page
+        while await counted(running, "metrics") < 5:
+            assert {backend.state for backend in running.gateway.pool} == {"up"}
+            assert (await running.chat()).status_code == 200
