@@ -21,7 +21,7 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.routing.ground import WORKLOADS
-from benchmarks.routing.parts import PARTS, plain
+from benchmarks.routing.parts import without
 from benchmarks.routing.scenes import Stage
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
@@ -66,8 +66,8 @@ def main() -> None:
         policies = {
             "least_loaded": LeastLoaded(LoadSettings(seed=number)),
             "thresholds": Thresholds(ThresholdSettings(seed=number)),
-            "learned": plain(number),
-            "learned, flat prior": PARTS["prior of acceptance"](number),
+            "learned": without(number),
+            "learned, flat prior": without(number, "prior of acceptance"),
         }
         times = {
             name: replay(run.specs, run.requests, policy, seed=number, warmup=run.warmup).e2e_s

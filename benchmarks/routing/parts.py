@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule
@@ -25,16 +25,8 @@ from policies.learned.models.prompt_time import PromptTime
 from policies.learned.models.templates import Templates
 from policies.learned.policy import Learned, LearnedSettings
 
-Make = Callable[[int], Learned]
-"""Makes a policy from its seed."""
-
 FLAT = 2.0
 """Tokens per step of every drafter where the prior is flat."""
-
-
-def plain(seed: int, **settings: Any) -> Learned:
-    """Return `learned`, with some settings."""
-    return Learned(LearnedSettings.model_validate({"seed": seed, **settings}))
 
 
 class Flat(AcceptanceModel):
@@ -60,12 +52,12 @@ class Blind(Templates):
 
     def __init__(self, blank: Sequence[int]) -> None:
         super().__init__()
-        self._blank = blank
+        self.blank = blank
 
     def key(self, request: RequestFeatures, *, counts: bool = True) -> Key:
         """Return the bucket key, in which some features are as those of any request."""
         key = list(super().key(request, counts=counts))
-        for index in self._blank:
+        for index in self.blank:
             key[index] = _BLANK[index]
         return tuple(key)
 
@@ -109,118 +101,99 @@ class Unlearned(PromptTime):
         """Ignore the time."""
 
 
-class Unaware(Learned):
-    """`learned` that takes the k of every replica as fixed."""
+class Part(NamedTuple):
+    """How to switch a part off: by settings, and by a change of the policy."""
 
-    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose as if no candidate had a schedule."""
+    settings: Mapping[str, Any] = {}
+    change: Callable[[Learned], object] = id
+
+
+def without(seed: int, *parts: str) -> Learned:
+    """Return `learned` without some of its parts."""
+    settings: dict[str, Any] = {"seed": seed}
+    for part in parts:
+        settings |= PARTS[part].settings
+    policy = Learned(LearnedSettings.model_validate(settings))
+    for part in parts:
+        PARTS[part].change(policy)
+    policy._assemble()
+    return policy
+
+
+def _refit(policy: Learned, change: Callable[[FittedModels], FittedModels]) -> None:
+    """Change each fit of the policy, also what it has before the first."""
+    fitted = policy.fitted
+    policy.fitted = lambda *given: change(fitted(*given))  # type: ignore[method-assign]
+    policy.predictor.learn(change(policy.predictor.fitted))
+
+
+def _expect(kind: type[AcceptanceModel]) -> Callable[[Learned], None]:
+    def change(policy: Learned) -> None:
+        def fit(fitted: FittedModels) -> FittedModels:
+            buckets = policy.statistics.buckets(ACCEPTANCE)
+            return replace(fitted, acceptance=kind.fit(buckets, policy.settings.calibration))
+
+        _refit(policy, fit)
+
+    return change
+
+
+def _blind(*blank: int) -> Callable[[Learned], None]:
+    def change(policy: Learned) -> None:
+        before = policy.templates.blank if isinstance(policy.templates, Blind) else ()
+        policy.templates = Blind((*before, *blank))
+
+    return change
+
+
+def _of_backends(change: Callable[[BackendModel], object]) -> Callable[[Learned], None]:
+    def change_all(policy: Learned) -> None:
+        of = policy.predictor.of
+
+        def changed(candidate: Candidate) -> BackendModel:
+            model = of(candidate)
+            change(model)
+            return model
+
+        policy.predictor.of = changed  # type: ignore[method-assign]
+
+    return change_all
+
+
+def _take_k_as_fixed(policy: Learned) -> None:
+    choose = policy.choose
+
+    def unaware(request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         for candidate in candidates:
             assert isinstance(candidate, Replica)
             candidate.draft_schedule = DraftSchedule(candidate.num_speculative_tokens)
-        return super().choose(request, candidates)
+        return choose(request, candidates)
+
+    policy.choose = unaware  # type: ignore[method-assign]
 
 
-def refitted(policy: Learned, change: Callable[[Learned, FittedModels], FittedModels]) -> Learned:
-    """Return the policy with each of its fits changed, also what it has before the first."""
-    fitted = policy.fitted
-    policy.fitted = lambda *given: change(policy, fitted(*given))  # type: ignore[method-assign]
-    policy.predictor.learn(change(policy, policy.predictor.fitted))
-    return policy
-
-
-def with_acceptance(seed: int, kind: type[AcceptanceModel]) -> Learned:
-    """Return `learned` with another model of acceptance."""
-
-    def change(policy: Learned, fitted: FittedModels) -> FittedModels:
-        return replace(fitted, acceptance=kind.fit(policy.statistics.buckets(ACCEPTANCE), policy.settings.calibration))
-
-    return refitted(plain(seed), change)
-
-
-def without_length(seed: int) -> Learned:
-    """Return `learned` that expects the same length of every answer."""
-    return refitted(plain(seed), lambda _, fitted: replace(fitted, length=LengthModel()))
-
-
-def without_step_fit(seed: int) -> Learned:
-    """Return `learned` with the calibration's step times; one factor for the whole pool would change no choice."""
-    return refitted(plain(seed), lambda _, fitted: replace(fitted, steps={}, levels={}))
-
-
-def blind(seed: int, *blank: int) -> Learned:
-    """Return `learned` whose keys lack some features."""
-    policy = plain(seed)
-    policy.templates = Blind(blank)
-    policy._assemble()
-    return policy
-
-
-def unfitted(seed: int) -> Learned:
-    """Return `learned` that never fits its models."""
-    policy = plain(seed)
-    policy.maintenance = lambda: None  # type: ignore[method-assign]
-    return policy
-
-
-def steady(seed: int) -> Learned:
-    """Return `learned` without outlier ejection and slowness."""
-    policy = plain(seed)
-    policy.outlier_ejection = Steady()
-    policy._assemble()
-    return policy
-
-
-def unwatched(seed: int) -> Learned:
-    """Return `learned` without the test for silent drafters."""
-    policy = plain(seed)
-    policy.drafters = Unwatched()
-    policy._assemble()
-    return policy
-
-
-def without_prefixes(seed: int) -> Learned:
-    """Return `learned` without the memory of prefixes."""
-    policy = plain(seed)
-    policy.predictor.prefixes = NoPrefixes()
-    return policy
-
-
-def of_backends(seed: int, change: Callable[[BackendModel], object]) -> Learned:
-    """Return `learned` with each of its models of backends changed."""
-    policy = plain(seed)
-    of = policy.predictor.of
-
-    def changed(candidate: Candidate) -> BackendModel:
-        model = of(candidate)
-        change(model)
-        return model
-
-    policy.predictor.of = changed  # type: ignore[method-assign]
-    return policy
-
-
-PARTS: dict[str, Make] = {
-    "exploration": lambda seed: plain(seed, exploration={"share": 0}),
-    "control group": lambda seed: plain(seed, guardrail={"share": 0}),
-    "length model": without_length,
-    "prior of acceptance": lambda seed: with_acceptance(seed, Flat),
-    "shadow drafting": lambda seed: plain(seed, shadow_drafting={"sample": 0}),
-    "step fit": without_step_fit,
-    "templates": lambda seed: blind(seed, TEMPLATE),
-    "overlap": lambda seed: blind(seed, OVERLAP),
-    "length of the prompt": lambda seed: blind(seed, PROMPT),
-    "shape and turns": lambda seed: blind(seed, SHAPE, TURNS),
-    "temperature": lambda seed: blind(seed, TEMPERATURE),
-    "all but workload and temperature": lambda seed: blind(seed, TEMPLATE, OVERLAP, PROMPT, SHAPE, TURNS),
-    "all fits: never learns": unfitted,
-    "outlier ejection": lambda seed: plain(seed, outlier_ejection=False),
-    "outlier ejection and slowness": steady,
-    "silent drafters": unwatched,
-    "k by batch size": lambda seed: Unaware(LearnedSettings(seed=seed)),
-    "sensitivity by depth": lambda seed: with_acceptance(seed, Insensitive),
-    "prefix memory": without_prefixes,
-    "time of prompts": lambda seed: of_backends(seed, lambda model: setattr(model, "prompt_time", Unlearned())),
+PARTS: dict[str, Part] = {
+    "exploration": Part({"exploration": {"share": 0}}),
+    "control group": Part({"guardrail": {"share": 0}}),
+    "length model": Part(change=lambda one: _refit(one, lambda fitted: replace(fitted, length=LengthModel()))),
+    "prior of acceptance": Part(change=_expect(Flat)),
+    "shadow drafting": Part({"shadow_drafting": {"sample": 0}}),
+    # One factor on all step times would change no choice.
+    "step fit": Part(change=lambda one: _refit(one, lambda fitted: replace(fitted, steps={}, levels={}))),
+    "templates": Part(change=_blind(TEMPLATE)),
+    "overlap": Part(change=_blind(OVERLAP)),
+    "length of the prompt": Part(change=_blind(PROMPT)),
+    "shape and turns": Part(change=_blind(SHAPE, TURNS)),
+    "temperature": Part(change=_blind(TEMPERATURE)),
+    "all but workload and temperature": Part(change=_blind(TEMPLATE, OVERLAP, PROMPT, SHAPE, TURNS)),
+    "all fits: never learns": Part(change=lambda one: setattr(one, "maintenance", lambda: None)),
+    "outlier ejection": Part({"outlier_ejection": False}),
+    "outlier ejection and slowness": Part(change=lambda one: setattr(one, "outlier_ejection", Steady())),
+    "silent drafters": Part(change=lambda one: setattr(one, "drafters", Unwatched())),
+    "k by batch size": Part(change=_take_k_as_fixed),
+    "sensitivity by depth": Part(change=_expect(Insensitive)),
+    "prefix memory": Part(change=lambda one: setattr(one.predictor, "prefixes", NoPrefixes())),
+    "time of prompts": Part(change=_of_backends(lambda model: setattr(model, "prompt_time", Unlearned()))),
 }
-"""`learned` without the part."""
 
 _BLANK: dict[int, str] = {TEMPLATE: "", OVERLAP: "0", PROMPT: "4", SHAPE: "text", TURNS: "first", TEMPERATURE: "0"}
