@@ -148,6 +148,10 @@ class Outcome:
         Draft tokens proposed and accepted; None if unknown.
     cached_tokens
         Prompt tokens found in the engine's prefix cache; None if not reported.
+    is_estimated
+        Whether `output_tokens` is an estimate, since the engine reported none; `tokens_per_step` is then unknown.
+    steps
+        Engine steps, if they are known otherwise than by `tokens_per_step`: from the chunks of a stream.
     shadow
         Tokens per step that shadow drafting reached on the finished text, by arm (see
         `policies.learned.models.acceptance.arm_of`).
@@ -167,6 +171,8 @@ class Outcome:
     accepted_tokens: int | None
     cached_tokens: int | None
     shadow: Mapping[str, float]
+    is_estimated: bool
+    steps: float | None
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -184,6 +190,9 @@ class Outcome:
         accepted_tokens: int | None = None,
         cached_tokens: int | None = None,
         shadow: Mapping[str, float] | None = None,
+        *,
+        is_estimated: bool = False,
+        steps: float | None = None,
     ) -> None:
         self.request = request
         self.decision = decision
@@ -199,6 +208,8 @@ class Outcome:
         self.accepted_tokens = accepted_tokens
         self.cached_tokens = cached_tokens
         self.shadow = shadow if shadow is not None else _NONE
+        self.is_estimated = is_estimated
+        self.steps = steps
 
 
 _NONE: Mapping[str, float] = {}

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import orjson
 
+from gateway.http.asked_usage import HiddenUsage
 from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES = 1 << 20
@@ -39,11 +40,11 @@ class EventStream:
     events
         Events passed on.
     deltas
-        Events that carry output, if the endpoint marks them; else 0 (see `steps`).
-    size_bytes
-        Bytes passed on.
+        Events that carry output, if the endpoint marks them; else 0 (see `content_chunks`).
     watcher
         Sees the events before the client; None for no watcher.
+    hidden
+        Takes out what the client did not ask for, after they have been counted; None if the gateway asked for nothing.
 
     Examples
     --------
@@ -54,17 +55,16 @@ class EventStream:
     (b'data: 2\n\n', 2)
     """
 
-    __slots__ = ("_held", "_marker", "_recent", "_shortest_bytes", "deltas", "events", "size_bytes", "watcher")
+    __slots__ = ("_held", "_marker", "_recent", "deltas", "events", "hidden", "watcher")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
         self._held = b""
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
-        self._shortest_bytes = 1 << 30
         self.events = 0
         self.deltas = 0
-        self.size_bytes = 0
         self.watcher: EventWatcher | None = None
+        self.hidden: HiddenUsage | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
@@ -79,16 +79,11 @@ class EventStream:
                     return data
         if self.watcher is not None:
             data = self.watcher.take(data)
-        count = data.count(b"\n\n") or data.count(b"\r\n\r\n")
-        self.events += count
+        self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n")
         if self._marker is not None:
             self.deltas += data.count(self._marker)
-        size = len(data)
-        self.size_bytes += size
-        if count == 1 and size < self._shortest_bytes and not data.startswith(b"data: [DONE]"):
-            self._shortest_bytes = size
         self._recent.append(data)
-        return data
+        return data if self.hidden is None else self.hidden.take(data)
 
     def rest(self) -> bytes:
         """Return the held data, at the end of the stream."""
@@ -99,7 +94,7 @@ class EventStream:
 
     def last_documents(self) -> Iterator[dict[str, object]]:
         """Yield the JSON objects of the last few events, latest first; other data is skipped."""
-        for line in reversed(b"".join(self._recent).split(b"\n")):
+        for line in reversed(self.last_events().split(b"\n")):
             if not line.startswith(b"data:"):
                 continue
             try:
@@ -116,15 +111,19 @@ class EventStream:
         """
         if (last_types := _LAST_TYPES.get(endpoint)) is not None:
             return any(str(document.get("type")) in last_types for document in self.last_documents())
-        lines = b"".join(self._recent).split(b"\n")
+        lines = self.last_events().split(b"\n")
         return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in lines)
 
     def last_error(self) -> int:
         """Return the code of a 5xx error among the last events, at the end of the stream; 0 if there is none."""
-        return engine_error(b"".join(self._recent))
+        return engine_error(self.last_events())
 
-    def steps(self, endpoint: Endpoint, *, with_usage: bool) -> int:
-        """Return an estimate of the engine steps that emitted tokens: one per content chunk.
+    def last_events(self) -> bytes:
+        """Return the events of the last few reads, as they came."""
+        return b"".join(self._recent)
+
+    def content_chunks(self, endpoint: Endpoint, *, with_usage: bool) -> int:
+        """Return how many chunks carried output.
 
         Parameters
         ----------
@@ -133,14 +132,8 @@ class EventStream:
         """
         if self._marker is not None:
             return self.deltas
-        without_content = 1 + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, the role
+        without_content = self.is_complete(endpoint) + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, role
         return max(0, self.events - without_content)
-
-    def text_bytes(self) -> int:
-        """Return an estimate of the bytes of text: the size of the events beyond that of the shortest one."""
-        if not self.events or self._shortest_bytes > self.size_bytes:
-            return 0
-        return max(0, self.size_bytes - self.events * (self._shortest_bytes - 1))
 
 
 def is_event_stream(data: bytes) -> bool:

@@ -306,6 +306,8 @@ def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcom
     usage = ended.usage
     document["prompt_tokens"] = outcome.prompt_tokens
     document["output_tokens"] = outcome.output_tokens
+    if outcome.is_estimated:
+        document["estimated"] = True
     if outcome.cached_tokens is not None:
         document["cached_tokens"] = outcome.cached_tokens
     if outcome.ttft_s is not None:

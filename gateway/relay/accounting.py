@@ -6,6 +6,7 @@ from typing import Final, TypeGuard
 
 from backends.backend import Backend
 from backends.reported import MOST_CONTEXT_TOKENS
+from backends.speculation import Method
 from gateway.http.sse import EventStream
 from gateway.http.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
@@ -13,10 +14,12 @@ from gateway.relay.charge import tokens_of
 from gateway.relay.observers import EndedExchange
 from gateway.routing.model import Model, Upstream
 from gateway.telemetry.metrics import Metrics
-from policies.features.request import Endpoint
+from policies.features.prompt import BYTES_PER_TOKEN
+from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
 
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
+_BASELINE: Final = Method.BASELINE
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 _MOST_PER_BYTE: Final = 64
 """Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
@@ -143,28 +146,28 @@ def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
 def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> Outcome:
     """Return the outcome of a request.
 
-    The number of tokens comes from the engine's usage, else from the number and size of the chunks. Tokens per step
-    come from the engine's acceptance, else from tokens per chunk: one content chunk is one step. Its times begin when
-    the request left the gateway's queue: no backend is to blame for the wait.
+    The number of tokens is the engine's, or an estimate: the number of chunks, times the usual tokens of one. Its times
+    begin when the request left the gateway's queue: no backend is to blame for the wait.
     """
     routed, times, stream, usage = ended.routed, ended.times, ended.stream, ended.usage or Usage()
-    features = routed.features
-    endpoint = features.endpoint
+    features, counts = routed.features, upstream.chunks
     single = features.n == 1
     output_tokens = usage.output_tokens
+    is_estimated = output_tokens is None
+    is_own = single and not ended.rescued_from
+    chunks = 0 if stream is None else stream.content_chunks(features.endpoint, with_usage=not is_estimated)
     if output_tokens is None:
-        output_tokens = 0
         if stream is not None:
-            steps = stream.steps(endpoint, with_usage=False)
-            output_tokens = max(steps, round(stream.text_bytes() / routed.model.bytes_per_token))
-        elif endpoint is not _EMBEDDINGS:
-            output_tokens = round(ended.unread_bytes / routed.model.bytes_per_token)
-    elif stream is not None and single and not ended.rescued_from:
-        routed.model.learn_token_size(stream.text_bytes(), output_tokens)
-    tokens_per_step = usage.tokens_per_step
-    if tokens_per_step is None and stream is not None and single and output_tokens and not ended.rescued_from:
-        steps = stream.steps(endpoint, with_usage=usage.output_tokens is not None)
-        tokens_per_step = max(1.0, output_tokens / steps) if steps else None
+            output_tokens = round(chunks * counts.tokens_per_chunk)
+        else:
+            is_estimated = ended.unread_bytes > 0
+            output_tokens = 0 if features.endpoint is _EMBEDDINGS else round(ended.unread_bytes / BYTES_PER_TOKEN)
+    elif is_own and stream is not None:
+        counts.add(output_tokens, chunks)
+    tokens_per_step, steps = usage.tokens_per_step, None
+    if is_own and tokens_per_step is None and output_tokens:
+        steps = _steps(features, upstream, output_tokens, chunks, is_estimated=is_estimated)
+        tokens_per_step = output_tokens / steps if steps and not is_estimated else None
     generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s
     return Outcome(
         request=features,
@@ -180,7 +183,27 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
         cached_tokens=usage.cached_tokens,
+        is_estimated=is_estimated,
+        steps=steps,
     )
+
+
+def _steps(
+    features: RequestFeatures, upstream: Upstream, tokens: int, chunks: int, *, is_estimated: bool
+) -> float | None:
+    """Return the engine steps of a stream, which its engine did not report; None if its chunks do not tell them.
+
+    Each step of a baseline emits a token. Otherwise a chunk is a step, or several where they are joined; but the parser
+    of calls holds chunks back, and no step emits more than the drafted tokens and one.
+    """
+    if upstream.backend.method is _BASELINE and not is_estimated:
+        return float(tokens)
+    if features.tools or not chunks:
+        return None
+    steps, k = chunks * upstream.chunks.steps_per_chunk, upstream.backend.num_speculative_tokens
+    if is_estimated:
+        return steps
+    return min(steps, float(tokens)) if not k or tokens <= steps * (k + 1) else None
 
 
 def _count_outcome(
@@ -196,6 +219,8 @@ def _count_outcome(
         bound.queue.observe(usage.queue_s)
     bound.prompt_tokens.inc(outcome.prompt_tokens)
     bound.output_tokens.inc(outcome.output_tokens)
+    if outcome.is_estimated:
+        bound.estimated_tokens.inc(outcome.output_tokens)
     if outcome.tokens_per_step is not None:
         source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
         steps = outcome.output_tokens / outcome.tokens_per_step

@@ -26,9 +26,22 @@ class Attempt:
         When it was sent, or something of its answer was last read, by `time.perf_counter`.
     is_on_trial
         Whether the backend gets the request to show that it can serve again.
+    is_asked
+        Whether it is asked for the usage of a stream, for the gateway alone.
+    has_refused
+        Whether it has answered with an error that it was.
     """
 
-    __slots__ = ("_recovery", "call", "decision", "is_on_trial", "last_read_s", "upstream")
+    __slots__ = (
+        "_recovery",
+        "call",
+        "decision",
+        "has_refused",
+        "is_asked",
+        "is_on_trial",
+        "last_read_s",
+        "upstream",
+    )
 
     def __init__(self, upstream: Upstream, decision: Decision, recovery: Recovery) -> None:
         self.upstream = upstream
@@ -36,6 +49,8 @@ class Attempt:
         self.is_on_trial = decision.reason == TRIAL
         self.call: Call | None = None
         self.last_read_s = 0.0
+        self.is_asked = False
+        self.has_refused = False
         self._recovery = recovery
 
     def take(self) -> None:

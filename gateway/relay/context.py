@@ -248,6 +248,7 @@ class RelayContext:
 
     def abandon(self, backend: Backend) -> None:
         """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
+        self.router.forget_habits(backend)
         self._for_each(lambda exchange: exchange.backend_is_down(backend))
 
     def move(self, backend: Backend) -> int:

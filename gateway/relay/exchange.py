@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 from backends.backend import Backend, State
 from backends.http.client import Call, UpstreamError
+from gateway.http.asked_usage import asking
 from gateway.http.deadline import exceeded
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.relay.answers import PassThrough
@@ -272,10 +273,24 @@ class Exchange:
         """Send the request to the backend of an attempt, which was chosen among the candidates."""
         relay, inbound, handover, upstream = self._relay, self._inbound, self._handover, attempt.upstream
         body = inbound.body if handover is None else handover.rescue.request.body
+        options = None if self._routed is None else self._routed.usage_options
+        attempt.is_asked = options is not None and upstream.habits.may_ask and not attempt.has_refused
+        if options is not None and attempt.is_asked:
+            body = asking(body, options)
         head = head_for(upstream, relay, inbound, inbound.target, body)
         receiver, is_head = self.reception(), inbound.request_headers.method == "HEAD"
         once = not self._may_repeat()
         return upstream.client.send(head, body, receiver, head_only=is_head, whole=receiver, once=once)
+
+    def repeat_unasked(self) -> None:
+        """Send the request to the same backend once more, which has refused to be asked for its usage."""
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.cancel()
+        self.delivery.answer = None
+        attempt.has_refused = True
+        attempt.take()
+        attempt.call = self.call(attempt, [])
 
     def reception(self) -> Reception:
         """Return the receiver for the answer of the present attempt."""
@@ -545,11 +560,20 @@ class Exchange:
                 blame(self._relay.pool, self._retried, self._inbound)
             if self._handover is not None:
                 self._handover.report_strikes()
+            self._learn_habits(attempt, answer)
             self._finish(delivery.status, "ok")
             return
         if answer.error_status:
             judge_error(self._relay.pool, attempt.upstream.backend, self._inbound, answer.error_status, self._retried)
         self._finish(delivery.status, delivery.label())
+
+    def _learn_habits(self, attempt: Attempt, answer: PassThrough) -> None:
+        """Learn what the engine tells unasked, from a complete stream of its own."""
+        events, handover = answer.events, self._handover
+        if events is None or attempt.is_asked or self._routed is None or self._routed.usage_options is None:
+            return
+        if handover is None or not handover.rescue.failures:
+            attempt.upstream.habits.learn(events.last_events())
 
     def _finish(self, status: int, label: str) -> None:
         """Conclude the exchange, which gives up its place in the queue."""

@@ -34,6 +34,9 @@ class Host(Protocol):
     def cancel_call(self) -> None:
         """Cancel whatever is in flight."""
 
+    def repeat_unasked(self) -> None:
+        """Send the request to the same backend once more, which has refused to be asked for its usage."""
+
     def pause(self) -> None:
         """Pause reading the answer."""
 

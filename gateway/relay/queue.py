@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from backends.backend import Backend
 from gateway.http.errors import GatewayError
-from gateway.relay.priority import with_priority
+from gateway.http.json_body import set_field
 from gateway.routing.arrival_rate import Traffic
 
 _LONGEST_RETRY_S = 60.0
@@ -148,8 +148,8 @@ class ModelQueue:
             `priority` of the request; None without one.
         """
         if self.bounds.passes_priority:
-            return body if (0 if sent is None else sent) == rank else with_priority(body, rank)
-        return with_priority(body, 0) if sent and isinstance(sent, int | float) else body
+            return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
+        return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
     def enter(self, waiter: Waiter, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place.

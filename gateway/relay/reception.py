@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from backends.http.client import AnswerHead, HeaderList, UpstreamError
+from gateway.http.asked_usage import HiddenUsage
 from gateway.http.headers import relative_location
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
 from gateway.relay.attempt import Attempt
@@ -15,6 +16,7 @@ from gateway.relay.rescue import Handover
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER
+_REFUSALS: Final = frozenset({400, 422})
 _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
 
 
@@ -42,6 +44,8 @@ class Reception:
             if attempt.call is call:
                 self.on_end()
             return
+        if self._refuses_to_be_asked(head.status, body):
+            return
         delivery.status = head.status
         answer = WholeAnswer(is_checked=True)
         answer.feed(body)
@@ -65,8 +69,15 @@ class Reception:
         except InvalidAnswerError as error:
             self._host.retry_or_fail(error.kind, str(error))
             return
-        if self._handover is not None and answer.events is not None:
+        if answer.events is None:
+            return
+        attempt = self._attempt
+        if self._handover is not None:
             self._handover.watch(answer.events)
+        if attempt.is_asked:
+            answer.events.hidden = HiddenUsage(attempt.upstream.habits)
+        elif attempt.has_refused:
+            attempt.upstream.habits.note_refusal()
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
@@ -115,11 +126,21 @@ class Reception:
                 "broken", "ended the stream before its last event", is_strike=not delivery.was_paused
             )
             return
+        if self._refuses_to_be_asked(delivery.status, rest):
+            return
         delivery.note_whole(answer)
         if not delivery.has_begun:
             self._send_head()
         delivery.end(rest)
         self._host.succeed(answer)
+
+    def _refuses_to_be_asked(self, status: int, body: bytes) -> bool:
+        """Return whether the engine refuses to be asked for usage, in which case it gets the request unasked."""
+        is_refusal = status in _REFUSALS and self._attempt.is_asked and b"stream_options" in body
+        if is_refusal and not self._delivery.has_begun:
+            self._host.repeat_unasked()
+            return True
+        return False
 
     def on_error(self, error: UpstreamError) -> None:
         """Retry on another backend, or fail."""

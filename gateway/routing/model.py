@@ -8,16 +8,16 @@ from typing import Protocol
 
 from backends.backend import Backend, EngineChange
 from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver, WholeReceiver
+from gateway.http.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
+from gateway.routing.chunk_counts import ChunkCounts
 from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import EngineWatcher, Forgetful, Learner, Maintained
-
-_INITIAL_BYTES_PER_TOKEN = 4.0  # English text, vocabulary of 128k
 
 
 class Sender(Protocol):
@@ -53,6 +53,10 @@ class Upstream:
     ----------
     answers_json
         Whether the head last passed to `lines_of_answer` announces uncompressed JSON.
+    chunks
+        What the chunks of its streams stand for.
+    habits
+        What its streams tell of usage unasked.
     """
 
     __slots__ = (
@@ -62,7 +66,9 @@ class Upstream:
         "_drops_cors",
         "answers_json",
         "backend",
+        "chunks",
         "client",
+        "habits",
         "metrics",
     )
 
@@ -72,6 +78,8 @@ class Upstream:
         self.client = client
         self.metrics = metrics
         self.answers_json = False
+        self.chunks = ChunkCounts()
+        self.habits = StreamHabits()
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
@@ -121,8 +129,8 @@ class Model:
         Bounds how many of its requests are sent a second time.
     rescue
         Whether streams outlive their backends.
-    bytes_per_token
-        Mean size of a streamed token. Learned from streams with usage, and used to count tokens in those without.
+    ask_usage
+        Whether engines are asked for the usage of streams whose clients do not ask for it.
     """
 
     name: str
@@ -131,10 +139,10 @@ class Model:
     upstreams: dict[str, Upstream]
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Fallback = field(default_factory=Fallback)
-    bytes_per_token: float = _INITIAL_BYTES_PER_TOKEN
     observe: Callable[[Outcome], None] | None = None
     retry_budget: RetryBudget = field(init=False)
     rescue: bool = False
+    ask_usage: bool = True
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)
@@ -166,8 +174,3 @@ class Model:
                 self.policy.warm_up()
             except Exception as error:  # noqa: BLE001
                 self.fallback.note(self.policy.name, "warm_up", error)
-
-    def learn_token_size(self, text_bytes: int, tokens: int) -> None:
-        """Update the mean token size with a stream of known length, which gets a weight of 2%."""
-        if tokens >= 16 and text_bytes > 0:
-            self.bytes_per_token += 0.02 * (text_bytes / tokens - self.bytes_per_token)

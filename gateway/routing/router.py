@@ -14,6 +14,7 @@ from backends.backend import Backend, State
 from backends.pool import Pool
 from backends.recovery import TRIAL
 from backends.speculation import Method
+from gateway.http.asked_usage import StreamHabits, options_to_ask
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.http.json_cost import check_cost
 from gateway.routing.keys import UNAUTHENTICATED, Client
@@ -28,6 +29,8 @@ _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
 _LENIENT_BYTES: Final = 2**20
 """A body up to this may be JSON as Python's parser, and vLLM, reads it; above it only orjson's is fast enough."""
+_CHAT: Final = Endpoint.CHAT
+_COMPLETIONS: Final = Endpoint.COMPLETIONS
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
@@ -152,9 +155,20 @@ class RoutedRequest:
         The prompt, if it was read and is kept for the recorder.
     priority
         `priority` in the body, for a model with a queue; None without one.
+    usage_options
+        With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
     """
 
-    __slots__ = ("_deferred_features", "_features", "baseline_only", "home", "model", "priority", "prompt")
+    __slots__ = (
+        "_deferred_features",
+        "_features",
+        "baseline_only",
+        "home",
+        "model",
+        "priority",
+        "prompt",
+        "usage_options",
+    )
 
     def __init__(
         self,
@@ -166,11 +180,13 @@ class RoutedRequest:
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
         priority: object = None,
+        usage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.model = model
         self.home = home
         self.prompt = prompt
         self.priority = priority
+        self.usage_options = usage_options
         self.baseline_only = baseline_only if features is None else features.baseline_only
         self._features = features
         self._deferred_features = deferred_features
@@ -260,6 +276,8 @@ class Router:
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
         policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
         priority = document.get("priority") if self.with_queue and model.name in self.with_queue else None
+        may_ask = model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS)
+        usage_options = options_to_ask(document, body) if may_ask else None
         if (
             not (whole or policy.reads_requests)
             and routing_headers is _NO_ROUTING_HEADERS
@@ -267,7 +285,13 @@ class Router:
         ):
             deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)
             return RoutedRequest(
-                model, None, home, deferred_features=deferred, baseline_only=baseline_only(document), priority=priority
+                model,
+                None,
+                home,
+                deferred_features=deferred,
+                baseline_only=baseline_only(document),
+                priority=priority,
+                usage_options=usage_options,
             )
         prompt = read_prompt(document)
         features = describe(
@@ -287,7 +311,7 @@ class Router:
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
         kept = prompt if len(body) <= self._keep_prompt_bytes else None
-        return RoutedRequest(model, features, home, prompt=kept, priority=priority)
+        return RoutedRequest(model, features, home, prompt=kept, priority=priority, usage_options=usage_options)
 
     def candidates(
         self,
@@ -338,6 +362,12 @@ class Router:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
             return [backend for backend in members if backend.method is Method.BASELINE] or members
         return members
+
+    def forget_habits(self, backend: Backend) -> None:
+        """Forget what the streams of a backend are like: it may come back as another engine."""
+        model = self._models.get(backend.model)
+        if model is not None and (upstream := model.upstreams.get(backend.name)) is not None:
+            upstream.habits = StreamHabits()
 
     def choose(
         self,

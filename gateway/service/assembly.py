@@ -307,7 +307,8 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     before = None if previous is None else previous.models.get(name)
     if previous is None or before is None:
         policy = build(settings.policy.name, settings.policy.settings)
-        return Model(name, policy, assumed_temperature(settings), upstreams, rescue=settings.rescue)
+        temperature = assumed_temperature(settings)
+        return Model(name, policy, temperature, upstreams, rescue=settings.rescue, ask_usage=settings.ask_usage)
     old = previous.settings.models[name]
     policy = before.policy
     if old.policy != settings.policy:
@@ -324,7 +325,8 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         or assumed_temperature(old) == assumed_temperature(settings)
     )
     temperature = before.default_temperature if knows else assumed_temperature(settings)
-    if (policy, temperature, settings.rescue) == (before.policy, before.default_temperature, before.rescue):
+    flags = settings.rescue, settings.ask_usage
+    if (policy, temperature, *flags) == (before.policy, before.default_temperature, before.rescue, before.ask_usage):
         return before
     return Model(
         name,
@@ -333,8 +335,8 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         upstreams,
         before.traffic,
         before.fallback,
-        before.bytes_per_token,
         rescue=settings.rescue,
+        ask_usage=settings.ask_usage,
     )
 
 

@@ -50,6 +50,7 @@ def fields_of(trail: Trail) -> dict[str, Any]:
         fields |= {"policy": leg.decision.policy, "reason": leg.decision.reason}
     if outcome is not None:
         fields |= {"prompt_tokens": outcome.prompt_tokens, "output_tokens": outcome.output_tokens}
+        fields["estimated"] = True if outcome.is_estimated else None
         fields["ttft_s"] = None if outcome.ttft_s is None else round(outcome.ttft_s + times.waited_s, 6)
         fields["tpot_s"] = None if outcome.tpot_s is None else round(outcome.tpot_s, 6)
         fields["tokens_per_step"] = None if outcome.tokens_per_step is None else round(outcome.tokens_per_step, 3)

@@ -99,6 +99,7 @@ def _of_outcome(trail: Trail, leg: Leg) -> Attributes:
         "gen_ai.usage.output_tokens": outcome.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
         "gen_ai.response.time_to_first_chunk": None if outcome.ttft_s is None else trail.times.first_s - leg.began_s,
+        "gateway.estimated": True if outcome.is_estimated else None,
         "gateway.tpot_s": outcome.tpot_s,
         "gateway.tokens_per_step": outcome.tokens_per_step,
         "gateway.drafted_tokens": outcome.drafted_tokens,

@@ -69,6 +69,7 @@ class BackendMetrics:
     queue: Distribution
     prompt_tokens: Count
     output_tokens: Count
+    estimated_tokens: Count
     outcomes: dict[str, Count]
 
 
@@ -162,7 +163,12 @@ class Metrics:
         )
         self.output_tokens = counter(
             "gateway_output_tokens",
-            "Output tokens: counted by the engine, else estimated from the size of the text",
+            "Output tokens: counted by the engine, else estimated from the number of chunks",
+            _BACKEND,
+        )
+        self.estimated_tokens = counter(
+            "gateway_estimated_output_tokens",
+            "The part of gateway_output_tokens_total that is an estimate, since the engine did not report them",
             _BACKEND,
         )
         self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*_BACKEND, "temperature", "source"))
@@ -382,6 +388,7 @@ class Metrics:
             queue=self.queue.labels(*labels),
             prompt_tokens=self.prompt_tokens.labels(*labels),
             output_tokens=self.output_tokens.labels(*labels),
+            estimated_tokens=self.estimated_tokens.labels(*labels),
             # Created at once: the rate of a series that appears with its first event misses that event.
             outcomes={outcome: self.requests.labels(*labels, outcome) for outcome in OUTCOMES},
         )

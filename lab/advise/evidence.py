@@ -104,6 +104,7 @@ class _Watched:
             None if spec is None else spec.drafted_tokens,
             None if spec is None else spec.accepted_tokens,
             record.cached_tokens,
+            is_estimated=bool(record.estimated),
         )
         heapq.heappush(self._ending, (ended_s, self._used, outcome))
         self._spans[candidate.name].append((arrived_s, ended_s))

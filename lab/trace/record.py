@@ -94,6 +94,8 @@ class TraceRecord:
         Prompt length; where only the text is known, a tokenizer's count or a quarter of its UTF-8 bytes.
     output_tokens
         Output length; None if neither it nor the output is known.
+    estimated
+        Whether output_tokens is the gateway's estimate, since the engine did not report it.
     overlap, code_share, turns, structured, tools, baseline_only, qps, in_flight
         As in `policies.features.request.RequestFeatures`.
     policy, reason, propensity
@@ -159,6 +161,7 @@ class TraceRecord:
     overlap: float | None = None
     code_share: float | None = None
     structured: bool | None = None
+    estimated: bool | None = None
     tools: bool | None = None
     baseline_only: Sequence[str] = ()
     qps: float | None = None

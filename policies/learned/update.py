@@ -56,7 +56,9 @@ class Observer:
             return
         key = memo.key if memo is not None else self._templates.key(request, counts=False)
         log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / request.n))
-        self._statistics.add_at(now_s, LENGTH, key, (1.0, log_tokens, log_tokens**2))
+        weight = _ESTIMATE_WEIGHT if outcome.is_estimated else 1.0
+        sums = (weight, weight * log_tokens, weight * log_tokens**2)
+        self._statistics.add_at(now_s, LENGTH, key, sums)
         if outcome.shadow:
             self.observe_shadow(outcome, now_s)
         if model is None:
@@ -142,9 +144,11 @@ class Observer:
         now_s: float,
     ) -> float | None:
         """Add an observation of the mean step time at the mean load, and return its ratio to the prediction."""
-        if per_step is None or outcome.tpot_s is None:
+        steps = outcome.steps
+        if steps is None and per_step is not None:
+            steps = outcome.output_tokens / outcome.request.n / per_step
+        if steps is None or outcome.tpot_s is None:
             return None
-        steps = outcome.output_tokens / outcome.request.n / per_step
         decode_s = outcome.tpot_s * (outcome.output_tokens - 1)
         if steps <= _MIN_STEPS or decode_s <= 0 or memo.mark is None:
             return None
@@ -155,7 +159,8 @@ class Observer:
         step_s = decode_s / (steps - 1)
         sums = step_time.observation(step_s, model.load_at_max_k(load, place), model.prior, expected_s)
         self._statistics.add_at(now_s, STEPS, model.steps_key(place), sums)
-        return step_s / expected_s if model.observed >= _MIN_OBSERVATIONS else None
+        is_evidence = model.observed >= _MIN_OBSERVATIONS and not outcome.is_estimated
+        return step_s / expected_s if is_evidence else None
 
     @staticmethod
     def _observe_prompt(outcome: Outcome, prediction: Prediction, model: BackendModel) -> None:
@@ -221,6 +226,8 @@ _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _MOST_WAIT: Final = 0.2
 """Expected wait for other prompts, relative to the time of a prompt, up to which its time is learned from."""
+_ESTIMATE_WEIGHT: Final = 0.25
+"""Of an answer whose length is an estimate, among lengths."""
 _MIN_OBSERVATIONS: Final = 20.0
 """Below that, a large deviation from the prediction may be the prediction's fault."""
 _RUNAWAY: Final = 4.0

@@ -73,6 +73,7 @@ async def start_gateway(
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
     rescue: bool = False,
+    ask_usage: bool = True,
     queue: dict[str, Any] | None = None,
     port: int = 0,
     **settings: Any,
@@ -90,7 +91,12 @@ async def start_gateway(
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
         policy = policy or {"name": "round_robin"}
-        model: dict[str, Any] = {"policy": policy, "backends": backends_settings, "rescue": rescue}
+        model: dict[str, Any] = {
+            "policy": policy,
+            "backends": backends_settings,
+            "rescue": rescue,
+            "ask_usage": ask_usage,
+        }
         if queue is not None:
             model["queue"] = queue
         if default_temperature is not None:

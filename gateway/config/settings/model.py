@@ -83,6 +83,9 @@ class ModelSettings(Settings):
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
         Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
+    ask_usage
+        Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
+        docs/usage.md. Without it, such tokens are estimates, and acceptance is not learned from them.
     queue
         Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends
@@ -97,6 +100,7 @@ class ModelSettings(Settings):
     policy: PolicyReference
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     rescue: bool = False
+    ask_usage: bool = True
     queue: QueueSettings | None = None
     backends: dict[Name, BackendSettings] = {}
     discover: dict[Name, DiscoverSettings] = {}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.http.json_body import insert_field
 from policies.features.request import Endpoint
 
 COMPLETIONS_TARGET: Final = b"/v1/completions"
@@ -124,9 +125,8 @@ class RescuableRequest:
     )
 
     def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
-        at = body.index(b"{") + 1
         self.endpoint = endpoint
-        self.body = b'%b"return_token_ids":true,%b' % (body[:at], body[at:])
+        self.body = insert_field(body, b'"return_token_ids":true')
         self.model = document.get("model")
         self.max_tokens = _max_tokens(endpoint, document)
         self.stops = _stops(document)

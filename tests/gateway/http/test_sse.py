@@ -33,7 +33,6 @@ def test_all_bytes_are_passed_on_as_whole_events(texts: list[str], separator: by
         passed += part
     assert passed + stream.rest() == whole
     assert stream.events == len(texts)
-    assert stream.size_bytes == len(whole)
 
 
 def test_an_event_without_end_is_held_only_up_to_a_limit() -> None:
@@ -51,36 +50,27 @@ def test_usage_is_found_however_the_reads_split_the_stream() -> None:
 
 
 @pytest.mark.parametrize(("with_usage", "expected"), [(True, 3), (False, 3)])
-def test_steps_of_a_chat_stream(with_usage: bool, expected: int) -> None:
+def test_content_chunks_of_a_chat_stream(with_usage: bool, expected: int) -> None:
     stream = EventStream(Endpoint.CHAT)
     for text in ("", "one", "two", "three"):  # the first chunk is the role
         stream.feed(delta(text))
     if with_usage:
         stream.feed(USAGE)
     stream.feed(DONE)
-    assert stream.steps(Endpoint.CHAT, with_usage=with_usage) == expected
+    assert stream.content_chunks(Endpoint.CHAT, with_usage=with_usage) == expected
 
 
-def test_steps_of_streams_with_marked_deltas() -> None:
+def test_content_chunks_of_streams_with_marked_deltas() -> None:
     stream = EventStream(Endpoint.MESSAGES)
     stream.feed(b'event: message_start\ndata: {"type": "message_start"}\n\n')
     for _ in range(4):
         stream.feed(b'event: content_block_delta\ndata: {"type": "content_block_delta"}\n\n')
     stream.feed(b'event: message_stop\ndata: {"type": "message_stop"}\n\n')
-    assert stream.steps(Endpoint.MESSAGES, with_usage=True) == 4
+    assert stream.content_chunks(Endpoint.MESSAGES, with_usage=True) == 4
     stream = EventStream(Endpoint.RESPONSES)
     stream.feed(b"event: response.created\ndata: {}\n\n")
     stream.feed(b"event: response.output_text.delta\ndata: {}\n\n" * 3)
-    assert stream.steps(Endpoint.RESPONSES, with_usage=True) == 3
-
-
-def test_text_bytes_are_those_beyond_the_shortest_event() -> None:
-    stream = EventStream(Endpoint.CHAT)
-    stream.feed(delta(""))
-    for _ in range(10):
-        stream.feed(delta("x" * 40))
-    stream.feed(DONE)  # shorter than the events, but not one of them
-    assert stream.text_bytes() == pytest.approx(400, abs=len(delta("")) + 12)
+    assert stream.content_chunks(Endpoint.RESPONSES, with_usage=True) == 3
 
 
 def test_event_streams_are_recognized_by_their_beginning() -> None:

@@ -14,9 +14,9 @@ from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.http.headers import Header
+from gateway.http.json_body import set_field
 from gateway.http.paths import RelayedPaths
 from gateway.relay.exchange import Exchange
-from gateway.relay.priority import with_priority
 from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
@@ -449,14 +449,14 @@ def test_engines_get_a_priority_only_if_they_schedule_by_it(key: str, sent: Any,
     ],
 )
 def test_a_replaced_priority_is_the_one_that_engines_read(body: bytes) -> None:
-    changed = json.loads(with_priority(body, 42))
+    changed = json.loads(set_field(body, "priority", 42))
     expected = {**json.loads(body), "priority": 42}
     assert json.dumps(changed, sort_keys=True).replace("null", "NaN") == json.dumps(expected, sort_keys=True)
 
 
 def test_other_bytes_of_a_body_stay_as_they_are() -> None:
     body = b'{"model": "m",  "temperature": 1.50, "priority":  -3}'
-    assert with_priority(body, 0) == b'{"model": "m",  "temperature": 1.50, "priority":  0}'
+    assert set_field(body, "priority", 0) == b'{"model": "m",  "temperature": 1.50, "priority":  0}'
 
 
 def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:

@@ -47,6 +47,7 @@ FULL = TraceRecord(
     overlap=0.25,
     code_share=0.5,
     structured=True,
+    estimated=True,
     tools=False,
     baseline_only=("min_p",),
     qps=1.5,

@@ -1,0 +1,118 @@
+"""Asking for usage in place of the client, and hiding that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.http.asked_usage import HiddenUsage, StreamHabits, asking, options_to_ask
+
+LAST = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
+MARKED = LAST.replace(b"}]}\n\n", b'}],"system_fingerprint":"v1"}\n\n')
+CHUNK = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"say \\"usage\\": 1"},"finish_reason":null}]}\n\n'
+USAGE = b'data: {"id":"x","choices":[],"usage":{"completion_tokens":2},"system_fingerprint":"v1"}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def learned(events: bytes) -> StreamHabits:
+    habits = StreamHabits()
+    habits.learn(events)
+    return habits
+
+
+@pytest.mark.parametrize(
+    "reads", [[CHUNK + LAST + USAGE + DONE], [CHUNK, LAST, USAGE, DONE], [CHUNK + LAST, USAGE + DONE]]
+)
+def test_the_client_gets_the_bytes_of_a_stream_without_usage(reads: list[bytes]) -> None:
+    hidden = HiddenUsage(learned(CHUNK + MARKED + DONE))
+    assert b"".join(hidden.take(read) for read in reads) == CHUNK + MARKED + DONE
+
+
+def test_each_choice_has_its_fingerprint() -> None:
+    other = LAST.replace(b'"index":0', b'"index":1')
+    hidden = HiddenUsage(learned(MARKED))
+    expected = MARKED + MARKED.replace(b'"index":0', b'"index":1')
+    assert hidden.take(LAST + other + USAGE) == expected
+
+
+def test_a_new_version_of_the_engine_is_named_from_the_next_stream_on() -> None:
+    habits = learned(MARKED)
+    HiddenUsage(habits).take(LAST + USAGE.replace(b"v1", b"v2"))
+    assert HiddenUsage(habits).take(LAST) == MARKED.replace(b"v1", b"v2")
+
+
+def test_an_engine_without_fingerprint_gets_none() -> None:
+    assert HiddenUsage(learned(LAST + DONE)).take(LAST + USAGE + DONE) == LAST + DONE
+
+
+def test_usage_that_is_told_anyway_is_passed_on() -> None:
+    assert not StreamHabits().may_ask
+    assert not learned(LAST + USAGE + DONE).may_ask
+    habits = learned(MARKED)
+    assert habits.may_ask
+    told = CHUNK.replace(b"}]}\n\n", b'}],"usage":{"completion_tokens":1}}\n\n')
+    hidden = HiddenUsage(habits)
+    assert hidden.take(told) + hidden.take(USAGE) == told + USAGE
+    assert not habits.may_ask
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_empty_usage_that_comes_with_asking_is_taken_out(space: bytes) -> None:
+    null = CHUNK.replace(b"}]}\n\n", b'}],%b"usage":%bnull}\n\n' % (space, space))
+    usage = USAGE.replace(b'":', b'":' + space)
+    assert HiddenUsage(learned(LAST)).take(null + usage) == CHUNK
+    assert HiddenUsage(learned(null + LAST)).take(null) == null
+
+
+def test_events_with_names_and_other_line_ends() -> None:
+    named = b"id: 7\r\n" + USAGE.replace(b"\n", b"\r\n")
+    chunk, done = CHUNK.replace(b"\n", b"\r\n"), DONE.replace(b"\n", b"\r\n")
+    assert HiddenUsage(learned(LAST)).take(chunk + named + done) == chunk + done
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('{"stream": true, "n": 1.0}', '{"stream_options":{"include_usage":true},"stream": true, "n": 1.0}'),
+        ('{"stream_options": null, "stream": true}', '{"stream_options": {"include_usage":true}, "stream": true}'),
+        ('{"stream": true, "stream_options": {}}', '{"stream": true, "stream_options": {"include_usage":true}}'),
+        (
+            '{"stream": true, "stream_options": {"include_usage": false, "continuous_usage_stats": true, "x": 1}}',
+            '{"stream": true, "stream_options": {"include_usage":true,"x":1}}',
+        ),
+        (
+            '{"stream": true, "stream_options": {}, "stream_options": null, "a": {"stream_options": 1}}',
+            '{"stream": true, "stream_options": {}, "stream_options": {"include_usage":true}, '
+            '"a": {"stream_options": 1}}',
+        ),
+        (
+            '{"stream": true, "messages": ["\\"stream_options\\": null"], "stream_options": null}',
+            '{"stream": true, "messages": ["\\"stream_options\\": null"], "stream_options": {"include_usage":true}}',
+        ),
+    ],
+)
+def test_the_request_asks_and_its_other_bytes_stay(given: str, expected: str) -> None:
+    options = options_to_ask(json.loads(given), given.encode())
+    assert options is not None
+    assert asking(given.encode(), options).decode() == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{}",
+        '{"stream": false}',
+        '{"stream": 1}',
+        '{"stream": true, "stream_options": {"include_usage": true}}',
+        '{"stream": true, "stream_options": {"include_usage": 1}}',
+        '{"stream": true, "stream_options": 7}',
+    ],
+)
+def test_requests_that_are_left_alone(given: str) -> None:
+    assert options_to_ask(json.loads(given), given.encode()) is None
+
+
+def test_a_body_in_another_encoding_is_left_alone() -> None:
+    body = json.dumps({"stream": True}).encode("utf-16")
+    assert options_to_ask(json.loads(body), body) is None

@@ -1,0 +1,222 @@
+"""What an answer is taken for: tokens, steps, time per token and charge, for every kind of client and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.relay.observers import EndedExchange, Observer
+from gateway.routing.router import RoutedRequest
+from policies.policy import Outcome
+from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.support.stepping_engine import PROMPT_TOKENS, SteppingEngine
+from tests.support.upstream import Wire
+from tests.support.waiting import TIMEOUT_S
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+TOKENS, PER_STEP = 60, 3
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": [TOOL]},
+    "reasoning": {"chat_template_kwargs": {"enable_thinking": True}},
+    "structured": {"response_format": {"type": "json_object"}},
+    "choices": {"n": 2},
+}
+
+
+class Ends(Observer):
+    """Keeps the outcomes of all requests; the follower of each."""
+
+    def __init__(self) -> None:
+        self.ended: list[EndedExchange] = []
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
+        return self
+
+    def on_end(self, ended: EndedExchange) -> None:
+        self.ended.append(ended)
+
+    @property
+    def last(self) -> Outcome:
+        outcome = self.ended[-1].outcome
+        assert outcome is not None
+        return outcome
+
+
+def followed(running: Running) -> Ends:
+    ends = Ends()
+    running.gateway.relay.followers[MODEL] = [ends]
+    return ends
+
+
+def body_of(api: str, kind: str, *, stream: bool, asks: bool) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hi"}]
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": messages},
+        COMPLETIONS: {"prompt": "hi"},
+        RESPONSES: {"input": "hi"},
+        MESSAGES: {"messages": messages, "max_tokens": 99},
+    }
+    options = {"stream_options": {"include_usage": True}} if asks else {}
+    return {"model": MODEL, "stream": stream, **bodies[api], **KINDS[kind], **options}
+
+
+APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+
+
+def cells(api: str) -> Iterator[tuple[str, bool, bool]]:
+    """Yield the kinds of requests that an API has, whether they stream, and whether they ask for the usage."""
+    for kind in (
+        KINDS if api == CHAT else ("plain", "structured", "choices") if api == COMPLETIONS else list(KINDS)[:-1]
+    ):
+        for stream in (True, False):
+            yield kind, stream, False
+            if stream and api in {CHAT, COMPLETIONS}:  # refused elsewhere
+                yield kind, stream, True
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reports", "default"])
+@pytest.mark.parametrize("api", APIS)
+async def test_every_kind_of_answer_is_taken_for_what_it_is(api: str, reports: bool) -> None:
+    engine = SteppingEngine(PER_STEP, tokens=TOKENS, reports=reports)
+    keys, headers = [{"name": "team", "key": "sk-team"}], {"authorization": "Bearer sk-team"}
+    async with start_gateway({"a": "ngram"}, behaviour=engine, keys=keys) as running:
+        ends = followed(running)
+        await running.chat(stream=True, headers=headers)  # shows what the engine tells unasked
+        for kind, stream, asks in cells(api):
+            cell, seen = f"{kind}, stream {stream}, asks {asks}", len(ends.ended)
+            body = body_of(api, kind, stream=stream, asks=asks)
+            response = await running.client.post(api, json=body, headers=headers)
+            await running.until(lambda seen=seen: len(ends.ended) > seen)  # type: ignore[misc]
+            choices, outcome, ended = body.get("n", 1), ends.last, ends.ended[-1]
+            assert response.status_code == 200, cell
+            assert (b'"usage"' in response.content) == (not stream or asks or api in {RESPONSES, MESSAGES}), cell
+            assert (outcome.output_tokens, outcome.is_estimated) == (choices * TOKENS, False), cell
+            assert (outcome.prompt_tokens, ended.tokens) == (PROMPT_TOKENS, PROMPT_TOKENS + choices * TOKENS), cell
+            has_metrics = reports and api in {CHAT, COMPLETIONS} and choices == 1
+            has_chunks = stream and choices == 1 and kind != "tools"  # whose parser may hold chunks back
+            expected = pytest.approx(PER_STEP) if has_metrics or has_chunks else None
+            assert outcome.tokens_per_step == expected, cell
+            times, is_timed = ended.times, stream and choices == 1
+            measured = pytest.approx((times.last_s - times.first_s) / (TOKENS - 1)) if is_timed else None
+            assert outcome.tpot_s == measured, cell
+        page = (await running.client.get("/metrics")).text
+        assert _value(page, "gateway_key_tokens_total") == sum(ended.tokens for ended in ends.ended)
+
+
+async def test_a_client_gets_the_same_bytes_whether_the_engine_is_asked_or_not() -> None:
+    engine = SteppingEngine(PER_STEP)
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        for api, kind in ((CHAT, "plain"), (CHAT, "choices"), (COMPLETIONS, "plain")):
+            body = body_of(api, kind, stream=True, asks=False)
+            answers = [(await running.client.post(api, json=body)).content for _ in range(2)]
+            assert b"system_fingerprint" in answers[0]
+            assert answers[0] == answers[1]
+            assert b'"usage"' in engine.streamed
+        assert engine.asked == 5  # all but the first
+
+
+async def test_what_is_left_alone_if_engines_are_not_to_be_asked() -> None:
+    engine = SteppingEngine(PER_STEP)
+    async with start_gateway({"a": "ngram"}, behaviour=engine, ask_usage=False) as running:
+        ends = followed(running)
+        body = body_of(CHAT, "plain", stream=True, asks=False)
+        await running.client.post(CHAT, json=body | {"stream_options": {"include_usage": True}})
+        for _ in range(2):
+            answer = await running.client.post(CHAT, json=body)
+        await running.until(lambda: len(ends.ended) == 3)
+        assert answer.content == engine.streamed
+        assert engine.asked == 1
+        assert (ends.last.output_tokens, ends.last.is_estimated) == (TOKENS, True)  # by what the first one showed
+        assert ends.last.tokens_per_step is None
+        assert ends.last.steps == TOKENS / PER_STEP
+        page = (await running.client.get("/metrics")).text
+        assert _value(page, "gateway_estimated_output_tokens_total") == 2 * TOKENS
+        assert _value(page, "gateway_output_tokens_total") == 3 * TOKENS
+
+
+async def test_the_usage_of_an_engine_that_always_tells_it_passes() -> None:
+    engine = SteppingEngine(PER_STEP, forces=True)
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        ends = followed(running)
+        for _ in range(3):
+            answer = await running.chat(stream=True)
+            assert answer.content == engine.streamed
+        assert engine.asked == 0
+        await running.until(lambda: len(ends.ended) == 3)
+        assert (ends.last.output_tokens, ends.last.is_estimated) == (TOKENS, False)
+
+
+async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
+    engine = SteppingEngine(PER_STEP)
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        ends = followed(running)
+        await running.chat(stream=True)
+        engine.refuses = True  # another one behind the same address
+        answers = [await running.chat(stream=True) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert [b"stream_options" in seen.body for seen in running.upstreams["a"].seen] == [
+            False,
+            True,
+            False,
+            False,
+            False,
+        ]
+        await running.until(lambda: len(ends.ended) == 4)
+        assert ends.last.is_estimated
+        assert running.backend("a").in_flight == 0
+        own = await running.chat(stream=True, stream_options={"include_usage": True})
+        assert own.status_code == 400, "what a client asks for is refused as before"
+
+
+async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
+    engine = SteppingEngine(PER_STEP)
+
+    async def refuse(wire: Wire) -> None:
+        await wire.json({"error": {"message": "`stream_options` is fine, but you are not", "code": 400}}, 400)
+
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        await running.chat(stream=True)
+        running.upstreams["a"].behaviour = refuse
+        assert (await running.chat(stream=True)).status_code == 400
+        running.upstreams["a"].behaviour = engine
+        await running.chat(stream=True)
+        assert engine.asked == 1, "it is asked all the same"
+
+
+async def test_a_baseline_has_a_token_a_step_however_chunks_are_joined() -> None:
+    engine = SteppingEngine(1, joined=4)
+    async with start_gateway({"a": "baseline"}, behaviour=engine) as running:
+        ends = followed(running)
+        for _ in range(2):
+            await running.chat(stream=True)
+        await running.until(lambda: len(ends.ended) == 2)
+        assert ends.last.tokens_per_step == 1.0
+
+
+async def test_joined_chunks_are_no_evidence_and_the_counters_of_the_engine_correct_them() -> None:
+    engine = SteppingEngine(2, tokens=600, joined=3)
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        backend, upstream = running.backend("a"), running.gateway.models[MODEL].upstreams["a"]
+        backend.num_speculative_tokens = 3
+        ends = followed(running)
+        for _ in range(2):
+            await running.chat(stream=True)
+        await running.until(lambda: len(ends.ended) == 2)
+        assert ends.last.tokens_per_step is None, "6 tokens a chunk are more than a step can emit"
+        async with asyncio.timeout(TIMEOUT_S):
+            while not 2.9 < upstream.chunks.steps_per_chunk < 3.1:
+                await running.chat(stream=True)
+        seen = len(ends.ended)
+        await running.chat(stream=True)
+        await running.until(lambda: len(ends.ended) > seen)
+        assert ends.last.tokens_per_step == pytest.approx(2.0, rel=0.1)
+
+
+def _value(page: str, name: str) -> float:
+    return math.fsum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
