@@ -8,6 +8,9 @@ from typing import Final
 
 from gateway.http.errors import GatewayError
 
+EXCEEDED: Final = "deadline_exceeded"
+"""The code of the error."""
+
 _NAME: Final = b"x-request-timeout"
 
 
@@ -50,5 +53,5 @@ def exceeded(timeout_s: float) -> GatewayError:
         504,
         f"The answer was not complete within the {timeout_s:g} s that x-request-timeout or the pool file allows. "
         "Allow more time, or ask for less.",
-        code="deadline_exceeded",
+        code=EXCEEDED,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, TypeGuard
 
 from backends.backend import Backend
@@ -33,17 +34,22 @@ def count(ended: EndedExchange, metrics: Metrics) -> None:
         ended.upstream.metrics.outcomes[ended.label].inc()
 
 
-def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> None:
+def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool, is_over: bool = False) -> None:
     """Count an exchange with its tokens and times, and pass its outcome to the policy.
 
     Sets `ended.tokens`, and `ended.outcome` if the request was answered. If nobody learns or observes, an answer in one
-    piece is only counted: the outcome would need the features of the request, which are computed on first use.
+    piece is only counted: the outcome would need the features of the request, which are computed on first use. A
+    request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
     """
     count(ended, metrics)
     if ended.usage is None and ended.stream is not None and ended.label != "ok":
         ended.usage = _latest_usage(ended.stream)
     decision, upstream, model = ended.decision, ended.upstream, ended.routed.model
-    if decision is None or upstream is None or ended.label not in _ANSWERED:
+    if decision is None or upstream is None:
+        return
+    if ended.label not in _ANSWERED:
+        if is_over:
+            _charge_unseen(ended, upstream, ended.routed.features.prompt_tokens)
         return
     usage = ended.usage = _believed(ended, upstream.backend, metrics)
     if not is_observed and ended.stream is None and _is_plain(usage, model):
@@ -52,6 +58,8 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
         bound.prompt_tokens.inc(prompt_tokens)
         bound.output_tokens.inc(output_tokens)
         ended.tokens = prompt_tokens + output_tokens
+        if ended.label == "ok":
+            upstream.learn_pace(ended.times.ended_s - ended.times.arrived_s - ended.times.waited_s, output_tokens)
     else:
         outcome = ended.outcome = outcome_of(ended, decision, upstream)
         ended.tokens = outcome.prompt_tokens + outcome.output_tokens
@@ -59,6 +67,10 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
             upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
             upstream.metrics.output_tokens.inc(outcome.output_tokens)
             return
+        if ended.label == "ok":
+            upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / outcome.request.n)
+        elif ended.label == "cancelled":
+            _charge_unseen(ended, upstream)
         if model.observe is not None:
             try:
                 model.observe(outcome)
@@ -68,7 +80,14 @@ def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool) -> Non
 
 
 def charge(
-    ended: EndedExchange, metrics: Metrics, path: str, method: str, body: bytes, answer: PassThrough | None
+    ended: EndedExchange,
+    metrics: Metrics,
+    path: str,
+    method: str,
+    body: bytes,
+    answer: PassThrough | None,
+    *,
+    is_over: bool = False,
 ) -> None:
     """Charge an exchange of an endpoint that is only passed through, and count its tokens.
 
@@ -76,7 +95,9 @@ def charge(
     response, for example, reports its usage again.
     """
     decision, upstream = ended.decision, ended.upstream
-    if decision is None or upstream is None or ended.label not in _ANSWERED or not body or method != "POST":
+    if decision is None or upstream is None or not body or method != "POST":
+        return
+    if ended.label not in _ANSWERED and not is_over:
         return
     events = 0
     if isinstance(answer, MeteredAnswer):
@@ -121,6 +142,22 @@ def _believed(ended: EndedExchange, backend: Backend, metrics: Metrics, more_tok
     for what in usage.ignored:
         metrics.note_implausible(backend, what)
     return usage
+
+
+def _charge_unseen(ended: EndedExchange, upstream: Upstream, prompt_tokens: int = 0) -> None:
+    """Charge what was generated of an answer in one piece that was given up, besides tokens of its prompt.
+
+    Nobody has seen it: it is estimated from the time that the engine had, and how fast it has been of late.
+    """
+    features, times = ended.routed.features, ended.times
+    output_tokens = 0
+    if not (features.stream or ended.usage or ended.unread_bytes) and features.endpoint is not _EMBEDDINGS:
+        each = (times.ended_s - times.arrived_s - times.waited_s) / upstream.pace_s
+        most = min(features.max_tokens or math.inf, upstream.backend.context_tokens or MOST_CONTEXT_TOKENS)
+        output_tokens = round(features.n * min(each, most))
+    ended.tokens += prompt_tokens + output_tokens
+    upstream.metrics.prompt_tokens.inc(prompt_tokens)
+    upstream.metrics.output_tokens.inc(output_tokens)
 
 
 def _latest_usage(stream: EventStream) -> Usage | None:

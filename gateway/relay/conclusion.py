@@ -27,6 +27,8 @@ def conclude(
     handover: Handover | None,
     status: int,
     label: str,
+    *,
+    is_over: bool = False,
 ) -> None:
     """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
 
@@ -38,6 +40,8 @@ def conclude(
         HTTP status of the answer.
     label
         One of `gateway.telemetry.metrics.OUTCOMES`.
+    is_over
+        Whether its time was over before anything was passed on.
     """
     answer = delivery.answer
     routed.model.traffic.in_flight -= 1
@@ -61,9 +65,10 @@ def conclude(
             handover.note(ended)
         if delivery.endpoint is _OTHER:
             count(ended, relay.metrics)
-            charge(ended, relay.metrics, inbound.path, inbound.request_headers.method, inbound.body, answer)
+            method, body = inbound.request_headers.method, inbound.body
+            charge(ended, relay.metrics, inbound.path, method, body, answer, is_over=is_over)
         else:
-            account(ended, relay.metrics, is_observed=bool(delivery.observers.all))
+            account(ended, relay.metrics, is_observed=bool(delivery.observers.all), is_over=is_over)
         if ended.tokens:
             relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
     except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key

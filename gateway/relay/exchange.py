@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from backends.backend import Backend, State
 from backends.http.client import Call, UpstreamError
 from gateway.http.asked_usage import asking
-from gateway.http.deadline import exceeded
+from gateway.http.deadline import EXCEEDED, exceeded
 from gateway.http.errors import GatewayError, endpoint_of
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt, head_for
@@ -519,7 +519,7 @@ class Exchange:
         if not self.delivery.has_begun:
             self.cancel_call()
             self.delivery.answer_with(error, self.attempt)
-            self._finish(error.status, "unanswered")
+            self._finish(error.status, "unanswered", is_over=error.code == EXCEEDED)
             return
         if self._end_if_complete():
             return
@@ -575,14 +575,24 @@ class Exchange:
         if handover is None or not handover.rescue.failures:
             attempt.upstream.habits.learn(events.last_events())
 
-    def _finish(self, status: int, label: str) -> None:
-        """Conclude the exchange, which gives up its place in the queue."""
+    def _finish(self, status: int, label: str, *, is_over: bool = False) -> None:
+        """Conclude the exchange, which gives up its place in the queue; `is_over` if its time was."""
         assert self._routed is not None
         self._relay.exchanges.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        conclude(self._relay, self._inbound, self._routed, self.attempt, self.delivery, self._handover, status, label)
+        conclude(
+            self._relay,
+            self._inbound,
+            self._routed,
+            self.attempt,
+            self.delivery,
+            self._handover,
+            status,
+            label,
+            is_over=is_over,
+        )
         if self._queue is not None:
             if self._place is not None:
                 self._queue.leave(self._place)

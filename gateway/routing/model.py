@@ -19,6 +19,9 @@ from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import EngineWatcher, Forgetful, Learner, Maintained
 
+_INITIAL_PACE_S = 0.02  # until there is an answer
+_PACES = 50
+
 
 class Sender(Protocol):
     """Sends requests to a backend, as `UpstreamClient` does."""
@@ -57,6 +60,8 @@ class Upstream:
         What the chunks of its streams stand for.
     habits
         What its streams tell of usage unasked.
+    pace_s
+        Mean seconds per token of recent answers, from their arrival to their end.
     """
 
     __slots__ = (
@@ -64,12 +69,14 @@ class Upstream:
         "_answer_lines",
         "_choice_lines",
         "_drops_cors",
+        "_paces",
         "answers_json",
         "backend",
         "chunks",
         "client",
         "habits",
         "metrics",
+        "pace_s",
     )
 
     def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
@@ -80,9 +87,17 @@ class Upstream:
         self.answers_json = False
         self.chunks = ChunkCounts()
         self.habits = StreamHabits()
+        self.pace_s = _INITIAL_PACE_S
+        self._paces = 0
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
+
+    def learn_pace(self, seconds: float, tokens: float) -> None:
+        """Update the mean seconds per token with an answer, which gets a weight of 2% once there are many."""
+        if tokens >= 1.0:
+            self._paces = min(self._paces + 1, _PACES)
+            self.pace_s += (seconds / tokens - self.pace_s) / self._paces
 
     def lines_for_client(self, headers: HeaderList) -> bytes:
         """Return the header lines that the client gets of an answer."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import zstandard
 
 from gateway.relay.answers import MAX_HELD_BYTES
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Behaviour, Wire, delta
+from tests.support.upstream import Behaviour, Wire, answer, delta
 
 KEY = {"authorization": "Bearer sk-team"}
 KEYS = [{"name": "team", "key": "sk-team"}]
@@ -29,10 +32,10 @@ async def charged(running: Running) -> float:
 
 
 def answering(document: Any, status: int = 200) -> Behaviour:
-    async def answer(wire: Wire) -> None:
+    async def send(wire: Wire) -> None:
         await wire.json(document, status)
 
-    return answer
+    return send
 
 
 def padded(document: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +147,59 @@ async def test_a_stream_whose_client_leaves_is_charged_what_was_generated(gatewa
         await running.until(lambda: running.upstreams["a"].aborted == 1)
         tokens = await charged(running)
         assert tokens == 47 if with_usage else 18 <= tokens - 15 <= 45  # 15 for the prompt
+
+
+@pytest.mark.parametrize("ends", ["time is over", "client leaves"])
+@pytest.mark.parametrize("policy", ["round_robin", "learned"])
+async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engine_had(
+    gateway_of: Start, ends: str, policy: str
+) -> None:
+    async def at_work(wire: Wire) -> None:
+        if "known" in wire.seen.json["messages"][0]["content"]:
+            await asyncio.sleep(0.05)
+            await wire.json(answer("a", tokens=50))
+        else:
+            await wire.until_closed()
+
+    async with gateway_of({"a": "baseline"}, {"name": policy}, behaviour=at_work, keys=KEYS) as running:
+        for _ in range(8):
+            await running.chat("known", headers=KEY)
+        assert await charged(running) == 8 * 57
+        pace_s = running.gateway.upstreams[MODEL]["a"].pace_s
+        assert 0.001 <= pace_s < 0.02
+
+        async def give_up(text: str, **fields: Any) -> float:
+            """Return the seconds that the engine had at most."""
+            began_s = time.monotonic()
+            if ends == "time is over":
+                response = await running.chat(text, headers={**KEY, "x-request-timeout": "0.4"}, **fields)
+                assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+            else:
+                body = {"messages": [{"role": "user", "content": text}], "model": MODEL, **fields}
+                with pytest.raises(httpx.ReadTimeout):
+                    await running.client.post("/v1/chat/completions", json=body, headers=KEY, timeout=0.4)
+            await running.until(lambda: not running.gateway.relay.exchanges)
+            return time.monotonic() - began_s
+
+        before = await charged(running)
+        most_s = await give_up("x" * 40)
+        tokens = await charged(running) - before - 15  # for the prompt
+        assert 0.3 / pace_s < tokens <= most_s / pace_s + 1
+        before += tokens + 15
+        await give_up("x" * 40, max_tokens=3, n=2)
+        assert await charged(running) - before == 15 + 6
+        before = await charged(running)
+        await give_up("x" * 40, stream=True)
+        assert await charged(running) - before == 15, "of a stream one sees what there was"
+        page = (await running.client.get("/metrics")).text
+        (line,) = [line for line in page.splitlines() if line.startswith("gateway_output_tokens_total{")]
+        assert float(line.rsplit(" ", 1)[1]) == 8 * 50 + tokens + 6
+
+
+async def test_what_the_gateway_is_to_blame_for_is_not_charged(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, behaviour=Wire.until_closed, keys=KEYS) as running:
+        assert (await running.chat(headers=KEY)).json()["error"]["code"] == "backend_timeout"
+        assert await charged(running) == 0
 
 
 async def test_an_answer_too_long_to_be_held_is_charged(gateway_of: Start) -> None:
