@@ -1,4 +1,4 @@
-"""Messages between the main process and its workers about reloads."""
+"""Messages between the main process and its workers: reloads, and what workers count for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.backend import Backend
+from backends.background import Work
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import Cause, Outcome
 
@@ -87,5 +88,17 @@ class DiscoveryCounted:
         metrics.count_discovery(self.model, self.source, self.outcome, self.replicas)
 
 
+@dataclass(frozen=True, slots=True)
+class FailureCounted:
+    """To one worker: count a failure of work beside the requests in the main process."""
+
+    work: Work
+
+    def count(self, metrics: Metrics) -> None:
+        """Count it."""
+        metrics.count_background(self.work)
+
+
+Counted = ReloadCounted | DiscoveryCounted | FailureCounted
 ToParent = ChangePrepared | ReloadWanted
-ToWorker = PrepareChange | EndChange | ReloadAnswered | ReloadCounted | DiscoveryCounted
+ToWorker = PrepareChange | EndChange | ReloadAnswered | ReloadCounted | DiscoveryCounted | FailureCounted

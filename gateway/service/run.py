@@ -26,7 +26,7 @@ from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
 from gateway.recorder import with_salt
-from gateway.reload.messages import DiscoveryCounted, ReloadCounted
+from gateway.reload.messages import Counted, DiscoveryCounted, FailureCounted, ReloadCounted
 from gateway.reload.reloader import Cause, Outcome, Reloader, ReloadError
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
@@ -237,13 +237,14 @@ class _Serving:
     def _on_reload(self, cause: Cause, outcome: Outcome) -> None:
         self._count(ReloadCounted(cause, outcome))
 
-    def _count(self, counted: ReloadCounted | DiscoveryCounted) -> None:
+    def _count(self, counted: Counted) -> None:
         if self._gateway is not None:
             counted.count(self._gateway.metrics)
         elif self._workers is not None:
             self._workers.count(counted)
 
     async def _serve_with_workers(self) -> int:
+        background.on_failure.append(lambda work: self._count(FailureCounted(work)))
         addresses = [opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
             self._settings,

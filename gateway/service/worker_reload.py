@@ -13,6 +13,7 @@ from gateway.reload.messages import (
     ChangePrepared,
     DiscoveryCounted,
     EndChange,
+    FailureCounted,
     PrepareChange,
     ReloadAnswered,
     ReloadCounted,
@@ -73,7 +74,7 @@ class WorkerReload:
                     answer.set_result(lines)
                 else:
                     answer.set_exception(ReloadError(outcome, problem))
-            case ReloadCounted() | DiscoveryCounted():
+            case ReloadCounted() | DiscoveryCounted() | FailureCounted():
                 message.count(self._gateway.metrics)
 
     async def _prepare(self, message: PrepareChange) -> Change | None:

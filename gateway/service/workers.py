@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
-import select
 import signal
+import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,20 @@ from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.messages import (
     ChangePrepared,
-    DiscoveryCounted,
+    Counted,
     EndChange,
     PrepareChange,
     ReloadAnswered,
-    ReloadCounted,
     ReloadWanted,
     ToParent,
     ToWorker,
 )
 from gateway.reload.reloader import ReloadError
 from gateway.service.worker_messages import (
+    Channel,
     Drained,
     Launched,
-    Reported,
+    WorkerAlive,
     WorkerDied,
     WorkerMessage,
     WorkerMessages,
@@ -51,7 +50,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
+_BACKOFF_RESET_S = 60.0
+"""A worker that ran for so long is restarted after the first backoff again."""
 _GRACE_S = 10.0
+_ALIVE_S = 1.0
+_SILENT_S = 30.0
+"""Without a message for so long a worker is killed: its event loop stands still, and its requests with it."""
+_START_S = 90.0
+"""What a worker may take longer until its first message."""
 _PREPARE_S = 60.0
 """How long the workers may take to prepare a change; one that starts meanwhile has to start first."""
 
@@ -70,7 +76,9 @@ class Assignment:
 @dataclass(slots=True)
 class _Worker:
     process: BaseProcess
-    pipe: Connection
+    channel: Channel
+    heard_s: float
+    dropped: int = 0
 
 
 class _Change:
@@ -143,11 +151,15 @@ class Workers:
     async def run(self) -> int:
         """Run the workers until `stop`, then wait for them to end."""
         tasks = [
-            background.keep_running("workers", partial(self._supervise, number), stopping=self._stopping)
+            background.keep_running(
+                "workers", partial(self._supervise, number), of=f"number {number}", stopping=self._stopping
+            )
             for number in range(self._settings.server.workers)
         ]
+        checks = background.keep_running("workers", self._check, of="their state")
         await self._stopping.wait()
         await asyncio.gather(*tasks)
+        checks.cancel()
         return 0
 
     def stop(self) -> None:
@@ -176,14 +188,14 @@ class Workers:
         change = self._change = _Change(self._change.number + 1, dict(self._workers))
         message = PrepareChange(change.number, settings, backends, admin_digest)
         for worker in change.workers.values():
-            self._send(worker, message)
+            worker.channel.send(message)
         try:
             async with asyncio.timeout(_PREPARE_S):
                 await change.all_prepared.wait()
         except TimeoutError:
             change.problem = f"no answer of worker {', '.join(map(str, sorted(change.waiting)))}"
         for worker in change.workers.values():
-            self._send(worker, EndChange(change.number, commit=not change.problem))
+            worker.channel.send(EndChange(change.number, commit=not change.problem))
         if change.problem:
             raise ReloadError("failed", f"The settings could not be applied: {change.problem}.")
         self._settings, self._backends, self._admin_digest = settings, backends, admin_digest
@@ -191,13 +203,13 @@ class Workers:
         self._drained = {name: message for name, message in self._drained.items() if name in present}
         for number, worker in self._workers.items():
             if change.workers.get(number) is not worker:  # started meanwhile, with the settings before
-                self._send(worker, message)
-                self._send(worker, EndChange(change.number, commit=True))
+                worker.channel.send(message)
+                worker.channel.send(EndChange(change.number, commit=True))
 
-    def count(self, message: ReloadCounted | DiscoveryCounted) -> None:
-        """Send a worker a reload, or an answer of a source of replicas, to count."""
+    def count(self, message: Counted) -> None:
+        """Send a worker something to count: the one that was heard of last."""
         if self._workers:
-            self._send(self._workers[min(self._workers)], message)
+            max(self._workers.values(), key=lambda worker: worker.heard_s).channel.send(message)
 
     async def _answer_reload(self, wanted: ReloadWanted) -> None:
         worker = self._workers[wanted.worker]
@@ -206,17 +218,35 @@ class Workers:
             answer = ReloadAnswered(wanted.request, await self._reload(wanted.dry_run, wanted.restart))
         except ReloadError as error:
             answer = ReloadAnswered(wanted.request, [], error.outcome, error.message)
-        self._send(worker, answer)
+        worker.channel.send(answer)
+
+    async def _check(self) -> None:
+        """Kill workers that are silent, for others to take their place, and note what could not be sent to them."""
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(_ALIVE_S)
+            now_s = time.monotonic()
+            was_stopped = now_s - before_s > _SILENT_S / 2  # this process, which has read nothing meanwhile
+            for number, worker in self._workers.items():
+                if was_stopped:
+                    worker.heard_s = max(worker.heard_s, now_s)
+                elif now_s - worker.heard_s > _SILENT_S:
+                    logger.error("worker %d has been silent for %.0f s and is killed", number, now_s - worker.heard_s)
+                    worker.process.kill()
+                note_dropped(worker.channel, worker.dropped, f"to worker {number}")
+                worker.dropped = worker.channel.dropped
 
     async def _supervise(self, number: int) -> None:
         """Run one worker, and replace it when it dies."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
-            worker = self._start(number)
+            worker, began_s = self._start(number), time.monotonic()
             code = await self._wait(worker)
             self._forget(number)
             if self._stopping.is_set():
                 return
+            if time.monotonic() - began_s >= _BACKOFF_RESET_S:
+                backoff_s = _FIRST_BACKOFF_S
             logger.warning("worker %d exited with status %s; restarting it in %g s", number, code, backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
@@ -224,16 +254,15 @@ class Workers:
 
     def _start(self, number: int) -> _Worker:
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = socket.socketpair()
         assignment = Assignment(number, self._settings, self._backends, self._admin_digest, self._addresses)
         process = context.Process(target=work, args=(assignment, theirs), name=f"gateway worker {number}")
         process.start()
         theirs.close()
-        worker = self._workers[number] = _Worker(process, ours)
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, number)
-        state: list[WorkerMessage] = [self._launched, *self._drained.values()]
-        for message in state:
-            self._send(worker, message)
+        channel = Channel(ours, partial(self._receive, number), lambda: None)  # of its end `_wait` knows
+        worker = self._workers[number] = _Worker(process, channel, time.monotonic() + _START_S)
+        for message in (self._launched, *self._drained.values()):
+            channel.send(message)
         return worker
 
     async def _wait(self, worker: _Worker) -> int | None:
@@ -263,17 +292,14 @@ class Workers:
 
         worker = self._workers.pop(number)
         self._change.answered(number, worker)
-        asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
-        worker.pipe.close()
+        worker.channel.close()
         mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
         self._send_all(WorkerDied(number))
 
-    def _receive(self, number: int) -> None:
+    def _receive(self, number: int, message: WorkerMessage | ToParent) -> None:
         worker = self._workers[number]
-        try:
-            message: WorkerMessage | ToParent = worker.pipe.recv()
-        except (EOFError, OSError):  # the worker has ended; `_wait` handles that
-            asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+        worker.heard_s = time.monotonic()
+        if isinstance(message, WorkerAlive):
             return
         if isinstance(message, ChangePrepared):
             if message.number == self._change.number:
@@ -291,69 +317,64 @@ class Workers:
             self._drained[message.model, message.backend] = message
         for other_number, other in self._workers.items():
             if other_number != number:
-                self._send(other, message)
+                other.channel.send(message)
 
     def _send_all(self, message: WorkerMessage) -> None:
         for worker in self._workers.values():
-            self._send(worker, message)
-
-    @staticmethod
-    def _send(worker: _Worker, message: WorkerMessage | ToWorker) -> None:
-        with contextlib.suppress(OSError):  # the worker has ended; `_wait` handles that
-            send(worker.pipe, message)
+            worker.channel.send(message)
 
 
-def send(pipe: Connection, message: WorkerMessage | ToWorker) -> None:
-    """Send a message; one that the next will replace is left out if the other side does not read, so as not to wait."""
-    if isinstance(message, Reported):
-        poll = select.poll()
-        poll.register(pipe, select.POLLOUT)
-        if not poll.poll(0):
-            return
-    pipe.send(message)
+def note_dropped(channel: Channel, before: int, where: str) -> None:
+    """Note messages that were dropped since the last time."""
+    if dropped := channel.dropped - before:
+        background.note("workers", BufferError(f"{dropped} messages were dropped"), of=f"messages {where}")
 
 
-def work(assignment: Assignment, pipe: Connection) -> None:
+def work(assignment: Assignment, opened: socket.socket) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
     level = logging.INFO if assignment.number == 0 else logging.ERROR  # all would log the same about the pool
     configure_logging(level, assignment.settings.telemetry.log_format, assignment.number)
-    sys.exit(uvloop.run(_work(assignment, pipe)))
+    sys.exit(uvloop.run(_work(assignment, opened)))
 
 
-async def _work(assignment: Assignment, pipe: Connection) -> int:
+async def _work(assignment: Assignment, opened: socket.socket) -> int:
     from gateway.service.assembly import assemble
     from gateway.service.server import Server, listen
     from gateway.service.worker_reload import WorkerReload, share_of_worker
 
     gateway = assemble(share_of_worker(assignment.settings), assignment.backends, assignment.admin_digest)
-    worker_messages = WorkerMessages(assignment.number, functools.partial(send, pipe))
+    channel = Channel(opened, lambda message: receive(message), lambda: server.drain())  # noqa: PLW0108 -- made below
+    worker_messages = WorkerMessages(assignment.number, channel.send)
     gateway.relay.router.locations.on_new = worker_messages.share_response
-    reload = WorkerReload(assignment.number, gateway, pipe.send)
+    reload = WorkerReload(assignment.number, gateway, channel.send)
 
     def on_started() -> None:
         reload.on_started()
-        pipe.send(WorkerStarted(assignment.number))
+        channel.send(WorkerStarted(assignment.number))
+
+    async def show_life() -> None:
+        before = 0
+        while True:
+            channel.send(WorkerAlive())
+            note_dropped(channel, before, "to the main process")
+            before = channel.dropped
+            await asyncio.sleep(_ALIVE_S)
 
     server = Server(gateway, worker_messages, has_process=True, on_started=on_started)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
 
-    def receive() -> None:
-        try:
-            message: WorkerMessage | ToWorker = pipe.recv()
-        except (EOFError, OSError):  # the parent has ended
-            loop.remove_reader(pipe.fileno())
-            server.drain()
-            return
+    def receive(message: WorkerMessage | ToWorker) -> None:
         if isinstance(message, ToWorker):
             reload.receive(message)
         else:
             worker_messages.receive(message, gateway)
 
-    loop.add_reader(pipe.fileno(), receive)
+    alive = background.keep_running("workers", show_life, of="sign of life")
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(listen(*address, shared=True, checked=True)) for address in assignment.addresses]
         await server.serve_at(*sockets)
+    alive.cancel()
     return 0 if server.started else 1

@@ -1,15 +1,18 @@
-"""Messages between workers survive pickling, also in a compiled gateway."""
+"""Messages between workers survive pickling, also in a compiled gateway, and nobody waits for who does not read."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
-from multiprocessing import Pipe
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway.service.worker_messages import (
+    Channel,
     Drained,
     Launched,
     Reported,
@@ -18,8 +21,8 @@ from gateway.service.worker_messages import (
     WorkerMessage,
     WorkerMessages,
 )
-from gateway.service.workers import send
 from tests.support.peer_process import PeerProcess
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize(
@@ -33,10 +36,10 @@ from tests.support.peer_process import PeerProcess
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_messages_pass_through_a_pipe(message: WorkerMessage) -> None:
-    sender, receiver = Pipe()
-    sender.send(message)
-    assert receiver.recv() == message
+async def test_messages_pass_through_a_channel(message: WorkerMessage) -> None:
+    async with channels() as (here, there):
+        here.channel.send(message)
+        await eventually(lambda: there.received == [message])
 
 
 def test_reports_of_workers_reach_the_peers_and_end_with_the_worker() -> None:
@@ -56,14 +59,68 @@ def test_reports_of_workers_reach_the_peers_and_end_with_the_worker() -> None:
     assert here.load() == [0, 0]
 
 
-def test_reports_to_a_process_that_does_not_read_are_left_out() -> None:
-    sender, receiver = Pipe()
-    for number in range(1000):
-        send(sender, Reported(1, b"%04d" % number * 1000))
-    received = []
-    while receiver.poll():
-        received.append(receiver.recv().report[:4])
-    assert 1 <= len(received) < 1000
-    assert received == [b"%04d" % number for number in range(len(received))]
-    send(sender, Reported(1, b"later"))
-    assert receiver.recv().report == b"later"
+class End:
+    """One end of a channel, with what has arrived there."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self.received: list[Any] = []
+        self.has_ended = False
+        self.channel = Channel(opened, self.received.append, self._end)
+
+    def _end(self) -> None:
+        self.has_ended = True
+
+    def numbers(self) -> list[int]:
+        return [int(each.response_id) for each in self.received if isinstance(each, ResponseStored)]
+
+
+@contextlib.asynccontextmanager
+async def channels() -> AsyncIterator[tuple[End, End]]:
+    ends = [End(opened) for opened in socket.socketpair()]
+    yield ends[0], ends[1]
+    for end in ends:
+        end.channel.close()
+
+
+async def test_nobody_waits_for_a_process_that_does_not_read() -> None:
+    async with channels() as (here, there):
+        needed = [Drained("m", str(number), drained=True) for number in range(5000)]
+        for end in (here, there):  # nobody reads before the test does: both directions are full
+            for number, each in enumerate(needed):
+                end.channel.send(ResponseStored(f"{number:05}", "a" * 400))
+                end.channel.send(each)
+            assert end.channel.dropped > 0
+        await eventually(lambda: here.numbers()[-1:] == there.numbers()[-1:] == [4999])
+        for end in (here, there):
+            assert [each for each in end.received if isinstance(each, Drained)] == needed, "what others need arrives"
+            assert end.numbers() == sorted(end.numbers())
+            assert end.numbers()[-1000:] == list(range(4000, 5000)), "the oldest are dropped"
+        assert len(there.numbers()) + here.channel.dropped == 5000
+
+
+async def test_messages_of_any_size_arrive() -> None:
+    async with channels() as (here, there):
+        sent = [Reported(number, bytes(10**number)) for number in range(7)] + [Drained("m", "x" * 10**6, drained=True)]
+        for number, message in enumerate(sent):
+            here.channel.send(message)
+            await eventually(lambda count=number: len(there.received) > count)
+        assert there.received == sent
+
+
+async def test_the_end_of_the_other_process_is_noticed_and_sending_to_it_costs_nothing() -> None:
+    async with channels() as (here, there):
+        there.channel.close()
+        here.channel.send(WorkerDied(1))
+        await eventually(lambda: here.has_ended)
+        for _ in range(3):
+            here.channel.send(WorkerDied(1))
+        assert here.channel.dropped == 0
+
+
+async def test_a_message_that_cannot_be_handled_is_not_the_last() -> None:
+    async with channels() as (here, there):
+        handled = there.channel._on_message
+        there.channel._on_message = lambda message: 1 // message.worker or handled(message)
+        for number in (0, 2):
+            here.channel.send(WorkerDied(number))
+        await eventually(lambda: there.received == [WorkerDied(2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,11 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from gateway.config.settings import PoolSettings
+from gateway.routing.keys import digest
+from gateway.service import workers
+from gateway.service.replicas import plan
+from gateway.service.server import listen
+from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
-from tests.support.upstream import upstreams_in_thread
-from tests.support.waiting import TIMEOUT_S
+from tests.support.upstream import Wire, upstreams_in_thread
+from tests.support.waiting import TIMEOUT_S, eventually
 
 POOL = """
 server: {{drain_s: 3}}
@@ -99,14 +107,15 @@ def test_workers_share_metrics_and_draining(two: Command) -> None:
     until(lambda: counted() == before + 40)
     backend = {"model": "m", "backend": "a"}
     assert two.post("/admin/drain", backend, headers=two.admin).json()["state"] == "draining"
-
-    def states() -> set[str]:
-        pools = [two.get("/admin/pool", headers=two.admin).json() for _ in range(12)]
-        return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
-
-    until(lambda: states() == {"draining"})
+    until(lambda: states(two) == {"draining"})
     two.post("/admin/resume", backend, headers=two.admin)
-    until(lambda: states() == {"up"})
+    until(lambda: states(two) == {"up"})
+
+
+def states(command: Command) -> set[str]:
+    """Return the states of `a` in the workers that answer twelve requests."""
+    pools = [command.get("/admin/pool", headers=command.admin).json() for _ in range(12)]
+    return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
 
 
 @pytest.mark.slow
@@ -134,6 +143,83 @@ def test_a_dead_worker_is_replaced(two: Command) -> None:
     until(lambda: "restarting it" in two.printed())
     until(lambda: len(family(two.process.pid)) == len(before))
     until_ready(two)
+
+
+async def stored(wire: Wire) -> None:
+    """Answer with a response that later requests may refer to, which the workers tell each other."""
+    await wire.json({"id": f"resp_{len(wire.upstream.seen)}{'x' * 100}", "object": "response", "output": []})
+
+
+def stop_other_worker(command: Command, client: httpx.Client) -> int:
+    """Stop the worker that a client is not connected to, as the kernel does to one that swaps; return its id."""
+    pids = [pid for pid in family(command.process.pid) if b"spawn_main" in command_line(pid)]
+    for pid in 20 * pids:  # the client may connect to the same one again
+        os.kill(pid, signal.SIGSTOP)
+        with contextlib.suppress(httpx.TimeoutException):
+            client.get("/health", timeout=3.0).raise_for_status()
+            return pid
+        os.kill(pid, signal.SIGCONT)
+        client.get("/health", timeout=TIMEOUT_S)
+    raise AssertionError("no worker answers")
+
+
+@pytest.mark.slow
+def test_a_worker_that_stands_still_holds_up_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    with upstreams_in_thread("ab", "m", stored) as (a, b):
+        path = tmp_path / "pool.yaml"
+        path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
+        with gateway_command(path, tmp_path, "--workers", "2") as command:
+            until_ready(command)
+            processes = family(command.process.pid)
+            with httpx.Client(base_url=command.url, headers=KEY, timeout=30.0, trust_env=False) as client:
+                client.get("/health")
+                stopped = stop_other_worker(command, client)
+                for _ in range(1000):  # more than the buffers of sockets hold
+                    answer = client.post("/v1/responses", json={"model": "m", "input": "hi"})
+                    assert answer.status_code == 200
+                client.post("/admin/drain", json={"model": "m", "backend": "a"}, headers=command.admin)
+                os.kill(stopped, signal.SIGCONT)
+                until(lambda: states(command) == {"draining"}, what="it has read what it was sent meanwhile")
+                os.kill(stopped, signal.SIGSTOP)
+            assert command.end(timeout_s=60.0) == 0
+            until(lambda: alive(processes) == set())
+
+
+async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # restored at the end
+    monkeypatch.setattr(workers, "_SILENT_S", 4.0)
+    monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(workers, "_BACKOFF_RESET_S", 0.0)
+    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
+    model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "backends": backends}
+    settings = PoolSettings.model_validate({"models": {"m": model}, "server": {"workers": 2}, "state": "none"})
+    started = asyncio.Event()
+    with listen("127.0.0.1", 0, shared=True) as opened:
+        parent = Workers(
+            settings,
+            plan(settings, tmp_path).backends,
+            digest(ADMIN_KEY),
+            [opened.getsockname()[:2]],
+            tmp_path,
+            on_started=started.set,
+        )
+        running = asyncio.create_task(parent.run())
+        try:
+            await started.wait()
+            for restarts in (1, 2):
+                before = parent._workers[0].process.pid
+                assert before is not None
+                os.kill(before, signal.SIGSTOP)
+                await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
+                assert caplog.text.count("worker 0 has been silent for") == restarts
+                assert caplog.text.count("restarting it in 0.05 s") == restarts
+                await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
+        finally:
+            parent.stop()
+            await running
+    assert parent._workers == {}
 
 
 @pytest.mark.slow
