@@ -49,7 +49,7 @@ _OVERFLOW_CONNECTIONS = 64
 _MOST_IDLE = 1024
 _IDLE_AGAIN_S = 0.05
 """Least seconds between two searches for idle connections, each of which looks at all connections."""
-_SHED_SHARE = 7 / 8
+SHED_SHARE = 7 / 8
 """Share of the limit down to which unfinished requests are refused, so that the search for them is seldom."""
 
 
@@ -713,7 +713,7 @@ class HttpServer:
         limit_bytes = self.limits.unfinished_bytes
         self._warn(f"unfinished requests hold more than {limit_bytes} bytes: the largest are refused")
         for connection in sorted(self.connections, key=_held_by, reverse=True):
-            if self._held_bytes <= _SHED_SHARE * limit_bytes:
+            if self._held_bytes <= SHED_SHARE * limit_bytes:
                 break
             connection.shed()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -85,6 +86,7 @@ class PickerServer:
         while True:
             await asyncio.sleep(_CHECK_S)
             self._check()
+            self._picking.unfinished.check(time.monotonic())
             if self._certificate is not None:
                 self._certificate.refresh()
 

@@ -19,6 +19,7 @@ from gateway.picker import messages
 from gateway.picker.destinations import Destinations
 from gateway.picker.exchange import PickedExchange
 from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
+from gateway.picker.unfinished import Unfinished
 from gateway.relay.context import Inbound, send_error
 from gateway.relay.errors import gateway_failed
 from gateway.routing.model import Upstream
@@ -59,8 +60,8 @@ class Picking:
         Answers the gateway's own paths.
     streams
         The streams of requests that have been sent on, by the names of the requests.
-    unfinished_bytes
-        Bytes of requests that are not complete yet.
+    unfinished
+        The requests that are not complete yet.
     """
 
     def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
@@ -68,7 +69,7 @@ class Picking:
         self.destinations = destinations
         self.own = own
         self.streams: dict[str, Stream] = {}
-        self.unfinished_bytes = 0
+        self.unfinished = Unfinished(lambda: gateway.settings.server)
         self._prefix = os.urandom(6).hex()
         self._names = 0
 
@@ -89,6 +90,8 @@ class Stream:
         Whether the proxy has been told to answer the client itself: nothing more can be said.
     is_observed
         Whether another stream tells of the answer, and of its end.
+    held_bytes, began_s, read_s
+        As `gateway.picker.unfinished.Upload`.
     """
 
     def __init__(self, picking: Picking, wire: Wire) -> None:
@@ -105,7 +108,8 @@ class Stream:
         self._size_bytes = 0
         self._has_body = False
         self._has_trailers = False
-        self._timer: asyncio.TimerHandle | None = None
+        self.held_bytes = 0
+        self.began_s = self.read_s = 0.0
         self._inbound: Inbound | None = None
         self.exchange: PickedExchange | None = None
         self._response_mode: int = _FULL_DUPLEX
@@ -178,13 +182,12 @@ class Stream:
             if length.isdigit():
                 self._check_size(int(length))
         except GatewayError as error:
-            self._refuse(error)
+            self.refuse(error)
             return
         if is_last:
             self._on_request_end()
             return
-        seconds = self._picking.gateway.settings.server.body_s
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+        self._picking.unfinished.begin(self)
 
     async def _answer_itself(self) -> None:
         """Answer one of the gateway's own paths."""
@@ -208,23 +211,21 @@ class Stream:
         if body:  # the last piece has nothing
             self._parts.append(body)
         self._size_bytes += len(body)
-        self._picking.unfinished_bytes += len(body)
         try:
             self._check_size(self._size_bytes)
         except GatewayError as error:
-            self._refuse(error)
+            self.refuse(error)
             return
+        self._picking.unfinished.hold(self, len(body))
+        if self.has_ended:
+            return  # it held the most
         if piece.end_of_stream:
             self._on_request_end()
 
     def _check_size(self, size_bytes: int) -> None:
-        server = self._picking.gateway.settings.server
-        if size_bytes > server.max_body_bytes:
-            raise too_large(server.max_body_bytes)
-        if self._picking.unfinished_bytes > server.max_unfinished_mib * 2**20:
-            raise GatewayError(
-                429, "Too many requests are being received. Try again shortly.", code="overloaded", retry_after_s=2.0
-            )
+        most_bytes = self._picking.gateway.settings.server.max_body_bytes
+        if size_bytes > most_bytes:
+            raise too_large(most_bytes)
 
     def _on_request_end(self) -> None:
         """Have a backend chosen, now or when one is free."""
@@ -244,19 +245,12 @@ class Stream:
         exchange.begin()
 
     def _release_body(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._inbound is None:
-            self._picking.unfinished_bytes -= self._size_bytes
+        self._picking.unfinished.release(self)
         self._parts.clear()
 
-    def _expire(self, seconds: float) -> None:
-        message = f"The body did not arrive within {seconds:g} s."
-        self._refuse(GatewayError(408, message, code="request_timeout"))
-
-    def _refuse(self, error: GatewayError) -> None:
+    def refuse(self, error: GatewayError) -> None:
         """Answer a request that was not admitted."""
+        self._release_body()
         path = canonical_path(self._target)
         request_id = dict(self._headers).get(b"x-request-id") or self._relay.new_request_id()
         self._relay.count_refused_head(request_id, self._method, path, self._headers, error)

@@ -39,9 +39,9 @@ UNAVAILABLE: Final = 14
 
 WINDOW_BYTES: Final = 1 << 20
 """What a peer may send of a call before more is asked for."""
-MESSAGE_BYTES: Final = 16 << 20
-"""Longest message that is received."""
-MOST_HELD_BYTES: Final = 64 << 20
+MESSAGE_BYTES: Final = 4 << 20
+"""Longest message that is received, as of gRPC by default; a proxy sends the body of a request in much smaller ones."""
+MOST_HELD_BYTES: Final = 16 << 20
 """What a connection may hold of incomplete messages; the call that has more is ended."""
 MOST_UNSENT_BYTES: Final = 1 << 20
 """What may wait to be sent before no more is asked for."""

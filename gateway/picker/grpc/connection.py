@@ -6,7 +6,6 @@ What a turn of the event loop has to send is written at its end, at once. A peer
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from typing import Any, Final, Protocol
@@ -48,8 +47,6 @@ from gateway.picker.grpc.frames import (
     number,
 )
 from gateway.picker.grpc.heads import HEADERS_BYTES, HeadReader
-
-log = logging.getLogger(__name__)
 
 MOST_CALLS: Final = 1024
 """Most calls of a connection at a time; a proxy opens another one for more."""
@@ -96,6 +93,12 @@ class Services(Protocol):
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
 
+    def hold(self, connection: Connection) -> None:
+        """Count what a connection holds of incomplete messages."""
+
+    def note_fault(self, text: str) -> None:
+        """Log why a connection ends."""
+
 
 class Connection:
     """A connection, which hands the messages of its calls to their handlers in the call that read them.
@@ -108,6 +111,8 @@ class Connection:
         What the peer accepts now, over all calls.
     held_bytes
         What incomplete messages have.
+    counted_bytes
+        What the server has counted of that.
     is_slow
         Whether the peer does not receive what has been written.
     """
@@ -140,6 +145,7 @@ class Connection:
         "_waiting",
         "_was_asked",
         "_will_flush",
+        "counted_bytes",
         "held_bytes",
         "is_slow",
         "send_window",
@@ -161,7 +167,7 @@ class Connection:
         self._first_send_window = 65_535
         self._receive_window = CONNECTION_WINDOW_BYTES
         self.send_window = 65_535
-        self.held_bytes = 0
+        self.held_bytes = self.counted_bytes = 0
         self._has_preface = self._has_begun = False
         self._is_reading = self._will_flush = self._is_closing = self.is_slow = False
         self._is_leaving = False  # new calls are ignored
@@ -234,6 +240,8 @@ class Connection:
         self._pending = data[at:]
         if at and self._block is None:
             self._changed_s = self._read_s
+        if self.held_bytes != self.counted_bytes:
+            self._services.hold(self)
         if self._budget <= 0 and self._transport is not None and not self.is_slow:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -545,7 +553,7 @@ class Connection:
     # Ending
 
     def _fail(self, fault: Http2Error) -> None:
-        log.info("a connection ends: %s", fault.text)
+        self._services.note_fault(fault.text)
         self.write(frames.goaway(self._last_stream, fault.code, fault.text))
         self._close()
 
@@ -580,6 +588,10 @@ class Connection:
         self._is_closing = True
         if self._transport is not None:
             self._transport.abort()
+
+    def idle_since_s(self) -> float:
+        """Return when something was last read of a connection without calls; infinity of one with calls."""
+        return math.inf if self._calls else self._read_s
 
     def check(self, now_s: float) -> None:
         """Close the connection if its peer takes too long, or is gone."""

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
+from backends.http.server import SHED_SHARE
 from gateway.picker.grpc.call import UNAVAILABLE, Call, Handler
 from gateway.picker.grpc.connection import BEGIN_S, Connection
+
+log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 """Seconds between checks for connections whose time is over."""
 MOST_CONNECTIONS: Final = 1024
+MOST_HELD_BYTES: Final = 64 << 20
+"""What all connections may hold of incomplete messages; the connections that hold the most are closed."""
+_LOG_EVERY_S: Final = 10.0
+_IDLE_AGAIN_S: Final = 0.05
+"""Least seconds between two searches for idle connections."""
 _BACKLOG: Final = 1024
 _CLOSE_S: Final = 1.0
 """Seconds that a peer has to receive the last that it is sent."""
@@ -35,6 +44,11 @@ class GrpcServer:
         self._sweep: asyncio.TimerHandle | None = None
         self._is_empty: asyncio.Future[None] | None = None
         self._is_stopping = False
+        self._held_bytes = 0
+        self._idlest: list[tuple[float, Connection]] = []  # the last is idle for longest
+        self._idlest_again_s = 0.0
+        self._faults = 0
+        self._log_again_s = 0.0
         self.connections: set[Any] = set()
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -63,17 +77,58 @@ class GrpcServer:
 
         Not earlier: asyncio does not report failed handshakes, so those connections would never be removed.
         """
-        self.connections.add(connection)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) >= MOST_CONNECTIONS and not self._close_idlest():
             connection.abort()
-        elif self._is_stopping:
+            return
+        self.connections.add(connection)
+        if self._is_stopping:
             connection.shutdown()
+
+    def _close_idlest(self) -> bool:
+        """Close the connection that has been idle for longest; return False if all have calls.
+
+        It goes rather than a new one, which may be the proxy's.
+        """
+        now_s = time.monotonic()
+        if not self._idlest and now_s >= self._idlest_again_s:
+            self._idlest_again_s = now_s + _IDLE_AGAIN_S
+            idle = [(each.idle_since_s(), each) for each in self.connections]
+            self._idlest = sorted((each for each in idle if each[0] < now_s), key=_since_s, reverse=True)
+        while self._idlest:
+            since_s, connection = self._idlest.pop()
+            if connection in self.connections and connection.idle_since_s() == since_s:
+                self.connections.discard(connection)
+                connection.abort()
+                return True
+        return False
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
+        self.hold(connection)
         if self._is_empty is not None and not self.connections and not self._is_empty.done():
             self._is_empty.set_result(None)
+
+    def hold(self, connection: Connection) -> None:
+        """Count what a connection holds of incomplete messages, and close those that hold the most above the bound."""
+        self._held_bytes += connection.held_bytes - connection.counted_bytes
+        connection.counted_bytes = connection.held_bytes
+        if self._held_bytes > MOST_HELD_BYTES:
+            for largest in sorted(self.connections, key=_held_bytes, reverse=True):
+                if self._held_bytes <= SHED_SHARE * MOST_HELD_BYTES:
+                    break
+                self.note_fault("incomplete messages hold too much: the connections that hold the most are closed")
+                self._held_bytes -= largest.counted_bytes
+                largest.counted_bytes = 0
+                largest.abort()
+
+    def note_fault(self, text: str) -> None:
+        """Log why a connection ends, every now and then: whoever connects can make it do so."""
+        self._faults += 1
+        now_s = time.monotonic()
+        if now_s >= self._log_again_s:
+            log.info("%d connections end, the last one: %s", self._faults, text)
+            self._faults, self._log_again_s = 0, now_s + _LOG_EVERY_S
 
     def _check(self) -> None:
         now_s = time.monotonic()
@@ -101,3 +156,11 @@ class GrpcServer:
         if self.connections:
             self._is_empty = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._is_empty], timeout=limit_s)
+
+
+def _since_s(idle: tuple[float, Connection]) -> float:
+    return idle[0]
+
+
+def _held_bytes(connection: Connection) -> int:
+    return connection.held_bytes

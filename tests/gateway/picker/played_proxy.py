@@ -76,7 +76,7 @@ class PlayedProxy:
     def in_flight(self) -> dict[str, int]:
         return {name: backend.in_flight for name, backend in self.backends.items()} | {
             "exchanges": len(self.gateway.relay.exchanges),
-            "unfinished": self.picking.unfinished_bytes,
+            "unfinished": self.picking.unfinished.held_bytes,
         }
 
     def count(self, name: str, **labels: str) -> float:

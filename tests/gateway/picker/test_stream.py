@@ -185,16 +185,44 @@ async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> 
     assert proxy.in_flight() == IDLE
 
 
-async def test_unfinished_requests_are_bounded_over_all_streams() -> None:
-    proxy = PlayedProxy({"server": {"max_body_mib": 0.001, "max_unfinished_mib": 0.001}})
-    streams = [proxy.stream(), proxy.stream()]
-    for stream in streams:
+async def test_of_unfinished_requests_above_the_bound_the_largest_pay() -> None:
+    proxy = PlayedProxy({"server": {"max_body_mib": 0.001, "max_unfinished_mib": 0.004}})
+    stalled = [proxy.stream() for _ in range(5)]
+    for number, stream in enumerate(stalled):
         stream.request()
-        stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * 800}))
-    assert streams[1].error == (429, "overloaded")
-    for stream in streams:
+        stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * (800 + number)}))
+    assert proxy.in_flight()["unfinished"] == 5 * 800 + 10
+    sent = proxy.picked(body=BODY + b" " * 200)
+    assert sent.destinations, "whoever comes next is served"
+    assert [stream.wire.has_ended for stream in stalled] == [False, False, False, False, True]
+    assert stalled[4].error == (429, "overloaded")
+    stalled[4].handler.handle(ProcessingRequest(request_body={"body": b"x" * 800}))
+    assert proxy.in_flight()["unfinished"] == 4 * 800 + 6
+    for stream in (*stalled, sent):
         stream.handler.close()
     assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_body_that_stalls_or_takes_too_long_is_refused(drips: bool) -> None:
+    proxy = PlayedProxy({"server": {"body_s": 300}})
+    stream, now_s = proxy.stream(), time.monotonic()
+    stream.request()
+    stream.handler.handle(ProcessingRequest(request_body={"body": b"{"}))
+    proxy.picking.unfinished.check(now_s + 59.0)
+    assert not stream.wire.has_ended
+    if drips:
+        stream.handler.read_s = now_s + 290.0
+        proxy.picking.unfinished.check(now_s + 299.0)
+        assert not stream.wire.has_ended
+    proxy.picking.unfinished.check(now_s + (302.0 if drips else 62.0))
+    assert stream.error == (408, "request_timeout")
+    stream.handler.close()
+    assert proxy.in_flight() == IDLE
+    answered = proxy.picked()
+    proxy.picking.unfinished.check(now_s + 1000.0)
+    assert answered.destinations
+    assert not answered.wire.has_ended
 
 
 async def test_a_proxy_that_would_hold_the_body_back_gets_an_error_that_names_the_setting() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.picker.grpc import connection as bounds
 from gateway.picker.grpc import frames as h2
+from gateway.picker.grpc import server
 from gateway.picker.grpc.call import MESSAGE_BYTES, MOST_HELD_BYTES, MOST_UNSENT_BYTES, WINDOW_BYTES
 from gateway.picker.grpc.frames import (
     ACK,
@@ -29,7 +31,6 @@ from gateway.picker.grpc.frames import (
     frame,
     number,
 )
-from gateway.picker.grpc.server import MOST_CONNECTIONS
 from tests.fuzz.wire import run
 from tests.gateway.picker.grpc.peer import (
     HELLO,
@@ -373,13 +374,62 @@ async def test_shutdown_lets_calls_end() -> None:
     assert all(each.is_closed for each in peer.calls)
 
 
-async def test_more_connections_than_the_limit_are_closed() -> None:
+async def test_above_the_limit_the_connection_that_is_idle_for_longest_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(server, "_IDLE_AGAIN_S", 0.0)
     services = Services()
-    peers = [Peer(services) for _ in range(MOST_CONNECTIONS + 1)]
-    for peer in (peers[0], peers[-1]):
+    peers = [Peer(services) for _ in range(4)]
+    await peers[0].exchange(headers(1))  # has a call
+    await peers[1].exchange(frame(PING, 0, 0, bytes(8)))  # has said something after the others
+
+    async def lost() -> list[bool]:
+        peers.append(Peer(services))
+        for peer in peers:
+            await peer.transport.settle()
+        return [peer.transport.is_lost for peer in peers]
+
+    assert await lost() == [False, False, True, False, False]
+    assert await lost() == [False, False, True, True, False, False]
+    for peer in peers[4:]:
+        await peer.exchange(headers(1))
+    await peers[1].exchange(headers(1))
+    assert (await lost())[-1], "all others have calls"
+    assert len(services.connections) == 4
+
+
+async def test_the_connections_that_hold_most_of_incomplete_messages_are_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(server, "MOST_HELD_BYTES", 1_000_000)
+    services = Services()
+    proxy, *others = [Peer(services) for _ in range(12)]
+    await proxy.exchange(headers(1), data(1, message(bytes(2000))[:1000]))
+    for peer in others:
+        begun = message(bytes(MESSAGE_BYTES))[:160_000]
+        await peer.exchange(headers(1), *[data(1, begun[at : at + 16_000]) for at in range(0, len(begun), 16_000)])
+        held = [each.connection.held_bytes for each in (proxy, *others)]
+        assert sum(held) == services._held_bytes <= 1_000_000
+    assert sum(peer.transport.is_lost for peer in others) >= 5
+    rest = message(bytes(2000))[1000:]
+    assert [each.kind for each in await proxy.exchange(data(1, rest, END_STREAM))][:2] == [HEADERS, DATA]
+    for peer in others:
+        peer.connection.abort()
         await peer.transport.settle()
-    assert not peers[0].transport.is_lost
-    assert peers[-1].transport.is_lost
+    assert services._held_bytes == 0
+    assert len(caplog.messages) == 1, "however many there are"
+
+
+async def test_faults_of_many_connections_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    services = Services()
+    for _ in range(100):
+        peer = Peer(services)
+        peer.connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await peer.transport.settle()
+    assert len(caplog.messages) == 1
 
 
 PARTS = st.lists(
