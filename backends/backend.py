@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
 from backends.speculation import Method
+
+if TYPE_CHECKING:  # it imports this module
+    from backends.step_comparison import Difference
 
 
 class State(StrEnum):
@@ -119,6 +122,10 @@ class Backend:
         Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
     contradictions
         What its engine does that contradicts the pool file, by kind.
+    difference
+        Between the tokens per step that its answers show and those that its engine counts; None without.
+    answered_tokens, answered_steps, answered_by_peers
+        Tokens so far of answers whose steps are known, and these steps; both for the peers of this process.
 
     Attributes
     ----------
@@ -151,6 +158,10 @@ class Backend:
     load: EngineLoad = field(default_factory=EngineLoad)
     context_tokens: int = 0
     contradictions: Mapping[str, str] = field(default_factory=dict)
+    difference: Difference | None = None
+    answered_tokens: float = 0.0
+    answered_steps: float = 0.0
+    answered_by_peers: tuple[float, float] = 0.0, 0.0
     said: Speculation = field(init=False)
     draft_schedule: DraftSchedule = field(init=False)
 

@@ -27,6 +27,7 @@ from backends.lateness import Lateness
 from backends.occupancy import Minute, Occupancy
 from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
+from backends.step_comparison import StepComparison
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class _Record:
     drained: bool = False
     engine: EngineMetrics | None = None
     occupancy: Occupancy = field(default_factory=Occupancy)
+    comparison: StepComparison = field(default_factory=StepComparison)
     progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
     progress_at_s: float = 0.0
     has_stalled: bool = False  # since it was last up
@@ -138,6 +140,8 @@ class Pool:
         Called with a replica whose engine went through a change, as its metrics show.
     on_implausible
         Called with a replica and the name of what it reported that cannot be.
+    on_difference
+        Called with a replica whose `difference` is new, another one or gone.
     recovery
         The replicas on their way back.
 
@@ -172,6 +176,7 @@ class Pool:
         self.on_eject: Callable[[Backend, float, str], None] | None = None
         self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
         self.on_implausible: Callable[[Backend, str], None] | None = None
+        self.on_difference: Callable[[Backend], None] | None = None
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -299,6 +304,10 @@ class Pool:
     def engine(self, backend: Backend) -> EngineMetrics | None:
         """Return the replica's last metrics page; None if none was read."""
         return self._records[backend.model, backend.name].engine
+
+    def tokens_per_step(self, backend: Backend) -> dict[str, float] | None:
+        """Return the tokens per step of late, as shown by a replica's answers and as counted; None if not compared."""
+        return self._records[backend.model, backend.name].comparison.figures(_most_per_step(backend))
 
     def minutes(self, backend: Backend) -> tuple[Minute, ...]:
         """Return how many requests a replica had, and how many of them waited for what, by minute."""
@@ -482,6 +491,7 @@ class Pool:
                 logger.info("%s/%s: its engine has changed %s", backend.model, backend.name, change.replace("_", " "))
                 self._call(self.on_engine_change, backend, change)
             self._compare(backend, engine)
+            self._compare_steps(backend, record, engine, now_s)
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(
@@ -517,8 +527,23 @@ class Pool:
             logger.warning("%s/%s: %s", backend.model, backend.name, backend.contradiction)
         else:
             logger.info("%s/%s speculates as the pool file says: %s", backend.model, backend.name, backend.said)
-        if (method, schedule) != (backend.method, backend.draft_schedule) and self.on_engine_change is not None:
-            self.on_engine_change(backend, EngineChange.SPECULATION)
+        if (method, schedule) != (backend.method, backend.draft_schedule):
+            self._call(self.on_engine_change, backend, EngineChange.SPECULATION)
+
+    def _compare_steps(self, backend: Backend, record: _Record, engine: EngineMetrics, now_s: float) -> None:
+        """Compare the tokens per step that the answers of a replica show with those that its engine counts."""
+        by_peers, comparison = backend.answered_by_peers, record.comparison
+        answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
+        if not comparison.add(engine, answered, _most_per_step(backend), now_s):
+            return
+        before, backend.difference = backend.difference, comparison.difference
+        if backend.difference is not None and before is None:
+            text = "%s/%s: %s; what is learned from them is corrected"
+            logger.warning(text, backend.model, backend.name, backend.difference)
+        elif backend.difference is None and before is not None:
+            logger.info("%s/%s: its answers show what its engine counts again", backend.model, backend.name)
+        if backend.difference != before:
+            self._call(self.on_difference, backend)
 
     def _return(self, backend: Backend, record: _Record, now_s: float) -> None:
         """Have a replica that passes its probes come back: at once, slowly, or after a request on trial."""
@@ -594,3 +619,7 @@ class Pool:
         if callback is not None:
             with background.guarded("probes", of=f"{backend.model}/{backend.name}"):
                 callback(backend, *told)
+
+
+def _most_per_step(backend: Backend) -> int:
+    return 1 + backend.draft_schedule.k

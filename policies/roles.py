@@ -74,6 +74,14 @@ class EngineWatcher(Protocol):
 
 
 @runtime_checkable
+class Corrected(Protocol):
+    """Learns tokens per step from answers, which may show other ones than the engine counts."""
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Multiply the tokens per step of a backend's answers from now on."""
+
+
+@runtime_checkable
 class Explainer(Protocol):
     """Rates the candidates, and returns the decision that `choose` would make now; both change nothing."""
 

@@ -149,6 +149,14 @@ class Statistics:
         record.changed = True
         self.observations += 1
 
+    def drop(self, table: Table, matches: Callable[[Key], bool]) -> None:
+        """Remove this gateway's own sums of some buckets of a table, of all epochs."""
+        for (name, _), record in self._own.items():
+            for key in [key for key in record.buckets if matches(key)] if name == table.name else ():
+                del record.buckets[key]
+                record.changed = True
+        self.observations += 1
+
     def own(self) -> Iterator[Row]:
         """Yield this gateway's own sums of all epochs that are kept."""
         for (table, epoch), record in self._own.items():

@@ -126,6 +126,8 @@ class BackendView:
         Why the policy has taken it out as an outlier; None if it has not.
     contradiction
         In which way its engine contradicts the pool file; None if it does not.
+    difference
+        Of the tokens per step that its answers show from those that its engine counts; None without.
     silence
         In which way its drafter is silent; None if it is not.
     in_flight
@@ -155,6 +157,7 @@ class BackendView:
     reason: str
     outlier: str | None
     contradiction: str | None
+    difference: str | None
     silence: str | None
     in_flight: int
     in_flight_here: int

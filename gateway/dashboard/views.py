@@ -51,6 +51,7 @@ def backend_view(
         method=backend.said.method.value,
         k=backend.said.schedule.k,
         contradiction=backend.contradiction,
+        difference=None if backend.difference is None else str(backend.difference),
         weight=backend.weight,
         simulated=backend.simulated,
         state=backend.state.value,

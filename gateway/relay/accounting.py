@@ -261,6 +261,8 @@ def _count_outcome(
     if outcome.tokens_per_step is not None:
         source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
         steps = outcome.output_tokens / outcome.tokens_per_step
+        upstream.backend.answered_tokens += outcome.output_tokens
+        upstream.backend.answered_steps += steps
         metrics.count_steps(bound, temperature, source, steps, outcome.output_tokens)
     if outcome.drafted_tokens is not None and outcome.accepted_tokens is not None:
         metrics.count_drafts(bound, temperature, outcome.drafted_tokens, outcome.accepted_tokens)

@@ -17,7 +17,7 @@ from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import EngineWatcher, Forgetful, Learner, Maintained
+from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintained
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
 _PACES = 50
@@ -181,6 +181,14 @@ class Model:
                 self.policy.engine_changed(backend, change)
             except Exception as error:  # noqa: BLE001
                 self.fallback.note(self.policy.name, "engine_changed", error)
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Have the policy correct the tokens per step that answers of a backend show."""
+        if isinstance(self.policy, Corrected):
+            try:
+                self.policy.correct(backend, factor)
+            except Exception as error:  # noqa: BLE001
+                self.fallback.note(self.policy.name, "correct", error)
 
     def warm_up(self) -> None:
         """Have the policy import its libraries."""

@@ -157,6 +157,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "num_speculative_tokens": backend.said.schedule.k,
         "contradictions": backend.contradictions,
         "observed": {"method": backend.method, "num_speculative_tokens": backend.num_speculative_tokens},
+        "tokens_per_step": _tokens_per_step(gateway, backend),
         "url": backend.url,
         "simulated": backend.simulated,
         "weight": backend.weight,
@@ -171,6 +172,14 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
             "age_s": round(time.monotonic() - load.at_s, 3),
         },
     }
+
+
+def _tokens_per_step(gateway: Gateway, backend: Backend) -> dict[str, Any] | None:
+    """Return the comparison of answers and engine; None if there is nothing to compare yet."""
+    figures = gateway.pool.tokens_per_step(backend)
+    if figures is None:
+        return None
+    return {name: round(value, 4) for name, value in figures.items()} | {"differs": backend.difference is not None}
 
 
 def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:

@@ -283,6 +283,7 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     await gateway.state.start()
     gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
     gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
+    gateway.pool.on_difference = partial(_note_difference, gateway)
     await gateway.pool.start()
     for shadow in gateway.shadow.values():
         shadow.start()  # its process loads during the warm-up
@@ -314,6 +315,11 @@ async def _stop(gateway: Gateway) -> None:
 
 def _note_engine_change(gateway: Gateway, backend: Backend, change: EngineChange) -> None:
     gateway.models[backend.model].engine_changed(backend.name, change)
+
+
+def _note_difference(gateway: Gateway, backend: Backend) -> None:
+    found = backend.difference
+    gateway.models[backend.model].correct(backend.name, 1.0 if found is None else found.counted / found.shown)
 
 
 async def _tick(gateway: Gateway) -> None:

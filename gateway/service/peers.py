@@ -51,6 +51,7 @@ class _Peer:
     was_counted: bool = False  # in the sums of `settle`
     in_flight: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)  # number of the last one applied, by replica
+    answered: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Peers:
@@ -96,6 +97,7 @@ class Peers:
         self._ejection_count = 0
         self._peers: dict[str, _Peer] = {}
         self._ids: dict[str, str] = {}  # of replicas, by URL
+        self._answered: dict[str, tuple[float, float]] = {}  # by all peers while they were known, by replica
         pool.on_eject = self._note_ejection
 
     def follow(self, keyring: Keyring) -> None:
@@ -119,7 +121,10 @@ class Peers:
             replica: Ejection(number, round(end_s - now_s, 3), reason)
             for replica, (number, end_s, reason) in self._ejections.items()
         }
-        self.report = Report(self.writer, self.number, in_flight, keys, ejected).encode()
+        answered = {
+            self._id(one): (one.answered_tokens, one.answered_steps) for one in self._pool if one.answered_steps
+        }
+        self.report = Report(self.writer, self.number, in_flight, keys, ejected, answered).encode()
 
     def receive(self, data: bytes) -> str:
         """Apply a report of a peer, unless it is known; return the name of its writer.
@@ -134,13 +139,14 @@ class Peers:
             return report.writer
         peer = self._peers.get(report.writer)
         if peer is None:  # perhaps left by a process that has ended: its next report will tell
-            self._peers[report.writer] = _Peer(report.number, self._clock())
+            self._peers[report.writer] = _Peer(report.number, self._clock(), answered=report.answered)
             self._greetings = _REPORTS_TO_COUNT
             return report.writer
         if report.number <= peer.number:
             return report.writer
         is_new = not peer.counts
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
+        self._add_answered(peer, report.answered)
         for key, use in report.keys.items():
             if (client := self._keyring.named(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
@@ -183,6 +189,7 @@ class Peers:
         for backend in self._pool:
             replica = self._id(backend)
             self._pool.set_peers_in_flight(backend, counts[replica], recounted=recounted[replica])
+            backend.answered_by_peers = self._answered.get(replica, (0.0, 0.0))
         alive = sum(peer.counts for peer in self._peers.values())
         if is_reported or not alive:
             self._limits.divide(alive, window_s)
@@ -192,6 +199,15 @@ class Peers:
         """Return the peers whose last report can be removed."""
         now_s = self._clock()
         return [writer for writer, peer in self._peers.items() if now_s - peer.heard_s > GONE_S]
+
+    def _add_answered(self, peer: _Peer, answered: dict[str, tuple[float, float]]) -> None:
+        """Add what a peer has answered since its report before."""
+        for replica, (tokens, steps) in answered.items():
+            tokens_before, steps_before = peer.answered.get(replica, (0.0, 0.0))
+            if tokens >= tokens_before and steps >= steps_before:  # else it has another replica at that address
+                sums = self._answered.get(replica, (0.0, 0.0))
+                self._answered[replica] = sums[0] + tokens - tokens_before, sums[1] + steps - steps_before
+        peer.answered = answered
 
     def _apply(self, replica: str, ejection: Ejection) -> None:
         for backend in self._pool:

@@ -13,7 +13,7 @@ import orjson
 from backends.reported import MOST_COUNT, finite, whole
 from gateway.relay.limits import KeyUse
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_BYTES = 4 << 20
 
 
@@ -48,6 +48,8 @@ class Report(NamedTuple):
         Its use of the keys with limits, by name.
     ejected
         By replica.
+    answered
+        Tokens so far of its answers whose steps are known, and these steps, by replica.
     """
 
     writer: str
@@ -55,6 +57,7 @@ class Report(NamedTuple):
     in_flight: dict[str, int]
     keys: dict[str, KeyUse]
     ejected: dict[str, Ejection]
+    answered: dict[str, tuple[float, float]]
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
@@ -72,7 +75,7 @@ def decode(data: bytes) -> Report:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"a report of {len(data)} bytes")
     try:
-        version, writer, number, in_flight, keys, ejected = orjson.loads(data)
+        version, writer, number, in_flight, keys, ejected, answered = orjson.loads(data)
         if version != _FORMAT:
             raise ValueError(f"a report of format {version}")
         return Report(
@@ -84,6 +87,7 @@ def decode(data: bytes) -> Report:
                 str(replica): Ejection(_count(count), _number(left_s), str(why))
                 for replica, (count, left_s, why) in ejected.items()
             },
+            {str(replica): (_number(tokens), _number(steps)) for replica, (tokens, steps) in answered.items()},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a report: {error}") from None

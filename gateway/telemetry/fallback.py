@@ -28,6 +28,7 @@ CALLS = (
     "assess",
     "forget",
     "engine_changed",
+    "correct",
     "take_over",
     "warm_up",
 )

@@ -306,6 +306,12 @@ class Metrics:
             "drafts in some",
             (*_BACKEND, "kind"),
         )
+        self.shown_over_counted = gauge(
+            "gateway_backend_tokens_per_step_shown_ratio",
+            "Tokens per step that the answers of the backend show over those that its engine counts, where the two "
+            "differ beyond noise; else 1",
+            _BACKEND,
+        )
         self.state_connected = gauge(
             "gateway_state_connected",
             "1 if the last attempt to use the store succeeded, 0 if it failed and the gateway continues without it",
@@ -474,6 +480,8 @@ class Metrics:
             for state in State:
                 self.state.labels(*labels, state.value).set(backend.state is state)
             self.simulated.labels(*labels).set(backend.simulated)
+            found = backend.difference
+            self.shown_over_counted.labels(*labels).set(1.0 if found is None else found.shown / found.counted)
             for kind in KINDS:
                 self.contradiction.labels(*labels, kind).set(kind in backend.contradictions)
             self.running.labels(*labels).set(backend.load.running)

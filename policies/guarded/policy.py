@@ -23,6 +23,7 @@ from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
 from policies.roles import (
     Clocked,
+    Corrected,
     EngineWatcher,
     Forgetful,
     Freezable,
@@ -127,6 +128,12 @@ class Guarded(Policy):
         for part in self._parts:
             if isinstance(part, EngineWatcher):
                 part.engine_changed(backend, change)
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""
+        for part in self._parts:
+            if isinstance(part, Corrected):
+                part.correct(backend, factor)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose a candidate that is not ejected and drafts: by the policy, or by `least_loaded` for the guardrail."""

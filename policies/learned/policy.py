@@ -20,7 +20,7 @@ from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.cost import Cost, cost_of
 from policies.learned.models import step_time
-from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
+from policies.learned.models.acceptance import ACCEPTANCE, BACKEND, AcceptanceModel
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH, LengthModel
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
@@ -182,6 +182,16 @@ class Learned(Policy):
             self.forget(backend)
         elif self.drafters.renew(backend, change):
             self.predictor.set_silent(backend, False)
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""
+        corrections = self.predictor.corrections
+        if backend not in corrections and factor != 1.0:
+            self.statistics.drop(ACCEPTANCE, lambda key: key[BACKEND] == backend)
+            self.statistics.drop(STEPS, lambda key: key[0] == backend)
+        corrections[backend] = factor
+        if factor == 1.0:
+            del corrections[backend]
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""

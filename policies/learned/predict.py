@@ -118,6 +118,8 @@ class Predictor:
         Model of each backend seen so far, by name.
     slow
         Names of the backends whose slowness is above 1.
+    corrections
+        Factors by which the tokens per step that answers of a backend show are multiplied, by name.
     now_s
         Time of the next prediction, set by the caller.
 
@@ -142,6 +144,7 @@ class Predictor:
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
         self._acceptance: dict[Key, dict[str, _Acceptance]] = {}  # by key and backend
         self.slow: set[str] = set()
+        self.corrections: dict[str, float] = {}
         self.now_s = 0.0
 
     @property
@@ -163,12 +166,14 @@ class Predictor:
         """
         if previous.calibration == self.calibration:
             self.prefixes, self.slow = previous.prefixes, previous.slow
+            self.corrections = previous.corrections
             self.backend_models, self._fitted = previous.backend_models, previous._fitted
 
     def forget(self, backend: str) -> None:
         """Drop the model of a backend that has left."""
         for by_backend in self._acceptance.values():
             by_backend.pop(backend, None)
+        self.corrections.pop(backend, None)
         model = self.backend_models.pop(backend, None)
         if model is not None:
             self.prefixes.remove_backend(model.prefixes)

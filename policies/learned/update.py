@@ -63,14 +63,14 @@ class Observer:
             self.observe_shadow(outcome, now_s)
         if model is None:
             return
-        per_step = outcome.tokens_per_step if outcome.output_tokens >= _MIN_TOKENS else None
+        per_step = self._per_step(outcome, model) if outcome.output_tokens >= _MIN_TOKENS else None
         place = _place(outcome, memo, model, now_s)
         if per_step is not None:
             self._observe_drafter(outcome, memo, model, key, per_step, place, now_s)
         if memo is None:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
-        self._observe_speed(outcome, memo, model, step_ratio, place, now_s)
+        self._observe_speed(memo, model, step_ratio, self._per_step(outcome, model), place, now_s)
         if memo.control is not None:
             self._guardrail.observe(seconds_per_work(outcome), control=memo.control)
         self._observe_prompt(outcome, memo.prediction, model)
@@ -83,7 +83,8 @@ class Observer:
         memo = _memo(outcome)
         key = memo.key if memo is not None else self._templates.key(outcome.request, counts=False)
         is_overlong = _is_overlong(outcome, memo)
-        model, measured = self._predictor.backend_models.get(outcome.decision.backend), outcome.tokens_per_step
+        model = self._predictor.backend_models.get(outcome.decision.backend)
+        measured = None if model is None else self._per_step(outcome, model)
         if model is not None and measured is not None:
             measured, weight = model.at_max_k(key, _place(outcome, memo, model, now_s), measured)
             measured = measured if weight else None
@@ -100,6 +101,13 @@ class Observer:
             else:
                 per_step = self._shadow_bias.corrected(arm, replayed)
                 self._add_acceptance(arm, "", key, per_step, 1.0, is_overlong, now_s)
+
+    def _per_step(self, outcome: Outcome, model: BackendModel) -> float | None:
+        """Return the tokens per step of an answer, corrected where the engine counts other ones; None if unknown."""
+        per_step = outcome.tokens_per_step
+        if per_step is None or not self._predictor.corrections:
+            return per_step
+        return max(1.0, per_step * self._predictor.corrections.get(model.name, 1.0))
 
     def _observe_drafter(
         self,
@@ -174,19 +182,19 @@ class Observer:
 
     def _observe_speed(
         self,
-        outcome: Outcome,
         memo: Memo,
         model: BackendModel,
         step_ratio: float | None,
+        per_step: float | None,
         place: Place | None,
         now_s: float,
     ) -> None:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
         acceptance_ratio, prediction = None, memo.prediction
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
-        if outcome.tokens_per_step is not None and known:
+        if per_step is not None and known:
             expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
-            acceptance_ratio = outcome.tokens_per_step / expected
+            acceptance_ratio = per_step / expected
         slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
         self._predictor.set_slowness(model.name, slowness)
 

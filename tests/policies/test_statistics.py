@@ -76,3 +76,21 @@ def test_invalid_sums_are_rejected(sums: tuple[float, ...]) -> None:
     assert list(statistics.own()) == []
     statistics.add(TABLE, ("a",), 1e308, 1e308)  # finite, though their sum is not
     assert len(list(statistics.own())) == 1
+
+
+def test_dropped_buckets_are_gone_from_all_epochs_and_count_as_changed() -> None:
+    other = Table("u", 1, half_life_s=4.0, overflow=lambda key: key)
+    statistics = Statistics([TABLE, other], lambda: 1001.0)
+    for at_s in (1000.0, 1001.0):
+        for key in ("a", "b"):
+            statistics.add_at(at_s, TABLE, (key,), (1.0, 2.0))
+    statistics.add(other, ("a",), 1.0)
+    statistics.set_others([Row("t", 1001, ("a",), (3.0, 6.0))])
+    statistics.take_changed()
+    before = statistics.observations
+    statistics.drop(TABLE, lambda key: key[0] == "a")
+    assert {row.key for row in statistics.own() if row.table == "t"} == {("b",)}
+    assert statistics.buckets(TABLE)["a",] == (3.0, 6.0)  # of others, who drop theirs
+    assert statistics.buckets(other) == {("a",): (1.0,)}
+    assert statistics.take_changed() == [("t", 1000), ("t", 1001)]
+    assert statistics.observations > before

@@ -67,7 +67,7 @@ function update(row, backend, mark, busiest) {
   const [stateText, why] = state.children;
   setText(stateText, backend.state !== "up" ? backend.state : outlier ? "outlier" : silent ? "silent drafter" : contradicted ? "not as said" : "up");
   setAttribute(stateText, "class", `state ${outlier || silent || contradicted ? "bad" : (STATE_CLASS[backend.state] ?? "warn")}`);
-  setText(why, [backend.outlier, backend.contradiction, backend.silence, backend.reason, backend.failed ? `${backend.failed} failed` : ""].filter(Boolean).join("; "));
+  setText(why, [backend.outlier, backend.contradiction, backend.difference, backend.silence, backend.reason, backend.failed ? `${backend.failed} failed` : ""].filter(Boolean).join("; "));
   setText(flight.firstChild, number(backend.in_flight));
   setBar(flight.lastChild, backend.in_flight / busiest, mark.color);
   setCell(waiting, number(backend.engine?.waiting));

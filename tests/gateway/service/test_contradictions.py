@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from backends import step_comparison
 from backends.speculation import Method
 from gateway.cli.app import app
 from policies.learned.models.acceptance import arm_of
 from policies.learned.policy import Learned
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
-from tests.support.upstream import Upstream
+from tests.support.upstream import Upstream, Wire, answer
+from tests.support.waiting import TIMEOUT_S
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LEARNED = {"name": "learned", "seed": 0}
@@ -122,6 +127,57 @@ async def test_an_engine_that_never_drafts_counts_as_one_until_it_does() -> None
         running.upstreams["b"].metrics = page(k=5, drafts=1, later_steps=5001)
         await running.until(lambda: not running.backend("b").contradictions)
         assert arm(running, "b") == "ngram:5"
+
+
+async def test_answers_that_show_more_than_the_engine_counts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer says 60 tokens in 20 steps; the engine counts 30 steps, and has served nobody else."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(step_comparison, "_WINDOW_S", 0.0)
+    monkeypatch.setattr(step_comparison, "_WINDOW_TOKENS", 60)
+
+    async def behave(wire: Wire) -> None:
+        upstream = wire.upstream
+        made = len(upstream.seen)
+        upstream.metrics = page(k=5, drafts=20 * made, later_steps=29 * made) + (
+            f"vllm:time_to_first_token_seconds_count {made}\nvllm:generation_tokens_total {31 * made}\n".encode()
+        )
+        speculative = {"num_draft_tokens": 95, "num_accepted_draft_tokens": 40, "num_spec_steps": 19}
+        await wire.json(answer(upstream.name, 60) | {"metrics": {"speculative_decoding": speculative}})
+
+    async with start_gateway({"b": "ngram"}, policy=LEARNED, behaviour=behave) as running:
+        learned, backend = running.gateway.models[MODEL].policy, running.backend("b")
+        assert isinstance(learned, Learned)
+
+        async def chat_until(met: Callable[[], object]) -> None:
+            end_s = time.monotonic() + TIMEOUT_S
+            while not met():
+                assert time.monotonic() < end_s
+                (await running.chat()).raise_for_status()
+
+        await chat_until(lambda: backend.difference)
+        text = "its answers show 3.00 tokens per step where its engine counts 2.00"
+        assert str(backend.difference) == text
+        assert learned.predictor.corrections["b"] == pytest.approx(2 / 3, rel=0.01)
+        warned = [record for record in caplog.records if text in record.getMessage()]
+        assert [(record.levelname, record.getMessage()) for record in warned] == [
+            ("WARNING", f"{MODEL}/b: {text}; what is learned from them is corrected")
+        ]
+        shown = (await backends(running))["b"]["tokens_per_step"]
+        assert shown["differs"]
+        assert (shown["shown"], shown["counted_at_most"]) == pytest.approx((3.0, 2.0), rel=0.01)
+        snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
+        assert snapshot["models"][0]["backends"][0]["difference"] == text
+        metrics = (await running.client.get("/metrics")).text
+        ratio = re.search(r"^gateway_backend_tokens_per_step_shown_ratio\{.*\} (.+)$", metrics, re.MULTILINE)
+        assert ratio is not None
+        assert float(ratio[1]) == pytest.approx(1.5, rel=0.01)
+
+        running.upstreams["b"].seen.clear()  # another engine, which counts from nought
+        await chat_until(lambda: backend.difference is None)
+        assert "b" not in learned.predictor.corrections
+        assert f"{MODEL}/b: its answers show what its engine counts again" in caplog.messages
 
 
 async def test_check_asks_the_engines_that_run(tmp_path: Path) -> None:

@@ -57,6 +57,25 @@ def test_requests_of_others_count_at_the_next_exchange() -> None:
     assert three.load() == [3, 5]
 
 
+def test_what_others_answered_is_added_while_they_are_known() -> None:
+    one, two, three = known(3)
+    backend = one.backends[0]
+    two.backends[0].answered_tokens, two.backends[0].answered_steps = 60.0, 20.0
+    three.backends[0].answered_tokens, three.backends[0].answered_steps = 40.0, 40.0
+    exchange(one, two, three, passed_s=1.0)
+    assert backend.answered_by_peers == (100.0, 60.0)
+    assert three.backends[0].answered_by_peers == (60.0, 20.0)
+    exchange(one, two, rounds=8, passed_s=1.0)  # the third is silent
+    assert backend.answered_by_peers == (100.0, 60.0)
+    two.backends[0].answered_tokens, two.backends[0].answered_steps = 90.0, 30.0
+    exchange(one, two, three, rounds=2, passed_s=1.0)
+    assert backend.answered_by_peers == (130.0, 70.0)
+    late = PeerProcess(one.peers._clock)
+    late.backends[0].answered_tokens, late.backends[0].answered_steps = 500.0, 100.0
+    exchange(one, two, late, rounds=3, passed_s=1.0)
+    assert backend.answered_by_peers == (130.0, 70.0)  # what it answered before is not new
+
+
 def test_what_the_engine_has_beyond_that_is_of_other_clients() -> None:
     one, two = known(2)
     one.backends[0].in_flight, two.backends[0].in_flight = 4, 2
@@ -198,17 +217,20 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
         b"",
         b"[]",
         b"{}",
-        b"[2,1,1,{},{},{}]",
-        b'[1,"w","x",{},{},{}]',
-        b'[1,"w",1,[],{},{}]',
-        b'[1,"w",1,{},{"k":[1]},{}]',
-        b'[1,"w",-1,{},{},{}]',
-        b'[1,"w",1,{"http://a":1e308},{},{}]',
-        b'[1,"w",1,{"http://a":18446744073709551615},{},{}]',
-        b'[1,"w",1,{},{"k":[1,-2,0,0,1,0.5,1.0,1.0]},{}]',
-        b'[1,"w",1,{},{"k":[1,2,0,0,1,"much",1.0,1.0]},{}]',
-        b'[1,"w",1,{},{"k":[1,2,0,0,1,0.5,-1e308,1.0]},{}]',
-        b'[1,"w",1,{},{},{"http://a":[1,1e308,"for ever"]}]',
+        b"[1,1,1,{},{},{},{}]",
+        b'[2,"w","x",{},{},{},{}]',
+        b'[2,"w",1,[],{},{},{}]',
+        b'[2,"w",1,{},{"k":[1]},{},{}]',
+        b'[2,"w",-1,{},{},{},{}]',
+        b'[2,"w",1,{"http://a":1e308},{},{},{}]',
+        b'[2,"w",1,{"http://a":18446744073709551615},{},{},{}]',
+        b'[2,"w",1,{},{"k":[1,-2,0,0,1,0.5,1.0,1.0]},{},{}]',
+        b'[2,"w",1,{},{"k":[1,2,0,0,1,"much",1.0,1.0]},{},{}]',
+        b'[2,"w",1,{},{"k":[1,2,0,0,1,0.5,-1e308,1.0]},{},{}]',
+        b'[2,"w",1,{},{},{"http://a":[1,1e308,"for ever"]},{}]',
+        b'[2,"w",1,{},{},{},{"http://a":[1]}]',
+        b'[2,"w",1,{},{},{},{"http://a":[1e308,1]}]',
+        b'[2,"w",1,{},{},{}]',
     ],
 )
 def test_what_is_no_report_is_refused(data: bytes) -> None:
@@ -218,7 +240,8 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
 
 def test_a_report_is_read_as_it_was_written() -> None:
     use = KeyUse(3, 2048, 1, 0, 1, 0.5, 12.5, -7.0)
-    report = Report("w", 3, {"http://a": 2}, {"team": use}, {"http://a": Ejection(1, 1.5, "broke the connection")})
+    ejected = {"http://a": Ejection(1, 1.5, "broke the connection")}
+    report = Report("w", 3, {"http://a": 2}, {"team": use}, ejected, {"http://a": (60.0, 20.5)})
     assert decode(report.encode()) == report
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from backends.backend import Candidate, EngineChange, State
 from backends.pool import Pool
+from backends.step_comparison import Difference
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
@@ -59,6 +60,9 @@ class Broken(Policy):
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         self._may_break("engine_changed")
+
+    def correct(self, backend: str, factor: float) -> None:
+        self._may_break("correct")
 
     def take_over(self, previous: Policy) -> None:
         self._may_break("take_over")
@@ -123,7 +127,7 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
 
 
 async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
-    hooks = ("warm_up", "forget", "engine_changed", "take_over")
+    hooks = ("warm_up", "forget", "engine_changed", "correct", "take_over")
     async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
         fallback = running.gateway.models[MODEL].fallback
         assert fallback._failed == {"warm_up": 1}
@@ -134,6 +138,11 @@ async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: 
             await running.until(lambda at_s=float(started): _started_s(running, "a") == at_s)
         await running.until(lambda: fallback._failed["engine_changed"] == 1)
         probes = upstream.connections
+        running.backend("a").difference = Difference(3.0, 2.0)
+        notify = running.gateway.pool.on_difference
+        assert notify is not None
+        notify(running.backend("a"))
+        assert fallback._failed["correct"] == 1
         upstream.health_status = 500
         await running.until(lambda: running.backend("a").state is State.DOWN)  # it is still probed
         upstream.health_status = 200

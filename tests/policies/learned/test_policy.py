@@ -394,3 +394,28 @@ def test_settings_are_validated() -> None:
             LearnedSettings.model_validate(invalid)
     settings = LearnedSettings(exploration=Exploration(share=0), guardrail=NO_CONTROL, slo=Slo(tpot_ms=20))
     assert Learned(settings).choose(REQUEST, _pool()).reason == "least_delay"
+
+
+def test_answers_that_show_too_much_are_corrected_and_those_before_forgotten() -> None:
+    """The answers of one replica show 3 tokens per step where its engine counts 2; another one of its arm shows 2."""
+    policy = _policy(exploration={"share": 0}, guardrail={"share": 0})
+    pool = [Backend(name, "m", Method.EAGLE3, "http://x", num_speculative_tokens=3) for name in ("wrong", "right")]
+
+    def answer_all(count: int) -> dict[str, float]:
+        for _ in range(count):
+            for backend, shown in zip(pool, (3.0, 2.0), strict=True):
+                decision = policy.follow(Decision(backend.name, "test", "test"), REQUEST, pool)
+                policy.observe(_outcome(decision, tokens_per_step=shown))
+        fit(policy)
+        policy.assess(REQUEST, pool)  # it takes over the fit
+        return {each.name: policy.predictor.tokens_per_step(each.name, key_of(REQUEST)) for each in pool}
+
+    assert answer_all(100)["wrong"] > 2.8
+    policy.correct("wrong", 2 / 3)
+    own = {row.key for row in policy.statistics.own() if row.table in {"acceptance", "steps"} and "wrong" in row.key}
+    assert own == set()
+    believed = answer_all(30)
+    assert believed["wrong"] == pytest.approx(2.0, rel=0.05)
+    assert believed["right"] == pytest.approx(2.0, rel=0.05)
+    policy.correct("wrong", 1.0)
+    assert answer_all(300)["wrong"] > 2.2
