@@ -32,6 +32,7 @@ Work = Literal[
     "policies",
     "pool file",
     "probes",
+    "recorder",
     "reloads",
     "requests",
     "shadow drafting",
@@ -45,6 +46,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before work that has failed is begun again: doubled each time, until it has run for a minute."""
 _SETTLED_S = 60.0
 _LOG_INTERVAL_S = 60.0
+_MOST_LOGGED = 1000
 
 on_failure: list[Callable[[Work], None]] = []
 """Called with the kind of what has failed."""
@@ -135,7 +137,7 @@ def guarded(work: Work, *, of: str = "") -> Iterator[None]:
 
 
 def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> None:
-    """Log and count a failure.
+    """Log and count a failure; in any thread.
 
     Parameters
     ----------
@@ -144,6 +146,8 @@ def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> N
     """
     now_s = time.monotonic()
     if now_s - _logged_s.get((work, of), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+        if len(_logged_s) >= _MOST_LOGGED:
+            _logged_s.clear()
         _logged_s[work, of] = now_s
         text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"
         log.error(text, work, f" of {of}" if of else "", then, exc_info=error)

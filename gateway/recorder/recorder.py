@@ -13,6 +13,7 @@ from collections import deque
 
 from pydantic import SecretStr
 
+from backends import background
 from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
@@ -159,10 +160,11 @@ class Recorder:
             self._awake.wait(_POLL_S)
             self._awake.clear()
             ending = self._stopping or not main.is_alive()
-            self._empty_queue(0 if ending else _BATCH)
-            if self._pending and (ending or self._is_due()):
-                self._flush()
-            self._files.maintenance()
+            with background.guarded("recorder"):
+                self._empty_queue(0 if ending else _BATCH)
+                if self._pending and (ending or self._is_due()):
+                    self._flush()
+                self._files.maintenance()
         self._files.close()
 
     def _empty_queue(self, min_records: int) -> None:

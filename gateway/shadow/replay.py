@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from backends import background
 from gateway.routing.router import RoutedRequest
 from gateway.shadow.text import AnswerText
 from gateway.telemetry.fallback import Fallback
@@ -165,8 +166,8 @@ class ShadowDrafting:
                     self._awake.clear()
                     continue
                 self._left_bytes += text.size_bytes
-                pause_s = self._replay(text)
-                self._stopping.wait(pause_s)
+                with background.guarded("shadow drafting"):
+                    self._stopping.wait(self._replay(text))
         finally:
             self._end_process()
 

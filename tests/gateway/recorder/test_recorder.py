@@ -35,6 +35,7 @@ from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import gateway_command, until
 from tests.support.upstream import Wire, delta
+from tests.support.waiting import eventually_blocking
 
 
 def records(folder: Path) -> list[TraceRecord]:
@@ -382,6 +383,24 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_the_recorder_goes_on_after_what_nobody_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(settings(tmp_path))
+    maintenance, failures = recorder._files.maintenance, [ZeroDivisionError()]
+
+    def fail_once() -> None:
+        if failures:
+            raise failures.pop()
+        maintenance()
+
+    monkeypatch.setattr(recorder._files, "maintenance", fail_once)
+    recorder.start()
+    finished(recorder).record(recorder)
+    eventually_blocking(lambda: not failures)
+    finished(recorder).record(recorder)
+    recorder.stop()
+    assert recorder.written == 2
 
 
 def test_workers_share_a_generated_salt(tmp_path: Path) -> None:

@@ -245,6 +245,26 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
     assert shadow._process is None
 
 
+async def test_replaying_continues_after_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
+    request, failures = shadow._request, [KeyError("cpu_s")]
+
+    def fail_once(text: AnswerText) -> dict[str, Any] | None:
+        if failures:
+            raise failures.pop()
+        return request(text)
+
+    monkeypatch.setattr(shadow, "_request", fail_once)
+    shadow.start()
+    try:
+        _add(shadow)
+        await eventually(lambda: not failures)
+        _add(shadow)
+        await eventually(lambda: shadow.replayed == 1)
+    finally:
+        shadow.stop()
+
+
 def test_token_ids_are_used_if_the_engine_sends_them() -> None:
     prompt, output = list(range(100, 140)), [*range(100, 130), *range(100, 130)]
     answer = orjson.dumps(

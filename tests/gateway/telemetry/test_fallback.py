@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from policies.policy import Assessment, Decision, Outcome, Policy, PolicySetting
 from policies.roles import Work
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.reload.test_change import backends_of, change
+from tests.support.paths import ROOT
 from tests.support.upstream import Upstream
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -197,3 +199,56 @@ async def test_any_other_defect_is_answered_alike_by_both_frontends(
         assert (await running.chat()).status_code == 200
         assert running.gateway.relay.exchanges == set()
         assert running.gateway.models[MODEL].traffic.in_flight == 0
+
+
+HOOKS = {
+    "choose",
+    "observe",
+    "observe_shadow",
+    "maintenance",
+    "assess",
+    "preview",
+    "forget",
+    "take_over",
+    "engine_changed",
+    "warm_up",
+}
+
+
+def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[str]:
+    """Yield the calls of a policy's methods that no `except Exception` surrounds."""
+    if isinstance(node, ast.Try):
+        catches = any(isinstance(each.type, ast.Name) and each.type.id == "Exception" for each in node.handlers)
+        for statement in node.body:
+            yield from unguarded(statement, guarded or catches)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            yield from unguarded(part, guarded)
+        return
+    if isinstance(node, ast.Call) and not guarded:
+        called = ast.unparse(node.func)
+        owner, _, name = called.rpartition(".")
+        of_policy = owner.endswith("policy") or called in {"assess", "preview", "model.observe"}
+        if name in HOOKS and of_policy:
+            yield f"{node.lineno}: {called}"
+    for child in ast.iter_child_nodes(node):
+        yield from unguarded(child, guarded)
+
+
+def test_a_call_of_a_policy_that_may_raise_is_found() -> None:
+    source = (
+        "try:\n    policy.forget(name)\nexcept ValueError:\n    model.policy.choose(request)\nmodel.observe(outcome)"
+    )
+    assert [call.partition(": ")[0] for call in unguarded(ast.parse(source))] == ["2", "4", "5"]
+    assert list(unguarded(ast.parse(source.replace("ValueError", "Exception")))) == [
+        "4: model.policy.choose",
+        "5: model.observe",
+    ]
+
+
+def test_every_call_of_a_policy_in_the_gateway_is_guarded() -> None:
+    found = {
+        str(path.relative_to(ROOT)): calls
+        for path in (ROOT / "gateway").rglob("*.py")
+        if (calls := list(unguarded(ast.parse(path.read_text()))))
+    }
+    assert found == {}
