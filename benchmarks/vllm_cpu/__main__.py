@@ -12,7 +12,7 @@ import yaml
 
 from backends.calibration import calibration as calibrations
 from backends.speculation import Method
-from benchmarks.vllm_cpu import calibrate, routed, side_by_side
+from benchmarks.vllm_cpu import calibrate, chunks, routed, side_by_side
 from benchmarks.vllm_cpu.compare import compare, table
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
@@ -77,6 +77,13 @@ def side_by_side_command(
 ) -> None:
     """Load one gateway with `vllm bench serve` and `gateway bench` in turn, and print the results of both."""
     for line in side_by_side.table(*side_by_side.side_by_side(backend, concurrency, requests, rounds)):
+        print(line)
+
+
+@app.command("chunks")
+def chunks_command(method: Method = Method.BASELINE) -> None:
+    """Print at which load a chunk of a stream stands for more than one step of an engine."""
+    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16)))):
         print(line)
 
 

@@ -220,3 +220,36 @@ async def test_joined_chunks_are_no_evidence_and_the_counters_of_the_engine_corr
 
 def _value(page: str, name: str) -> float:
     return math.fsum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
+
+
+@pytest.mark.parametrize(
+    ("api", "asks", "reports"),
+    [
+        (CHAT, False, False),
+        pytest.param(CHAT, True, False, marks=pytest.mark.slow),
+        pytest.param(CHAT, False, True, marks=pytest.mark.slow),
+        pytest.param(COMPLETIONS, False, False, marks=pytest.mark.slow),
+        pytest.param(RESPONSES, False, False, marks=pytest.mark.slow),
+        pytest.param(MESSAGES, False, False, marks=pytest.mark.slow),
+    ],
+)
+async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: str, asks: bool, reports: bool) -> None:
+    engines = {
+        name: SteppingEngine(per_step, 0.012, reports=reports) for name, per_step in (("b", 1), ("n", 2), ("e", 3))
+    }
+    methods = {"b": "baseline", "n": "ngram", "e": "ngram"}
+    async with start_gateway(methods, {"name": "learned"}) as running:
+        for name, engine in engines.items():
+            running.upstreams[name].behaviour = engine
+        body = body_of(api, "plain", stream=True, asks=asks)
+
+        async def send_all(requests: Iterator[int]) -> None:
+            for _ in requests:
+                (await running.client.post(api, json=body)).raise_for_status()
+
+        for count in (200, 60):
+            before = {name: engine.served for name, engine in engines.items()}
+            requests = iter(range(count))
+            await asyncio.gather(*[send_all(requests) for _ in range(12)])
+        shares = {name: (engine.served - before[name]) / count for name, engine in engines.items()}
+        assert shares["e"] > 0.75, shares
