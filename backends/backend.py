@@ -51,6 +51,8 @@ class EngineLoad:
         Time of the reading on the clock of `time.monotonic`; 0.0 means never.
     kv_tokens
         Tokens that the KV cache holds; 0 if unknown.
+    tokens_per_step
+        Mean since the engine started, over the sequences of its batches; 0.0 if unknown.
     """
 
     running: int = 0
@@ -59,6 +61,7 @@ class EngineLoad:
     others: int = 0
     at_s: float = 0.0
     kv_tokens: int = 0
+    tokens_per_step: float = 0.0
 
 
 class Candidate(Protocol):

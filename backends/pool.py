@@ -495,7 +495,13 @@ class Pool:
             others = max(record.peers_in_flight, engine.running + engine.waiting - backend.in_flight)
             record.foreign = others - record.peers_in_flight
             backend.load = EngineLoad(
-                engine.running, engine.waiting, engine.kv_usage, others, at_s=now_s, kv_tokens=engine.kv_tokens
+                engine.running,
+                engine.waiting,
+                engine.kv_usage,
+                others,
+                at_s=now_s,
+                kv_tokens=engine.kv_tokens,
+                tokens_per_step=engine.generation_tokens / engine.steps if engine.steps else 0.0,
             )
         if record.drained:
             return

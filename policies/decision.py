@@ -151,7 +151,7 @@ class Outcome:
     is_estimated
         Whether `output_tokens` is an estimate, since the engine reported none; `tokens_per_step` is then unknown.
     steps
-        Engine steps, if they are known otherwise than by `tokens_per_step`: from the chunks of a stream.
+        Engine steps of an answer whose tokens are an estimate, from the chunks of its stream; None if unknown.
     shadow
         Tokens per step that shadow drafting reached on the finished text, by arm (see
         `policies.learned.models.acceptance.arm_of`).
@@ -172,7 +172,7 @@ class Outcome:
     cached_tokens: int | None
     shadow: Mapping[str, float]
     is_estimated: bool
-    steps: float | None
+    steps: int | None
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -192,7 +192,7 @@ class Outcome:
         shadow: Mapping[str, float] | None = None,
         *,
         is_estimated: bool = False,
-        steps: float | None = None,
+        steps: int | None = None,
     ) -> None:
         self.request = request
         self.decision = decision

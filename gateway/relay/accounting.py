@@ -187,7 +187,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     begin when the request left the gateway's queue: no backend is to blame for the wait.
     """
     routed, times, stream, usage = ended.routed, ended.times, ended.stream, ended.usage or Usage()
-    features, counts = routed.features, upstream.chunks
+    features = routed.features
     single = features.n == 1
     output_tokens = usage.output_tokens
     is_estimated = output_tokens is None
@@ -195,16 +195,17 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     chunks = 0 if stream is None else stream.content_chunks(features.endpoint, with_usage=not is_estimated)
     if output_tokens is None:
         if stream is not None:
-            output_tokens = round(chunks * counts.tokens_per_chunk)
+            output_tokens = upstream.estimate(chunks)
         else:
             is_estimated = ended.unread_bytes > 0
             output_tokens = 0 if features.endpoint is _EMBEDDINGS else round(ended.unread_bytes / BYTES_PER_TOKEN)
-    elif is_own and stream is not None:
-        counts.add(output_tokens, chunks)
+    elif is_own and chunks:
+        upstream.learn_chunks(output_tokens, chunks)
     tokens_per_step, steps = usage.tokens_per_step, None
-    if is_own and tokens_per_step is None and output_tokens:
-        steps = _steps(features, upstream, output_tokens, chunks, is_estimated=is_estimated)
-        tokens_per_step = output_tokens / steps if steps and not is_estimated else None
+    if is_own and is_estimated and not features.tools:
+        steps = chunks or None
+    elif is_own and tokens_per_step is None and output_tokens:
+        tokens_per_step = _tokens_per_step(features, upstream.backend, output_tokens, chunks)
     generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s
     return Outcome(
         request=features,
@@ -225,22 +226,18 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
     )
 
 
-def _steps(
-    features: RequestFeatures, upstream: Upstream, tokens: int, chunks: int, *, is_estimated: bool
-) -> float | None:
-    """Return the engine steps of a stream, which its engine did not report; None if its chunks do not tell them.
+def _tokens_per_step(features: RequestFeatures, backend: Backend, tokens: int, chunks: int) -> float | None:
+    """Return the tokens per step of an answer whose engine does not report it; None if its chunks do not tell.
 
-    Each step of a baseline emits a token. Otherwise a chunk is a step, or several where they are joined; but the parser
-    of calls holds chunks back, and no step emits more than the drafted tokens and one.
+    Each step of a baseline emits a token. Otherwise a chunk is a step; but the parser of calls holds chunks back, and
+    chunks with more tokens than were drafted, and one, are several that were joined.
     """
-    if upstream.backend.method is _BASELINE and not is_estimated:
-        return float(tokens)
+    if backend.method is _BASELINE:
+        return 1.0
     if features.tools or not chunks:
         return None
-    steps, k = chunks * upstream.chunks.steps_per_chunk, upstream.backend.num_speculative_tokens
-    if is_estimated:
-        return steps
-    return min(steps, float(tokens)) if not k or tokens <= steps * (k + 1) else None
+    per_chunk, k = max(1.0, tokens / chunks), backend.num_speculative_tokens
+    return per_chunk if not k or per_chunk <= k + 1 else None
 
 
 def _count_outcome(

@@ -12,7 +12,6 @@ from gateway.http.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.arrival_rate import Traffic
-from gateway.routing.chunk_counts import ChunkCounts
 from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
@@ -56,12 +55,12 @@ class Upstream:
     ----------
     answers_json
         Whether the head last passed to `lines_of_answer` announces uncompressed JSON.
-    chunks
-        What the chunks of its streams stand for.
     habits
         What its streams tell of usage unasked.
     pace_s
         Mean seconds per token of recent answers, from their arrival to their end.
+    tokens_per_chunk
+        Mean of its streams of late; 0.0 if unknown.
     """
 
     __slots__ = (
@@ -72,11 +71,11 @@ class Upstream:
         "_paces",
         "answers_json",
         "backend",
-        "chunks",
         "client",
         "habits",
         "metrics",
         "pace_s",
+        "tokens_per_chunk",
     )
 
     def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
@@ -85,10 +84,10 @@ class Upstream:
         self.client = client
         self.metrics = metrics
         self.answers_json = False
-        self.chunks = ChunkCounts()
         self.habits = StreamHabits()
         self.pace_s = _INITIAL_PACE_S
         self._paces = 0
+        self.tokens_per_chunk = 0.0
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
@@ -98,6 +97,15 @@ class Upstream:
         if tokens >= 1.0:
             self._paces = min(self._paces + 1, _PACES)
             self.pace_s += (seconds / tokens - self.pace_s) / self._paces
+
+    def learn_chunks(self, tokens: int, chunks: int) -> None:
+        """Learn the tokens of a chunk from a stream whose tokens are known, which gets a weight of 5%."""
+        mean = tokens / chunks
+        self.tokens_per_chunk += (0.05 if self.tokens_per_chunk else 1.0) * (mean - self.tokens_per_chunk)
+
+    def estimate(self, chunks: int) -> int:
+        """Return an estimate of the tokens of so many chunks: by its streams, or by what its engine has counted."""
+        return round(chunks * max(1.0, self.tokens_per_chunk or self.backend.load.tokens_per_step))
 
     def lines_for_client(self, headers: HeaderList) -> bytes:
         """Return the header lines that the client gets of an answer."""

@@ -368,13 +368,8 @@ def _refresh(gateway: Gateway) -> None:
     for refresh in (_refresh_counters, _refresh_policies):
         with background.guarded("tick", of="metrics"):
             refresh(gateway)
-    engines = [(backend, gateway.pool.engine(backend)) for backend in gateway.pool]
     with background.guarded("tick", of="metrics"):
-        gateway.metrics.refresh(engines)
-    for backend, engine in engines:
-        if engine is not None:
-            with background.guarded("tick", of="steps"):
-                gateway.models[backend.model].upstreams[backend.name].chunks.read(engine)
+        gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
 
 
 def _refresh_counters(gateway: Gateway) -> None:

@@ -152,8 +152,8 @@ class Observer:
         now_s: float,
     ) -> float | None:
         """Add an observation of the mean step time at the mean load, and return its ratio to the prediction."""
-        steps = outcome.steps
-        if steps is None and per_step is not None:
+        steps: float | None = outcome.steps
+        if per_step is not None:
             steps = outcome.output_tokens / outcome.request.n / per_step
         if steps is None or outcome.tpot_s is None:
             return None

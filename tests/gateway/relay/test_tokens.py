@@ -15,7 +15,6 @@ from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.stepping_engine import PROMPT_TOKENS, SteppingEngine
 from tests.support.upstream import Wire
-from tests.support.waiting import TIMEOUT_S
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TOKENS, PER_STEP = 60, 3
@@ -199,23 +198,39 @@ async def test_a_baseline_has_a_token_a_step_however_chunks_are_joined() -> None
         assert ends.last.tokens_per_step == 1.0
 
 
-async def test_joined_chunks_are_no_evidence_and_the_counters_of_the_engine_correct_them() -> None:
-    engine = SteppingEngine(2, tokens=600, joined=3)
+async def test_chunks_of_more_tokens_than_a_step_can_emit_are_no_evidence() -> None:
+    engine = SteppingEngine(2, joined=3)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
-        backend, upstream = running.backend("a"), running.gateway.models[MODEL].upstreams["a"]
-        backend.num_speculative_tokens = 3
         ends = followed(running)
-        for _ in range(2):
-            await running.chat(stream=True)
-        await running.until(lambda: len(ends.ended) == 2)
-        assert ends.last.tokens_per_step is None, "6 tokens a chunk are more than a step can emit"
-        async with asyncio.timeout(TIMEOUT_S):
-            while not 2.9 < upstream.chunks.steps_per_chunk < 3.1:
-                await running.chat(stream=True)
-        seen = len(ends.ended)
         await running.chat(stream=True)
-        await running.until(lambda: len(ends.ended) > seen)
-        assert ends.last.tokens_per_step == pytest.approx(2.0, rel=0.1)
+        for sent, (k, expected) in enumerate(((6, 6.0), (5, 6.0), (4, None)), 2):
+            running.backend("a").num_speculative_tokens = k
+            await running.chat(stream=True)
+            await running.until(lambda sent=sent: len(ends.ended) == sent)  # type: ignore[misc]
+            assert (ends.last.output_tokens, ends.last.tokens_per_step) == (TOKENS, expected)
+
+
+async def test_without_any_usage_the_counters_of_the_engine_say_what_a_chunk_holds() -> None:
+    engine = SteppingEngine(PER_STEP)
+    async with start_gateway({"a": "ngram"}, behaviour=engine, ask_usage=False) as running:
+        ends = followed(running)
+        await running.chat(stream=True)
+        await running.until(lambda: running.backend("a").load.tokens_per_step > 0)
+        await running.chat(stream=True)
+        await running.until(lambda: len(ends.ended) == 2)
+        assert [ended.outcome.output_tokens for ended in ends.ended if ended.outcome] == [TOKENS / PER_STEP, TOKENS]
+        assert ends.last.is_estimated
+
+
+async def test_nothing_is_learned_of_acceptance_from_an_estimate() -> None:
+    engine = SteppingEngine(PER_STEP)
+    async with start_gateway({"a": "ngram"}, {"name": "learned"}, behaviour=engine, ask_usage=False) as running:
+        for _ in range(3):
+            await running.chat(stream=True)
+        await running.until(lambda: not running.gateway.relay.exchanges)
+        page = (await running.client.get("/metrics")).text
+        assert _value(page, "gateway_output_tokens_total") > 0
+        assert _value(page, "gateway_steps_total") == 0
 
 
 def _value(page: str, name: str) -> float:

@@ -129,6 +129,30 @@ def test_observations_feed_every_model() -> None:
     assert policy.maintenance() is None  # nothing new
 
 
+def test_an_estimate_teaches_the_time_of_a_step_but_no_acceptance_and_accuses_nobody() -> None:
+    policy = _policy()
+
+    def observe(**fields: object) -> None:
+        for _ in range(40):
+            policy.observe(_outcome(policy.choose(REQUEST, _pool()[3:]), **fields))
+        fit(policy)
+
+    def weight(table: str) -> float:
+        return sum(sums[0] for sums in policy.statistics.buckets(policy.statistics.tables[table]).values())
+
+    observe()
+    policy.choose(REQUEST, _pool())
+    before = {table: weight(table) for table in ("acceptance", "length", "steps")}
+    slow = {"tpot_s": 1.0, "e2e_s": 200.0}
+    observe(tokens_per_step=None, is_estimated=True, steps=100, **slow)
+    assert weight("acceptance") == before["acceptance"]
+    assert weight("length") == pytest.approx(before["length"] + 40 / 4)
+    assert weight("steps") > before["steps"]
+    assert not policy.outlier_ejection.reasons
+    observe(tokens_per_step=1.0, **slow)
+    assert policy.outlier_ejection.reasons, "which tokens that were counted do"
+
+
 def test_a_fit_pauses_between_its_parts_and_is_published_as_a_whole() -> None:
     policy, at_once = _policy(), _policy()
     for each in (policy, at_once):
