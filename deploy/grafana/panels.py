@@ -166,8 +166,8 @@ SPECULATION = [
     ),
     Panel(
         "Learned policy against least_loaded",
-        "Time per unit of work in the policy's own controlled comparison, by gateway; below 1 it wins. 1 at `frozen`: "
-        "least_loaded routes instead.",
+        "Time per unit of work, from blocks of time under the one and the other, by gateway; below 1 the policy wins. "
+        "Nothing while it is too early to tell. 1 at `frozen`: least_loaded routes instead.",
         "short",
         [
             (f"gateway_policy_ratio_to_least_loaded{{{MODEL}}}", "{{model}} {{instance}}"),

@@ -176,7 +176,8 @@ def _lines(name: str, description: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {description['decides']} decides"]
     ratio = description["ratio_to_least_loaded"]
     if ratio is not None:
-        lines.append(f"  takes {ratio:.2f} times as long as least_loaded, compared on a random share of requests")
+        low, high = description["ratio_interval"]
+        lines.append(f"  takes {ratio:.2f} times as long as least_loaded (95% interval {low:.2f} to {high:.2f})")
     if description["frozen"]:
         lines.append("  FROZEN: was slower than least_loaded, which decides for now")
     lines += [f"  {backend} is ejected as an outlier: {reason}" for backend, reason in description["ejected"].items()]

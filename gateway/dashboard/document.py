@@ -178,21 +178,23 @@ class BackendView:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The comparison with `least_loaded` on randomly assigned requests (the control group).
+    """The comparison with `least_loaded`, by blocks of time under the one and the other.
 
     Parameters
     ----------
     ratio
-        Time per unit of work of the policy over that of `least_loaded`; below 1 the policy is faster. None until both
-        have enough requests.
+        Time per unit of work of the policy over that of `least_loaded`; below 1 the policy is faster. None while it is
+        too early to tell.
     low, high
-        Interval of the ratio, valid at any time it is looked at.
+        Interval of the ratio, valid at any time it is looked at; None with it.
     confidence
         Of the interval.
     share
-        Share of the requests for which `least_loaded` decides at present; 0: there is no comparison.
-    own_requests, control_requests
-        Requests compared, discounted by age.
+        Share of the time in which `least_loaded` decides at present; 0: there is no comparison.
+    own_blocks, control_blocks
+        Blocks of time compared.
+    needed_block_s
+        How long blocks must be for the requests of late; None if they are long enough.
     frozen
         Whether the policy was found to be worse, so that `least_loaded` decides.
     """
@@ -202,8 +204,9 @@ class Gain:
     high: float | None
     confidence: float
     share: float
-    own_requests: float
-    control_requests: float
+    own_blocks: int
+    control_blocks: int
+    needed_block_s: float | None
     frozen: bool
 
 

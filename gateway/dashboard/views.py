@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Final
 
 import orjson
 
@@ -23,14 +22,11 @@ from gateway.dashboard.document import (
 from gateway.dashboard.recent import Measured
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
-from policies.guarded.guardrail import Guardrail
+from policies.guarded.guardrail import CONFIDENCE, Guardrail
 from policies.guarded.policy import learned_of
 from policies.learned.belief import present_step_s
 from policies.policy import Policy
 from policies.roles import Distillable, Freezable
-
-CONFIDENCE: Final = 0.95
-"""Of the interval of the gain."""
 
 
 def backend_view(
@@ -140,8 +136,8 @@ def gain_of(guardrail: Guardrail) -> Gain:
     """Return the comparison with `least_loaded`."""
     found = guardrail.comparison(CONFIDENCE)
     ratio, low, high = (None if math.isnan(number) else number for number in (found.ratio, found.low, found.high))
-    share = guardrail.control_share()
-    return Gain(ratio, low, high, CONFIDENCE, share, found.own, found.control, guardrail.frozen)
+    needed_s = guardrail.needed_block_s()
+    return Gain(ratio, low, high, CONFIDENCE, guardrail.share(), found.own, found.control, needed_s, guardrail.frozen)
 
 
 def rules_of(versions: PolicyVersions) -> Rules:

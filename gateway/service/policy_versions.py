@@ -24,6 +24,7 @@ from gateway.routing.model import Model
 from gateway.state import Conflict, Document, Documents, StateError
 from policies.distill.distill import NothingLearnedError
 from policies.distill.report import Distilled
+from policies.guarded.guardrail import CONFIDENCE
 from policies.roles import Distillable, Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
 
@@ -174,6 +175,7 @@ class PolicyVersions:
     def describe(self) -> dict[str, Any]:
         """Return the pin, the versions and the state of the guardrail, as `/admin/policy` shows them."""
         pin, guardrail = self.pin(), self.policy.guardrail
+        found = guardrail.comparison(CONFIDENCE)
         history = self.documents.history(self._rules_name)
         return {
             "policy": self.policy.name,
@@ -182,7 +184,8 @@ class PolicyVersions:
             "pinned_before": list(pin.before),
             "versions": [{"version": each.version, "written_s": each.written_s} for each in history],
             "frozen": guardrail.frozen,
-            "ratio_to_least_loaded": None if math.isnan(guardrail.ratio) else round(guardrail.ratio, 4),
+            "ratio_to_least_loaded": None if math.isnan(found.ratio) else round(found.ratio, 4),
+            "ratio_interval": None if math.isnan(found.ratio) else [round(found.low, 4), round(found.high, 4)],
             "ejected": dict(self.policy.outlier_ejection.reasons),
             "silent_drafters": {name: str(silence) for name, silence in self.policy.drafters.silent.items()},
         }

@@ -283,8 +283,8 @@ class Metrics:
         )
         self.ratio = gauge(
             "gateway_policy_ratio_to_least_loaded",
-            "Time per unit of work of the policy over that of `least_loaded`, from a randomised comparison; "
-            "absent until both have been measured. Restarts when the policy freezes or thaws",
+            "Time per unit of work of the policy over that of `least_loaded`, from blocks of time under each; "
+            "NaN while it is too early to tell. Restarts when the policy freezes or thaws",
             ("model",),
         )
         self.outlier_ejected = gauge(
@@ -498,13 +498,12 @@ class Metrics:
         Parameters
         ----------
         ratio
-            Time per unit of work, relative to least_loaded; NaN if unknown.
+            Time per unit of work, relative to least_loaded; NaN while it is too early to tell.
         ejected
             Whether each backend is ejected as an outlier, by name.
         """
         self.frozen.labels(model).set(frozen)
-        if not math.isnan(ratio):
-            self.ratio.labels(model).set(ratio)
+        self.ratio.labels(model).set(ratio)
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
 

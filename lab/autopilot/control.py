@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.guarded.guardrail import margin_at_any_time
+from policies.guarded.gain import margin_at_any_time
 
 BLOCK_S = 300.0
 """Requests of the same five minutes meet the same queues: they count as one draw."""

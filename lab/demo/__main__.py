@@ -90,11 +90,11 @@ def _failed(load: PhaseLoad) -> str:
 async def _gain(client: httpx.AsyncClient) -> str:
     (model,) = (await client.get("/admin/dashboard/snapshot")).json()["models"]
     gain = model["gain"]
-    if gain["low"] is None:
-        return "time per unit of work over least_loaded: not known yet"
-    counts = f"{gain['own_requests']:.0f} requests against {gain['control_requests']:.0f} of the control group"
+    if gain["ratio"] is None:
+        return "time per unit of work over least_loaded: too early"
     interval = f"{gain['confidence']:.0%} interval {gain['low']:.2f} to {gain['high']:.2f}"
-    return f"time per unit of work over least_loaded: {gain['ratio']:.2f} ({interval}; {counts})"
+    blocks = f"{gain['control_blocks']} blocks of time under least_loaded"
+    return f"time per unit of work over least_loaded: {gain['ratio']:.2f} ({interval}; {blocks})"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
-from policies.guarded.guardrail import Guardrail, seconds_per_work
+from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.propensity import draw, mixed
+from policies.learned.propensity import draw
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
@@ -60,9 +61,8 @@ def predicted_s(decision: Decision) -> float | None:
 
 
 class _Memo(NamedTuple):
-    """Whether `least_loaded` decided, and the memos of the policy and of the `learned` that watches it."""
+    """The memos of the policy and of the `learned` that watches it."""
 
-    control: bool
     own: Any
     watching: Any
 
@@ -71,8 +71,7 @@ class Guarded(Policy):
     """A policy with a guardrail and outlier ejection around it.
 
     Outlier ejection compares backends with expectations, which come from a `learned` that watches and decides nothing.
-    The policy is not asked for the scores of all candidates, since under the guardrail they would not be those of the
-    decision.
+    The policy is not asked for the scores of all candidates, since `least_loaded` may be the one that decides.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -80,6 +79,7 @@ class Guarded(Policy):
         self.policy = policy
         self.name = policy.name
         self.text_features, self.reads_requests = policy.text_features, policy.reads_requests
+        self.clock: Callable[[], float] = time.time
         self.guardrail = Guardrail(policy.settings.guardrail)
         self.outlier_ejection = OutlierEjection()
         self.drafters = SilentDrafters()
@@ -137,42 +137,32 @@ class Guarded(Policy):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose a candidate that is not ejected and drafts: by the policy, or by `least_loaded` for the guardrail."""
-        watching = self.watching
+        watching, now_s = self.watching, self.clock()
         eligible = candidates
         if watching is not None:
-            now_s = watching.clock()
             eligible = self.drafters.admitted(self.outlier_ejection.admit(candidates, now_s), now_s)
-        decision, control = self._decide(request, eligible, self.policy.choose, self._rng)
+        decision = self._decide(request, eligible, self.policy.choose, self._rng, now_s)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
-        return replace(decision, memo=_Memo(control, decision.memo, watched))
+        return replace(decision, memo=_Memo(decision.memo, watched))
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Return the decision that `choose` would make now; the propensity of `least_loaded`'s is an estimate."""
-        watching = self.watching
+        """Return the decision that `choose` would make now."""
+        now_s = self.clock()
         eligible = candidates
-        if watching is not None:
-            now_s = watching.clock()
+        if self.watching is not None:
             eligible = self.drafters.admitted(self.outlier_ejection.admitted(candidates, now_s), now_s)
-        return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng))[0]
+        return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng), now_s)
 
     def _decide(
-        self, request: RequestFeatures, eligible: Sequence[Candidate], choose: Choose, rng: Random
-    ) -> tuple[Decision, bool]:
-        """Return a decision, and whether `least_loaded` made it."""
+        self, request: RequestFeatures, eligible: Sequence[Candidate], choose: Choose, rng: Random, now_s: float
+    ) -> Decision:
         guardrail = self.guardrail
-        share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
-        if not share:
-            return choose(request, eligible), False
-        control = lowest_propensities(self._meter.scores(eligible))
-        if by_control := guardrail.draw(rng):
-            chosen = draw(control, rng)
-            backend, reason = eligible[chosen].name, "frozen" if guardrail.frozen else "control"
-            decision = Decision(backend, self.name, reason, _share(choose, request, eligible, backend))
-        else:
-            decision = choose(request, eligible)
-            chosen = [candidate.name for candidate in eligible].index(decision.backend)
-        propensity = mixed(decision.propensity, control[chosen], share)
-        return replace(decision, propensity=propensity, considered=None), by_control
+        if not guardrail.by_control(now_s):
+            return choose(request, eligible)
+        propensities = lowest_propensities(self._meter.scores(eligible))
+        chosen = draw(propensities, rng)
+        reason = "frozen" if guardrail.frozen else "control"
+        return Decision(eligible[chosen].name, self.name, reason, propensities[chosen])
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Rate each candidate as the policy does, noting which are ejected, and whose drafters are silent."""
@@ -189,9 +179,9 @@ class Guarded(Policy):
     def observe(self, outcome: Outcome) -> None:
         """Compare the outcome with those of `least_loaded` and with what was expected, and let the policy learn."""
         memo = outcome.decision.memo
-        control, own, watched = memo if isinstance(memo, _Memo) else (None, memo, None)
-        if control is not None and outcome.status == 200 and outcome.output_tokens >= 1:
-            self.guardrail.observe(seconds_per_work(outcome), control=control)
+        own, watched = memo if isinstance(memo, _Memo) else (memo, None)
+        if isinstance(memo, _Memo) and outcome.status == 200 and outcome.output_tokens >= 1:
+            self.guardrail.observe(self.clock(), outcome.e2e_s, work_of(outcome), kind_of(outcome.request))
         if self._observe is not None:
             self._observe(_with(outcome, own))
         if self.watching is not None:
@@ -199,6 +189,7 @@ class Guarded(Policy):
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""
+        self.clock = clock
         for part in self._parts:
             if isinstance(part, Clocked):
                 part.set_clock(clock)
@@ -223,17 +214,3 @@ def _own(outcome: Outcome) -> Any:
 
 def _with(outcome: Outcome, memo: Any) -> Outcome:
     return replace(outcome, decision=replace(outcome.decision, memo=memo))
-
-
-def _share(choose: Choose, request: RequestFeatures, candidates: Sequence[Candidate], backend: str) -> float:
-    """Return the probability of choosing a backend; `choose` is called until its decisions account for everything."""
-    shares: dict[str, float] = {}
-    for _ in range(_MAX_DRAWS):
-        decision = choose(request, candidates)
-        shares[decision.backend] = decision.propensity
-        if backend in shares or sum(shares.values()) > 1.0 - 1e-9:
-            break
-    return shares.get(backend, 0.0)
-
-
-_MAX_DRAWS = 20

@@ -33,17 +33,6 @@ def least_loaded_propensities(candidates: Sequence[Candidate], predictions: list
     return lowest_propensities(scores)
 
 
-def mixed(learned: float, control: float, control_share: float) -> float:
-    """Return a propensity if the control policy decides with probability `control_share`.
-
-    Examples
-    --------
-    >>> mixed(learned=1.0, control=0.5, control_share=0.5)
-    0.75
-    """
-    return (1.0 - control_share) * learned + control_share * control
-
-
 def draw(propensities: list[float], rng: Random) -> int:
     """Return an index drawn with the given probabilities."""
     remaining = rng.random()

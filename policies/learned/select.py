@@ -17,7 +17,7 @@ from policies.learned.models.backlog import Mark
 from policies.learned.models.buckets import Key
 from policies.learned.models.templates import Templates
 from policies.learned.predict import Prediction, Predictor
-from policies.learned.propensity import argmin, draw, least_loaded_propensities, mixed
+from policies.learned.propensity import argmin, draw, least_loaded_propensities
 from policies.learned.settings import Exploration
 
 
@@ -28,15 +28,15 @@ class Memo:
     ----------
     mark
         Mark in the backlog of its backend; None if the request was not sent.
-    control
-        Whether `least_loaded` decided; None if another policy did, which is not part of the comparison.
+    compared
+        Whether the request is part of the comparison with `least_loaded`; not if another policy decided.
     """
 
-    def __init__(self, key: Key, prediction: Prediction, mark: Mark | None, control: bool | None) -> None:
+    def __init__(self, key: Key, prediction: Prediction, mark: Mark | None, compared: bool) -> None:
         self.key = key
         self.prediction = prediction
         self.mark = mark
-        self.control = control
+        self.compared = compared
 
 
 class Chooser:
@@ -80,7 +80,7 @@ class Chooser:
         Parameters
         ----------
         rng
-            Source of the random choices: first whether `least_loaded` decides, then the backend.
+            Source of the random choice of the backend.
         explain
             Whether the decision includes the scores of all candidates.
         send
@@ -95,20 +95,19 @@ class Chooser:
         predictions = self._predictor.predict(request, key, eligible)
         costs, mean_urgency = self._cost.of(request, predictions)
         observations = [prediction.observations for prediction in predictions]
-        learned = explore(self._share if request.explore else 0.0, self._most, costs, observations)
-        guardrail = self._guardrail
-        control_share = guardrail.control_share() if request.explore or guardrail.frozen else 0.0
-        control = least_loaded_propensities(eligible, predictions) if control_share else learned
-        by_control = control_share > 0 and guardrail.draw(rng)
-        chosen = draw(control if by_control else learned, rng)
+        by_control = self._guardrail.by_control(now_s)
         if by_control:
-            reason = "frozen" if guardrail.frozen else "control"
+            propensities = least_loaded_propensities(eligible, predictions)
+        else:
+            propensities = explore(self._share if request.explore else 0.0, self._most, costs, observations)
+        chosen = draw(propensities, rng)
+        if by_control:
+            reason = "frozen" if self._guardrail.frozen else "control"
         else:
             reason = "least_delay" if costs[chosen] <= costs[argmin(costs)] else "explore"
         considered = None
         if explain:
-            mixture = [mixed(own, control[index], control_share) for index, own in enumerate(learned)]
-            considered = CandidateScores(eligible, [one.own_s for one in predictions], mixture, costs)
+            considered = CandidateScores(eligible, [one.own_s for one in predictions], propensities, costs)
         backend, prediction, mark = eligible[chosen].name, predictions[chosen], None
         if send:
             self._cost.mean_urgency = mean_urgency
@@ -117,9 +116,9 @@ class Chooser:
             backend,
             self._policy,
             reason,
-            mixed(learned[chosen], control[chosen], control_share),
+            propensities[chosen],
             considered,
-            Memo(key, prediction, mark, by_control),
+            Memo(key, prediction, mark, True),
         )
 
     def follow(
@@ -134,7 +133,7 @@ class Chooser:
         predictions = self._predictor.predict(request, key, chosen)
         backend = decision.backend
         mark = self._send(request, backend, predictions[0], chosen, predictions, now_s)
-        memo = Memo(key, predictions[0], mark, None)
+        memo = Memo(key, predictions[0], mark, False)
         return Decision(backend, decision.policy, decision.reason, decision.propensity, decision.considered, memo)
 
     def update_slowness(self, now_s: float) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from policies.decision import Outcome
-from policies.guarded.guardrail import Guardrail, seconds_per_work
+from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import LEAST_TOKENS, SilentDrafters
 from policies.learned.models import step_time
@@ -71,8 +71,8 @@ class Observer:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
         self._observe_speed(memo, model, step_ratio, self._per_step(outcome, model), place, now_s)
-        if memo.control is not None:
-            self._guardrail.observe(seconds_per_work(outcome), control=memo.control)
+        if memo.compared:
+            self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens

@@ -1,7 +1,7 @@
 // The key figures of a model, and its advice.
 
 import { byId, follow, h, setHidden, setStyle, setText } from "./dom.js";
-import { NONE, count, duration, fixed, number, percent } from "./format.js";
+import { NONE, duration, fixed, number, percent } from "./format.js";
 
 const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
 const HIGHEST = Math.log2(2);
@@ -20,23 +20,25 @@ function interval(gain) {
   });
   const range = h("span", { class: "range" });
   const dot = h("span", { class: "dot" });
-  setStyle(range, "--from", `${place(gain.low ?? gain.ratio)}%`);
-  setStyle(range, "--to", `${place(gain.high ?? gain.ratio)}%`);
+  setStyle(range, "--from", `${place(gain.low)}%`);
+  setStyle(range, "--to", `${place(gain.high)}%`);
   setStyle(dot, "--at", `${place(gain.ratio)}%`);
   return h("div", { class: "interval", "aria-hidden": "true" }, ...ticks, range, dot);
 }
 
-/** Returns what the comparison with the control group says: [value, in words]. */
+/** Returns what the comparison with least_loaded says: [value, in words]. */
 export function gainInWords(gain) {
-  if (gain === null || gain.share === 0) return ["off", "no control group: set guardrail.share"];
-  const counts = `${count(gain.own_requests)} requests, ${count(gain.control_requests)} in the control group`;
-  if (gain.ratio === null) return ["not known yet", counts];
-  const known = gain.low !== null && gain.high !== null;
-  const range = known ? ` (${fixed(gain.low)} to ${fixed(gain.high)})` : "";
+  if (gain === null || gain.share === 0) return ["off", "no comparison: set guardrail.share"];
+  if (gain.needed_block_s !== null) {
+    return ["not measured", `requests take too long: set guardrail.block_s to ${Math.ceil(gain.needed_block_s)} or more`];
+  }
+  if (gain.ratio === null) return ["too early", "least_loaded has not decided for long enough"];
+  const range = ` (${fixed(gain.low)} to ${fixed(gain.high)})`;
   const change = percent(Math.abs(1 - gain.ratio));
   let verdict = gain.ratio < 1 ? `${change} less time` : `${change} more time`;
-  if (known && gain.low <= 1 && gain.high >= 1) verdict = "no difference is certain yet";
-  return [`${fixed(gain.ratio)}${range}`, `${verdict}; ${percent(gain.confidence)} interval from ${counts}`];
+  if (gain.low <= 1 && gain.high >= 1) verdict = "no difference is certain yet";
+  const blocks = `${gain.control_blocks} blocks of time under least_loaded`;
+  return [`${fixed(gain.ratio)}${range}`, `${verdict}; ${percent(gain.confidence)} interval from ${blocks}`];
 }
 
 export function showFigures(model) {

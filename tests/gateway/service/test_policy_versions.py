@@ -19,6 +19,7 @@ from policies.learned.policy import Learned
 from policies.roles import Freezable
 from policies.rules.policy import Thresholds
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.support.blocks import play_blocks
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LEARNED = {"name": "learned", "seed": 0}
@@ -184,9 +185,7 @@ async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, s
     async with learning(state, settings) as one, learning(state, settings) as two:
         policies = [freezable(one), freezable(two)]
         for policy in policies:
-            for _ in range(400):
-                policy.guardrail.observe(1.0, control=True)
-                policy.guardrail.observe(3.0, control=False)
+            play_blocks(policy.guardrail, 3.0)
             assert policy.guardrail.frozen
         for _ in range(12):
             policies[0].outlier_ejection.observe("b", 8.0, None, time.time())
@@ -196,11 +195,14 @@ async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, s
         assert f'gateway_backend_outlier_ejected{{backend="a",model="{MODEL}"}} 0.0' in page
         shown = await output_of(one, "show")
         assert "FROZEN" in shown
+        assert "as long as least_loaded" not in shown, "the comparison has started over"
         assert "b is ejected as an outlier: steps take" in shown
         assert "thawed at all gateways" in await output_of(one, "thaw")
         await two.until(lambda: not any(policy.guardrail.frozen for policy in policies))
-        policies[0].guardrail.observe(1.0, control=True)
-        policies[0].guardrail.observe(2.0, control=False)
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 0.0' in page
-        assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} 2.0' in page
+        assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} NaN' in page
+        play_blocks(policies[0].guardrail, 0.8)
+        page = (await one.client.get("/metrics")).text
+        assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} 0.8' in page
+        assert "takes 0.80 times as long as least_loaded (95% interval " in await output_of(one, "show")

@@ -16,6 +16,7 @@ from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.settings import Exploration
 from policies.policy import Outcome
 from policies.rules.policy import Thresholds, ThresholdSettings
 
@@ -57,7 +58,7 @@ def train(policy: Learned, requests: int = 500) -> None:
 
 @pytest.fixture(scope="module")
 def policy() -> Learned:
-    trained = Learned(LearnedSettings(seed=0))
+    trained = Learned(LearnedSettings(seed=0, exploration=Exploration(share=0.02)))
     train(trained)
     return trained
 

@@ -19,6 +19,7 @@ from policies.rules.policy import Thresholds
 from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=300)
+BLOCKS = {"share": 0.4, "block_s": 10}
 
 
 def _pool() -> list[Backend]:
@@ -49,22 +50,24 @@ def test_a_policy_is_wrapped_only_if_its_settings_ask_for_it() -> None:
 
 
 def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
-    policy, pool, rng = _guarded("static", method="eagle3", guardrail={"share": 0.2}), _pool(), np.random.default_rng(1)
+    policy, pool, rng = _guarded("static", method="eagle3", guardrail=BLOCKS), _pool(), np.random.default_rng(1)
+    now_s = 1_000_000.0
+    policy.set_clock(lambda: now_s)
 
     def run(slowness: float) -> list[str]:
+        nonlocal now_s
         reasons = []
-        for _ in range(1500):
+        for _ in range(2000):
             decision = policy.choose(REQUEST, pool)
             assert decision.policy == "static"
             slow = 1.0 if decision.reason in ("control", "frozen") else slowness
-            policy.observe(_outcome(decision, slow * float(np.exp(rng.normal(0, 0.3)))))
+            now_s += 0.5
+            policy.observe(_outcome(decision, 0.5 * slow * float(np.exp(rng.normal(0, 0.3)))))
             reasons.append(decision.reason)
         return reasons
 
     assert set(run(2.0)) == {"configured", "control", "frozen"}
     assert policy.guardrail.frozen
-    frozen = [policy.choose(REQUEST, pool).reason for _ in range(400)]
-    assert frozen.count("frozen") == pytest.approx(320, abs=40)
     run(0.4)
     assert not policy.guardrail.frozen
 
@@ -72,16 +75,21 @@ def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
 @pytest.mark.parametrize("name", ["thresholds", "power_of_two", "static"])
 def test_propensities_match_the_observed_frequencies(name: str) -> None:
     settings = {"method": "suffix"} if name == "static" else {}
-    policy, pool, times = _guarded(name, seed=2, guardrail={"share": 0.3}, **settings), _pool(), 4000
+    policy, pool, times = _guarded(name, seed=2, guardrail=BLOCKS, **settings), _pool(), 2000
     pool[0].in_flight = pool[3].in_flight = 3
-    decisions = [policy.choose(REQUEST, pool) for _ in range(times)]
-    seen = Counter(decision.backend for decision in decisions)
-    expected = {decision.backend: decision.propensity for decision in decisions}
-    assert sum(expected.values()) == pytest.approx(1.0)
-    for decision in decisions:
-        assert decision.propensity == pytest.approx(expected[decision.backend])
-    for backend, share in expected.items():
-        assert seen[backend] / times == pytest.approx(share, abs=4.5 * (share * (1 - share) / times) ** 0.5)
+    for control in (True, False):
+        now_s = next(10.0 * block for block in range(100) if policy.guardrail.by_control(10.0 * block) == control)
+        policy.set_clock(lambda now_s=now_s: now_s)
+        decisions = [policy.choose(REQUEST, pool) for _ in range(times)]
+        assert ({decision.reason for decision in decisions} == {"control"}) == control
+        seen = Counter(decision.backend for decision in decisions)
+        expected = {decision.backend: decision.propensity for decision in decisions}
+        assert sum(expected.values()) == pytest.approx(1.0)
+        assert expected == pytest.approx({"n": 0.5, "s": 0.5}) if control else True
+        for decision in decisions:
+            assert decision.propensity == pytest.approx(expected[decision.backend])
+        for backend, share in expected.items():
+            assert seen[backend] / times == pytest.approx(share, abs=4.5 * (share * (1 - share) / times) ** 0.5)
 
 
 @pytest.mark.parametrize("name", ["round_robin", "thresholds", "least_loaded"])
@@ -126,14 +134,18 @@ class Learning(Policy):
 
 
 def test_a_policy_that_learns_is_passed_its_own_memos_and_maintained() -> None:
-    inner = Learning(PolicySettings.model_validate({"guardrail": {"share": 0.4}, "outlier_ejection": True}))
+    inner = Learning(PolicySettings.model_validate({"guardrail": BLOCKS, "outlier_ejection": True}))
     policy = Guarded(inner)
     policy._rng.seed(1)
     assert isinstance(policy, Learner)
     assert isinstance(policy, Maintained)
-    decisions = [policy.choose(REQUEST, _pool()) for _ in range(100)]
+    decisions = []
+    for number in range(200):
+        policy.set_clock(lambda now_s=float(number): now_s)
+        decisions.append(policy.choose(REQUEST, _pool()))
     for decision in decisions:
         policy.observe(_outcome(decision))
+    assert {decision.reason for decision in decisions} == {"last", "control"}
     assert Counter(inner.memos) == {
         "mine": sum(decision.reason == "last" for decision in decisions),
         None: len([decision for decision in decisions if decision.reason == "control"]),

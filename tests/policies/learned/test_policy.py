@@ -82,22 +82,25 @@ def test_decisions_depend_only_on_seed_and_clock() -> None:
 
 @pytest.mark.slow
 def test_propensities_sum_to_one_and_match_the_observed_frequencies() -> None:
-    policy = _policy(exploration={"share": 0.3, "most": 0.6}, guardrail={"share": 0.3})
-    pool, times = _pool(), 8000
-    decisions = [policy.choose(REQUEST, pool) for _ in range(times)]
-    expected = propensities(decisions[0])
-    assert sum(expected.values()) == pytest.approx(1.0)
-    assert all(share > 0 for share in expected.values())
-    seen = Counter(decision.backend for decision in decisions)
-    for name, share in expected.items():
-        deviation = (share * (1 - share) / times) ** 0.5
-        assert seen[name] / times == pytest.approx(share, abs=4.5 * deviation)
-    assert all(decision.propensity == pytest.approx(expected[decision.backend]) for decision in decisions)
-    assert {decision.reason for decision in decisions} == {"least_delay", "explore", "control"}
+    policy = _policy(exploration={"share": 0.3, "most": 0.6}, guardrail={"share": 0.3, "block_s": 10})
+    pool, times = _pool(), 4000
+    for reasons in ({"control"}, {"least_delay", "explore"}):
+        control = reasons == {"control"}
+        now_s = next(10.0 * block for block in range(100) if policy.guardrail.by_control(10.0 * block) == control)
+        policy.set_clock(lambda now_s=now_s: now_s)
+        decisions = [policy.choose(REQUEST, pool) for _ in range(times)]
+        expected = propensities(decisions[0])
+        assert sum(expected.values()) == pytest.approx(1.0)
+        seen = Counter(decision.backend for decision in decisions)
+        for name, share in expected.items():
+            deviation = (share * (1 - share) / times) ** 0.5
+            assert seen[name] / times == pytest.approx(share, abs=4.5 * deviation)
+        assert all(decision.propensity == pytest.approx(expected[decision.backend]) for decision in decisions)
+        assert {decision.reason for decision in decisions} == reasons
 
 
 def test_requests_that_forbid_exploration_go_to_the_best_backend() -> None:
-    policy = _policy(exploration={"share": 0.5, "most": 1.0}, guardrail={"share": 0.5})
+    policy = _policy(exploration={"share": 0.5, "most": 1.0}, guardrail={"share": 0})
     pool = _pool()
     best = min(policy.assess(REQUEST, pool), key=lambda rating: rating.score or 0.0).backend
     decisions = [policy.choose(replace(REQUEST, explore=False), pool) for _ in range(300)]
@@ -198,23 +201,26 @@ def test_own_and_received_statistics_learn_the_same_as_own_alone() -> None:
 
 
 def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
-    policy, pool = _policy(guardrail={"share": 0.2}), _pool()
-    rng = np.random.default_rng(1)
-    for _ in range(1500):
-        decision = policy.choose(REQUEST, pool)
-        slow = 1.0 if decision.reason in ("control", "frozen") else 2.0
-        policy.observe(_outcome(decision, e2e_s=slow * float(np.exp(rng.normal(0, 0.3)))))
+    policy, pool = _policy(guardrail={"share": 0.4, "block_s": 10}), _pool()
+    rng, now_s = np.random.default_rng(1), 1_000_000.0
+    policy.set_clock(lambda: now_s)
+
+    def run(slowness: float) -> list[Decision]:
+        nonlocal now_s
+        decisions = []
+        for _ in range(2000):
+            decisions.append(policy.choose(REQUEST, pool))
+            now_s += 0.5
+            slow = 1.0 if decisions[-1].reason in ("control", "frozen") else slowness
+            policy.observe(_outcome(decisions[-1], e2e_s=0.5 * slow * float(np.exp(rng.normal(0, 0.3)))))
+        return decisions
+
+    frozen = [decision for decision in run(2.0) if decision.reason == "frozen"]
     assert policy.guardrail.frozen
     assert policy.guardrail.freezes == 1
-    decisions = [policy.choose(REQUEST, pool) for _ in range(400)]
-    frozen = [decision for decision in decisions if decision.reason == "frozen"]
-    assert len(frozen) == pytest.approx(320, abs=40)
     assert {decision.backend for decision in frozen} == {"b", "n", "s", "e"}  # least_loaded, with random ties
-    assert sum(propensities(decisions[0]).values()) == pytest.approx(1.0)
-    for _ in range(1500):
-        decision = policy.choose(REQUEST, pool)
-        slow = 1.0 if decision.reason in ("control", "frozen") else 0.4
-        policy.observe(_outcome(decision, e2e_s=slow * float(np.exp(rng.normal(0, 0.3)))))
+    assert sum(propensities(frozen[0]).values()) == pytest.approx(1.0)
+    run(0.4)
     assert not policy.guardrail.frozen
 
 

@@ -1,0 +1,241 @@
+"""Score the guardrail's estimate of the gain against the truth: `python -m benchmarks.routing.gain FOLDER [--cell C]`.
+
+The truth is the mean time of the same arrivals wholly under a policy, over that wholly under `least_loaded`, as the
+mean over some runs. In other runs the guardrail switches between both (see `benchmarks.routing` for FOLDER). `bias` is
+the mean estimate over the truth; `covered` the share of runs whose 95% interval holds the truth at the end, and at
+every block; `frozen` the share of runs in which the policy is frozen, and the median time until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import fmean, median, stdev
+from typing import Final
+
+from backends.backend import Candidate
+from benchmarks.routing.ground import Ground, Task, capacity, drawn, ground_of, pool_of, timed
+from benchmarks.routing.peers import Greedy
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import learned_rows, replay, set_learned
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.load_policy import LoadSettings
+from policies.balancing.power_of_two import PowerOfTwo
+from policies.features.request import RequestFeatures
+from policies.guarded.policy import Guarded
+from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import Decision, GuardrailSettings, Policy
+from policies.rules.policy import Thresholds, ThresholdSettings
+from policies.statistics import Row
+
+TRUTH_SEEDS: Final = 1000
+"""Seed of the first run that shows the truth."""
+LONGEST: Final = 250_000
+
+
+class Careless(LeastLoaded):
+    """`least_loaded`, but for a share of requests that goes to the first replica, which does not speculate: a harm."""
+
+    name = "careless"
+    share = 0.0
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
+        """Choose a candidate."""
+        if self.rng.random() < self.share:
+            return Decision(candidates[0].name, self.name, "first", self.share)
+        return super().choose(request, candidates, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A policy in a situation.
+
+    Parameters
+    ----------
+    load
+        Share of the pool's capacity, or requests per second if above 1.
+    amount
+        Share of requests that `careless` sends to the first replica.
+    share, block_s
+        Settings of the guardrail.
+    blocks
+        Length of a run.
+    """
+
+    pool: str
+    mix: str
+    load: float
+    policy: str
+    amount: float = 0.0
+    share: float = 0.25
+    block_s: float = 32.0
+    blocks: int = 24
+    runs: int = 100
+    tolerance: float = 100.0
+    """Nothing is frozen by default, so that each run has the same evidence."""
+
+
+def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings) -> Policy:
+    """Return a new policy, with a guardrail if that has a share."""
+    if cell.policy in ("learned", "greedy"):
+        settings = LearnedSettings(seed=seed, guardrail=guardrail)
+        learned = Learned(settings) if cell.policy == "learned" else Greedy(settings)
+        set_learned(learned, trained(ground, cell.pool), 0.0)
+        return learned
+    if cell.policy == "thresholds":
+        policy: Policy = Thresholds(ThresholdSettings(seed=seed, guardrail=guardrail))
+    else:
+        kinds: dict[str, type[Careless | PowerOfTwo | LeastLoaded]] = {
+            "careless": Careless,
+            "power_of_two": PowerOfTwo,
+            "least_loaded": LeastLoaded,
+        }
+        policy = kinds[cell.policy](LoadSettings(seed=seed, guardrail=guardrail))
+    if isinstance(policy, Careless):
+        policy.share = cell.amount
+    return Guarded(policy) if guardrail.share else policy
+
+
+def trained(ground: Ground, pool: str) -> list[Row]:
+    """Return what `learned` learns from the other requests at medium load."""
+    if pool not in ground.warm:
+        requests = drawn(ground.others, "even", 6000, Random(99))
+        policy = Learned(LearnedSettings(seed=99, guardrail=OFF))
+        replay(pool_of(pool), timed(ground, Task(pool, "even", 0.5, "poisson", 99), requests), policy)
+        ground.warm[pool] = learned_rows(policy)
+    return ground.warm[pool]
+
+
+def arrivals(ground: Ground, cell: Cell, seed: int, seconds: float) -> list[ReplayRequest]:
+    """Return the requests of a run."""
+    rate = capacity(ground, cell.pool, cell.mix)
+    load = cell.load if cell.load <= 1.0 else cell.load / rate
+    count = min(LONGEST, int(seconds * load * rate))
+    task = Task(cell.pool, cell.mix, load, "poisson", seed)
+    return timed(ground, task, drawn(ground.requests, cell.mix, count, Random(seed)))
+
+
+def truth(ground: Ground, cell: Cell, seed: int) -> float:
+    """Return the mean time under the policy over that under `least_loaded`, of the same arrivals."""
+    requests = arrivals(ground, cell, TRUTH_SEEDS + seed, 600.0)
+    means = [
+        replay(pool_of(cell.pool), requests, policy, seed=seed, warmup=len(requests) // 10).e2e_s.mean()
+        for policy in (make(ground, cell, seed, OFF), LeastLoaded(LoadSettings(seed=seed)))
+    ]
+    return float(means[0] / means[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the guardrail showed in a run: intervals of each block, and when it froze the policy."""
+
+    looks: list[tuple[float, float, float]]
+    frozen_s: float
+
+
+def watch(ground: Ground, cell: Cell, seed: int) -> Seen:
+    """Play a run with the guardrail."""
+    settings = GuardrailSettings(share=cell.share, block_s=cell.block_s, tolerance=cell.tolerance)
+    policy = make(ground, cell, seed, settings)
+    assert isinstance(policy, Guarded | Learned)
+    seconds = cell.blocks * cell.block_s
+    began_s = 1e6 * (seed + 1)  # other places of the blocks in each run
+    requests = arrivals(ground, cell, seed, seconds)
+    for each in requests:
+        each.arrived_s += began_s
+    looks: list[tuple[float, float, float]] = []
+    frozen_s = math.inf
+    number = 0
+
+    def look() -> None:
+        nonlocal frozen_s, number
+        now_s = requests[number].arrived_s
+        number += 1
+        if policy.guardrail.freezes and math.isinf(frozen_s):
+            frozen_s = now_s - began_s
+        if now_s - began_s > len(looks) * cell.block_s:
+            looks.append(policy.guardrail.comparison(0.95)[:3])
+
+    replay(pool_of(cell.pool), requests, policy, seed=seed, progress=look)
+    looks.append(policy.guardrail.comparison(0.95)[:3])
+    return Seen(looks, frozen_s)
+
+
+def row(cell: Cell, truths: Sequence[float], seen: Sequence[Seen]) -> str:
+    """Return a row of the table."""
+    true = fmean(truths)
+    error = stdev(truths) / math.sqrt(len(truths))
+    ends = [each.looks[-1] for each in seen if not math.isnan(each.looks[-1][0])]
+    known = [any(not math.isnan(look[0]) for look in each.looks) for each in seen]
+    held = [all(math.isnan(low) or low <= true <= high for _, low, high in each.looks) for each in seen]
+    at_end = fmean(low <= true <= high for _, low, high in ends) if ends else math.nan
+    bias = fmean(ratio for ratio, _, _ in ends) / true - 1.0 if ends else math.nan
+    width = fmean(math.log(high / low) / 2 for _, low, high in ends) if ends else math.nan
+    frozen = [each.frozen_s for each in seen]
+    share = fmean(not math.isinf(each) for each in frozen)
+    when = f"{median(frozen) / 60:.0f} min" if not math.isinf(median(frozen)) else "-"
+    load = f"{cell.load:.0%}" if cell.load <= 1.0 else f"{cell.load:.0f}/s"
+    policy = f"{cell.policy} {cell.amount:g}" if cell.amount else cell.policy
+    return (
+        f"| {cell.pool} | {cell.mix} | {load} | {policy} | {cell.share:g} of {cell.block_s:.0f} s, {cell.blocks} | "
+        f"{len(seen)} | {true:.3f} ±{2 * error:.3f} | {bias:+.1%} | ±{width:.1%} | {fmean(known):.0%} | "
+        f"{at_end:.0%} | {fmean(held):.0%} | {share:.0%} | {when} |"
+    )
+
+
+HEAD: Final = (
+    "| pool | mix | load | policy | share, blocks | runs | truth | bias | interval | shown | covered at the end | "
+    "at all times | frozen | after |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+OFF: Final = GuardrailSettings(share=0)
+CELLS: dict[str, Sequence[Cell]] = {
+    "coverage": [
+        Cell(pool, mix, load, policy, amount)
+        for pool in ("b/n/s/e", "2s/2e")
+        for mix, load in (("even", 0.5), ("even", 0.9), ("code", 0.5))
+        for policy, amount in (("power_of_two", 0.0), ("least_loaded", 0.0), ("thresholds", 0.0), ("careless", 0.2))
+    ],
+    "learned": [
+        Cell(pool, "even", load, "learned", blocks=20, runs=12) for pool in ("b/n/s/e", "2s/2e") for load in (0.5, 0.9)
+    ],
+    "greedy": [Cell("b/n/s/e", "even", 0.5, "greedy", blocks=20, runs=12)],
+}
+
+_ground: list[Ground] = []
+
+
+def _start_worker(folder: Path) -> None:
+    _ground[:] = [ground_of(folder, None, False)]
+
+
+def _run(job: tuple[Callable[..., object], Cell, int]) -> object:
+    function, cell, seed = job
+    return function(_ground[0], cell, seed)
+
+
+def main() -> None:
+    """Play all runs of some cells, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cells", choices=list(CELLS), action="append", help="only these; may be repeated")
+    parser.add_argument("--runs", type=int, help="runs of each cell")
+    parser.add_argument("--truths", type=int, default=8, help="runs that show the truth of a cell")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    print(HEAD, flush=True)
+    with get_context("spawn").Pool(arguments.processes, _start_worker, (arguments.folder,)) as workers:
+        for cell in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
+            truths = workers.map(_run, [(truth, cell, seed) for seed in range(arguments.truths)], chunksize=1)
+            runs = arguments.runs or cell.runs
+            seen = workers.map(_run, [(watch, cell, seed) for seed in range(runs)], chunksize=1)
+            print(row(cell, truths, seen), flush=True)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

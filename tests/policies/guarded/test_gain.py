@@ -1,0 +1,78 @@
+"""The interval of the gain covers the true ratio, whenever one looks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from policies.guarded.gain import Comparison, Gain, margin_at_any_time
+
+
+def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) -> tuple[bool, Comparison]:
+    """Return whether every interval of a run held the true ratio, and the last; groups differ in load and in pace."""
+    rng = np.random.default_rng(seed)
+    gain = Gain()
+    held = True
+    for group in range(groups):
+        pace = float(rng.normal(0.0, 0.2))
+        for block in range(own + 1):
+            load = float(rng.normal(5.0, 0.1))
+            log = pace + 0.5 * load + float(rng.normal(0.0, 0.02)) + (0.0 if block == 3 else math.log(ratio))
+            gain.add(group, math.exp(log), math.exp(load), control=block == 3)
+            found = gain.comparison(confidence)
+            held &= math.isnan(found.low) or found.low <= ratio <= found.high
+    return held, gain.comparison(confidence)
+
+
+def test_it_holds_the_true_ratio_at_all_times_at_least_as_often_as_it_says() -> None:
+    """200 runs, looked at after each block. At 80%, P(fewer than 143 hold) is below 0.001."""
+    runs = [_run(seed, 20, 0.8, 0.8) for seed in range(200)]
+    held = sum(held for held, _ in runs)
+    assert 143 <= held < 200, "and it is not so wide that it always holds"
+    assert np.mean([found.ratio for _, found in runs]) == pytest.approx(0.8, rel=0.005)
+
+
+def test_the_load_of_the_blocks_and_the_pace_of_the_groups_are_adjusted_for() -> None:
+    """Unadjusted, a group's difference would have a deviation of 0.055, and the interval be ±5%."""
+    _, found = _run(1, 20, 0.9, 0.95)
+    assert found.high / found.low < 1.045
+
+
+def test_it_is_narrower_with_more_groups_and_wider_with_more_confidence() -> None:
+    few, many = _run(1, 5, 0.8, 0.95)[1], _run(1, 30, 0.8, 0.95)[1]
+    assert many.high / many.low < few.high / few.low
+    more = _run(1, 5, 0.8, 0.99)[1]
+    assert more.high / more.low > few.high / few.low
+
+
+def test_nothing_is_said_of_one_arm_or_of_a_few_blocks() -> None:
+    gain = Gain()
+    for block in range(50):
+        gain.add(block // 12, 1.0 + 0.01 * (block % 3), 5.0, control=False)
+    assert gain.comparison(0.95) == pytest.approx((math.nan, math.nan, math.nan, 0, 0), nan_ok=True)
+    pair = Gain()
+    pair.add(0, 1.0, 5.0, control=True)
+    pair.add(0, 0.84, 5.0, control=False)
+    assert math.isnan(pair.comparison(0.95).ratio)
+    pair.add(1, 1.0, 5.0, control=True)
+    pair.add(1, 0.83, 5.0, control=False)
+    assert math.isnan(pair.comparison(0.95).ratio)
+
+
+def test_old_groups_are_forgotten() -> None:
+    gain = Gain()
+    for group in range(300):
+        for block in range(6):
+            seconds = 1.0 if block == 2 else (2.0 if group < 200 else 0.5)
+            gain.add(group, seconds * (1.0 + 0.01 * (block % 2)), 5.0, control=block == 2)
+    assert gain.comparison(0.95).ratio == pytest.approx(0.5, rel=0.02)
+    assert gain.comparison(0.95).control < 60
+
+
+def test_an_estimated_variance_widens_the_margin_up_to_all_differences() -> None:
+    margins = [margin_at_any_time(0.004, 0.95, freedom) for freedom in (1, 4, 8, 32, 10_000, math.inf)]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[0] == math.inf
+    assert margins[-2] == pytest.approx(margins[-1], rel=0.001)
