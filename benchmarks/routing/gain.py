@@ -123,7 +123,7 @@ def arrivals(ground: Ground, cell: Cell, seed: int, seconds: float) -> list[Repl
 
 def truth(ground: Ground, cell: Cell, seed: int) -> float:
     """Return the mean time under the policy over that under `least_loaded`, of the same arrivals."""
-    requests = arrivals(ground, cell, TRUTH_SEEDS + seed, 600.0)
+    requests = arrivals(ground, cell, TRUTH_SEEDS + seed, 400.0)
     means = [
         replay(pool_of(cell.pool), requests, policy, seed=seed, warmup=len(requests) // 10).e2e_s.mean()
         for policy in (make(ground, cell, seed, OFF), LeastLoaded(LoadSettings(seed=seed)))
@@ -195,16 +195,29 @@ HEAD: Final = (
 )
 OFF: Final = GuardrailSettings(share=0)
 CELLS: dict[str, Sequence[Cell]] = {
-    "coverage": [
-        Cell(pool, mix, load, policy, amount)
-        for pool in ("b/n/s/e", "2s/2e")
-        for mix, load in (("even", 0.5), ("even", 0.9), ("code", 0.5))
-        for policy, amount in (("power_of_two", 0.0), ("least_loaded", 0.0), ("thresholds", 0.0), ("careless", 0.2))
+    "light": [
+        Cell("b/n/s/e", "even", 10, policy, amount)
+        for policy, amount in (("power_of_two", 0.0), ("thresholds", 0.0), ("careless", 0.25))
+    ],
+    "half": [
+        *(Cell("b/n/s/e", "even", 0.5, policy, runs=60) for policy in ("power_of_two", "thresholds")),
+        Cell("2s/2e", "code", 0.5, "power_of_two", runs=60),
+        Cell("mixture of experts", "code", 0.5, "thresholds", block_s=64, runs=60),
+        Cell("mixture of experts", "drifting", 0.5, "careless", 0.4, block_s=64, runs=60),
+    ],
+    "full": [
+        Cell("b/n/s/e", "even", 0.9, "thresholds", block_s=48, runs=30),
+        Cell("2s/2e", "even", 0.9, "power_of_two", block_s=48, runs=30),
     ],
     "learned": [
-        Cell(pool, "even", load, "learned", blocks=20, runs=12) for pool in ("b/n/s/e", "2s/2e") for load in (0.5, 0.9)
+        Cell("b/n/s/e", "even", 10, "learned", runs=40),
+        Cell("b/n/s/e", "even", 0.5, "learned", runs=14),
+        Cell("2s/2e", "even", 0.5, "learned", runs=14),
+        Cell("mixture of experts", "even", 0.9, "learned", block_s=96, runs=8),
     ],
-    "greedy": [Cell("b/n/s/e", "even", 0.5, "greedy", blocks=20, runs=12)],
+    "greedy": [Cell("b/n/s/e", "even", 0.5, "greedy", blocks=36, runs=8, tolerance=0.0)],
+    "default": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.02, 60, 240, 20, 0.02)],
+    "trial": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.5, 60, 60, 40, 0.02)],
 }
 
 _ground: list[Ground] = []
