@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -14,6 +16,8 @@ from backends import validation
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.config.yaml import Document, Position, read_yaml
+
+_MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,7 +91,7 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
         If the file cannot be read or contains errors. Its message shows no API key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read(path)
     except OSError as error:
         hint = (
             "set the file with --config, or write one with `gateway init`"
@@ -110,6 +114,17 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     if problems or settings is None:
         raise ConfigError(path, problems)
     return settings
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file. A FIFO, or a device, is not waited for: it could have a reload wait for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(path, [Problem(1, 1, "", "not a regular file", "it is read again at each reload")])
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(path, [Problem(1, 1, "", f"larger than {_MOST_BYTES >> 20} MiB")])
+    return data.decode()
 
 
 def _located(issues: list[Issue], document: Document) -> list[Problem]:

@@ -91,10 +91,10 @@ class Dashboard:
         if not self._gateway.settings.dashboard.enabled:
             raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
 
-    def may_write(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a key may change something."""
+    def may(self, headers: Mapping[bytes, bytes], *, write: bool) -> bool:
+        """Return whether the key of a request may read, or also change something."""
         try:
-            self._gateway.relay.access.keyring.check_admin(headers, writes=True)
+            self._gateway.relay.access.keyring.check_admin(headers, writes=write)
         except GatewayError:
             return False
         return True

@@ -13,7 +13,7 @@ from backends import background
 from gateway.http.errors import GatewayError
 
 MAX_PAGES = 64
-"""Most streams of a gateway process; each holds a connection."""
+"""Most streams of a gateway process; each holds a connection. Those without a key, of a public dashboard, get half."""
 _LATE_S = 1.0
 """Seconds after which a stream that is to end is cut off."""
 
@@ -37,6 +37,7 @@ class Pages:
     def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
         self.open = 0
+        self._keyless = 0
         self._newest = b""
         self._changed = asyncio.Event()
         self._end = asyncio.Event()  # of the streams that are open
@@ -63,7 +64,7 @@ class Pages:
         changed.set()
 
     @contextlib.contextmanager
-    def enter(self) -> Iterator[asyncio.Event]:
+    def enter(self, *, has_key: bool) -> Iterator[asyncio.Event]:
         """Count a stream while it is open; yields what is set when it is to end.
 
         Raises
@@ -73,20 +74,22 @@ class Pages:
         """
         if self._is_closed:
             raise GatewayError(503, "The gateway is stopping.", code="gateway_stopping", retry_after_s=1.0)
-        if self.open >= MAX_PAGES:
+        if self.open >= MAX_PAGES or (not has_key and self._keyless >= MAX_PAGES // 2):
             raise GatewayError(
                 503,
-                f"{MAX_PAGES} dashboards are open at this gateway process. Close one, and load this one again.",
+                f"{self.open} dashboards are open at this gateway process. Close one, and load this one again.",
                 code="too_many_dashboards",
                 retry_after_s=10.0,
             )
         self.open += 1
+        self._keyless += not has_key
         try:
             if self.open == 1:
                 self._on_first()
             yield self._end
         finally:
             self.open -= 1
+            self._keyless -= not has_key
 
     async def events(self, end: asyncio.Event) -> AsyncIterator[bytes]:
         """Yield the events until `end`, without those that come while the caller is busy with an earlier one."""
@@ -104,19 +107,22 @@ class EventStream(Response):
     ----------
     first
         Returns what is sent first, once the stream is open.
+    has_key
+        Whether its client has sent a key that may read it.
     """
 
-    def __init__(self, pages: Pages, first: Callable[[], bytes]) -> None:
+    def __init__(self, pages: Pages, first: Callable[[], bytes], *, has_key: bool) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
         self._pages = pages
         self._first = first
+        self._has_key = has_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        with self._pages.enter() as end:
+        with self._pages.enter(has_key=self._has_key) as end:
             sending = background.start("dashboard", self._send(send, end), raises=Exception)
             over = [background.start("dashboard", each) for each in (_until_gone(receive), _until_late(end))]
             try:

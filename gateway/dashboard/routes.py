@@ -37,13 +37,14 @@ def add_dashboard(app: FastAPI, gateway: Gateway) -> Dashboard:
     async def access(request: Request) -> dict[str, Any]:
         """Return what the key of the request may do: look, or also pin and distil."""
         dashboard.check()
-        return {"write": dashboard.may_write(dict(request.scope["headers"]))}
+        return {"write": dashboard.may(dict(request.scope["headers"]), write=True)}
 
     @app.get(f"{_DATA}/events", tags=["dashboard"])
-    async def events() -> Response:
+    async def events(request: Request) -> Response:
         """Stream the live data: an event `history`, then an event `snapshot` each second."""
         dashboard.check()
-        return EventStream(dashboard.pages, dashboard.first)
+        has_key = dashboard.may(dict(request.scope["headers"]), write=False)
+        return EventStream(dashboard.pages, dashboard.first, has_key=has_key)
 
     @app.get(f"{_DATA}/snapshot", tags=["dashboard"])
     async def snapshot() -> Response:

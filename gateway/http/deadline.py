@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.http.errors import GatewayError
+from gateway.http.headers import positive_number
 
 EXCEEDED: Final = "deadline_exceeded"
 """The code of the error."""
@@ -35,11 +36,8 @@ def timeout_s_of(headers: Mapping[bytes, bytes]) -> float:
     text = headers.get(_NAME)
     if text is None:
         return math.inf
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = math.nan
-    if not 0 < timeout_s < math.inf:
+    timeout_s = positive_number(text.decode("latin-1"))
+    if timeout_s is None:
         shown = text[:40].decode("latin-1")
         raise GatewayError(
             400, f"x-request-timeout is {shown!r}; expected a positive number of seconds.", code="invalid_header"

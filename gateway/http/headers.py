@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 Header = tuple[bytes, bytes]
@@ -29,6 +32,7 @@ _LOCATIONS = frozenset({b"location", b"content-location"})  # sent on as paths o
 _NOT_TO_CLIENT = _HOP_BY_HOP | _LOCATIONS | {b"date", b"request-id", b"x-request-id"}
 _API_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _GATEWAY_PREFIX = b"x-gateway-"
+_DECIMAL: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?|\.[0-9]{1,40}")
 
 
 def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
@@ -161,6 +165,18 @@ def relative_location(location: bytes, authority: bytes) -> bytes | None:
 
 def _host_and_port(authority: bytes) -> bytes:
     return authority.lower().removesuffix(b":80").removesuffix(b":443")
+
+
+def positive_number(text: str) -> float | None:
+    """Return a finite, positive decimal number; None for anything else, such as what only Python takes for a number.
+
+    Examples
+    --------
+    >>> positive_number(" 2.5e1"), positive_number("1_0"), positive_number("0"), positive_number("1e999")
+    (25.0, None, None, None)
+    """
+    number = float(text) if _DECIMAL.fullmatch(text.strip(" \t")) else 0.0
+    return number if 0.0 < number < math.inf else None
 
 
 def media_type(content_type: bytes) -> bytes:

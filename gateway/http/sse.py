@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Final, Protocol
@@ -12,6 +13,7 @@ from gateway.http.asked_usage import HiddenUsage
 from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES = 1 << 20
+_CR_ENDS_LINE: Final = re.compile(rb"[^\r\n]*\r[^\n]")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # What marks the events that carry output, for endpoints where not every event does.
 _MARKERS = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
@@ -55,11 +57,12 @@ class EventStream:
     (b'data: 2\n\n', 2)
     """
 
-    __slots__ = ("_held", "_marker", "_recent", "deltas", "events", "hidden", "watcher")
+    __slots__ = ("_has_cr", "_held", "_marker", "_recent", "deltas", "events", "hidden", "watcher")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
         self._held = b""
+        self._has_cr = False  # for LF, which is passed on in its place: both are line ends by the standard
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
         self.events = 0
         self.deltas = 0
@@ -70,6 +73,10 @@ class EventStream:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
         if self._held:
             data, self._held = self._held + data, b""
+        if not self.events and not self._has_cr:
+            self._has_cr = _CR_ENDS_LINE.match(data) is not None
+        if self._has_cr:
+            data = data.replace(b"\r", b"\n")
         if data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
             lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
             end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)

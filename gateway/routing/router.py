@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +15,7 @@ from backends.recovery import TRIAL
 from backends.speculation import Method
 from gateway.http.asked_usage import StreamHabits, options_to_ask
 from gateway.http.errors import GatewayError, endpoint_of
+from gateway.http.headers import positive_number
 from gateway.http.json_cost import check_cost
 from gateway.routing.keys import UNAUTHENTICATED, Client
 from gateway.routing.model import Model
@@ -88,11 +88,8 @@ class RoutingHeaders:
 def _bound_s(header: str, value: str) -> float | None:
     if not value:
         return None
-    try:
-        bound_ms = float(value)
-    except ValueError:
-        bound_ms = math.nan
-    if not 0 < bound_ms < math.inf:
+    bound_ms = positive_number(value)
+    if bound_ms is None:
         raise GatewayError(
             400, f"{header} is {value!r}; expected a positive number of milliseconds.", code="invalid_header"
         )

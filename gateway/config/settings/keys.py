@@ -108,7 +108,8 @@ class KeySettings(_KeyOrDigest):
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
     admin
-        What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`.
+        What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`. It is about all
+        models, so a key with `models` cannot have it.
     requests_per_minute
         Limit on requests per minute; null sets none.
     tokens_per_minute
@@ -152,6 +153,8 @@ class KeySettings(_KeyOrDigest):
             yield Issue((), "has neither key nor sha256", "set one of the two")
         if (name := data.get("name")) is not None and str(name) in RESERVED_NAMES:
             yield Issue(("name",), "the gateway uses this name itself", "choose another")
+        if data.get("models") is not None and data.get("admin", "none") != "none":
+            yield Issue(("admin",), "/admin is about all models, but models bounds the key", "remove one of the two")
 
 
 class AdminSettings(_KeyOrDigest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -294,6 +295,10 @@ class TestErrors:
             ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
             ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
             ("a: \x07b\n", "1:4: a character that YAML does not allow; write the file in UTF-8"),
+            (
+                "keys: [{name: a, key: b, models: [m], admin: write}]\n",
+                "1:46: keys[0].admin: /admin is about all models, but models bounds the key; remove one of the two",
+            ),
             ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )
@@ -396,6 +401,13 @@ class TestErrors:
             f"{tmp_path}/none.yaml:1:1: cannot read it: No such file or directory; "
             "set the file with --config, or write one with `gateway init`"
         )
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", Path("/dev/zero")):
+            with pytest.raises(ConfigError, match="not a regular file"):
+                load_pool(path, {})
+        (tmp_path / "large.yaml").write_bytes(b"#" * (16 * 2**20 + 1))
+        with pytest.raises(ConfigError, match="larger than 16 MiB"):
+            load_pool(tmp_path / "large.yaml", {})
         with pytest.raises(ConfigError, match="cannot read it: Is a directory"):
             load_pool(tmp_path, {})
 

@@ -67,6 +67,23 @@ async def test_their_number_has_a_bound(gateway_of: Start, monkeypatch: pytest.M
             await anext(again)
 
 
+async def test_streams_without_a_key_leave_half_of_the_places(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MAX_PAGES", 4)
+    async with gateway_of(dashboard={"public": True}) as running, contextlib.AsyncExitStack() as stack:
+        streams = []  # one that nobody refers to is closed
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            streams.append(await stack.enter_async_context(opened(running, headers)))
+            await anext(streams[-1])
+        refused = await running.client.get(EVENTS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_dashboards")
+        for _ in range(2):
+            streams.append(await stack.enter_async_context(opened(running)))
+            await anext(streams[-1])
+        assert (await running.client.get(EVENTS, headers=ADMIN)).status_code == 503
+
+
 async def test_nothing_follows_requests_while_no_page_is_open(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "learned", "shadow_drafting": {"sample": 0}}) as running:
         followers = running.gateway.relay.followers["m"]

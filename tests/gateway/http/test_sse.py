@@ -35,6 +35,17 @@ def test_all_bytes_are_passed_on_as_whole_events(texts: list[str], separator: by
     assert stream.events == len(texts)
 
 
+@given(cuts=st.lists(st.integers(0, 90), max_size=12))
+def test_a_stream_with_cr_line_ends_is_passed_on_with_lf(cuts: list[int]) -> None:
+    whole = b'event: a\rdata: {"x": "\\r"}\r\rdata: 2\r\rdata: [DONE]\r\r'
+    stream, passed = EventStream(Endpoint.CHAT), b""
+    for start, end in itertools.pairwise(sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})):
+        passed += stream.feed(whole[start:end])
+    assert passed == whole.replace(b"\r", b"\n")
+    assert stream.events == 3
+    assert stream.is_complete(Endpoint.CHAT)
+
+
 def test_an_event_without_end_is_held_only_up_to_a_limit() -> None:
     stream = EventStream(Endpoint.CHAT)
     assert stream.feed(b"x" * (1 << 20)) == b""

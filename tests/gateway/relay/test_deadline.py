@@ -112,7 +112,7 @@ async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
     assert (reply.status, reply.body) == (200, ANSWER)
 
 
-@pytest.mark.parametrize("value", [b"", b"soon", b"0", b"-1", b"nan", b"inf", b"1" * 999])
+@pytest.mark.parametrize("value", [b"", b"soon", b"0", b"-1", b"nan", b"inf", b"1" * 999, b"1_0", b"0x5"])
 def test_a_bad_header_is_refused_with_what_would_be_right(value: bytes) -> None:
     relay = Relay("a")
     with pytest.raises(GatewayError, match="expected a positive number of seconds") as caught:

@@ -40,7 +40,7 @@ def test_headers_are_independent() -> None:
 
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
-@pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " "])
+@pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " ", "1_0"])
 def test_an_objective_must_be_a_positive_number(header: str, value: str) -> None:
     with pytest.raises(GatewayError) as caught:
         RoutingHeaders.read({header.encode(): value.encode()}).applied(FEATURES)
