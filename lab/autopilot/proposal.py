@@ -11,10 +11,10 @@ from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from gateway.config.settings import PolicyReference
 from lab.autopilot.journal import Speculation
-from lab.evaluate.bootstrap import Interval
 from lab.plan.mixes import USUAL, Kind
 from lab.plan.planning import Planned, plan_mix
 from lab.replay.request import ReplayRequest
+from lab.statistics import Interval
 
 WITHOUT_WEIGHTS = (Method.BASELINE, Method.NGRAM)
 """Methods that every vLLM runs, without a drafter's weights or a further package."""

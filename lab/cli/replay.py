@@ -87,6 +87,13 @@ def replay(
     strict: Strict = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    replications: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Replays of other traffic like the trace, for the intervals of --report; 0: no intervals.",
+        ),
+    ] = 6,
 ) -> None:
     """Replay a trace on simulated replicas with each policy, or send it to running endpoints, and compare."""
     require("lab", "numba", "duckdb")
@@ -154,6 +161,7 @@ def replay(
                 strict=strict,
                 json_file=json,
                 report=report,
+                replications=replications,
             )
         )
     )

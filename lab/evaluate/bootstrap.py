@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from lab.statistics import Floats, Interval
 
 RESAMPLES = 1000
 MAX_BLOCKS = 2000
 _MIN_BLOCKS = 20
 _Z = 1.959964  # quantile of the normal distribution for a 95% interval
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate with its 95% interval.
-
-    Examples
-    --------
-    >>> Interval(1.0, 0.9, 1.1).low
-    0.9
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 def block_length(requests: int) -> int:

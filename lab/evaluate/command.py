@@ -19,13 +19,13 @@ from backends.speculation import serve_config
 from backends.validation import UsageError, did_you_mean
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
-from lab.evaluate.bootstrap import Interval
 from lab.evaluate.estimators import Estimate, Evaluation, MetricEvaluation, evaluate
 from lab.evaluate.log import LoggedCandidate, read_log
 from lab.evaluate.page import evaluation_page
 from lab.options.policy import named_policies
 from lab.replay.learned_file import read_learned
 from lab.replay.simulate import set_learned
+from lab.statistics import Interval
 from lab.trace import BrokenLines, TraceRecord, read_trace
 from policies.policy import Policy
 from policies.roles import Maintained, Stateful

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval, weighted_quantile
+from lab.evaluate.bootstrap import block_length, block_sums, interval, weighted_quantile
 from lab.evaluate.log import FAILED, METRICS, RESCUED, RETRIED, Log
 from lab.evaluate.outcome_model import expected_outcomes, has_enough_outcomes
 from lab.report.distributions import SHARES
+from lab.statistics import Interval
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
+from lab.evaluate.bootstrap import block_length, block_sums, interval
 from lab.evaluate.estimators import MIN_EFFECTIVE_SAMPLE_SIZE, Evaluation, effective_size, weights_of
 from lab.evaluate.log import NUMBERS, Log
 from lab.replay.parts import Part, by_length, by_load, by_temperature, distinguishing
@@ -16,6 +16,7 @@ from lab.report.differences import EXPLAINED, difference_chart, mark, shown
 from lab.report.distributions import METRICS, Floats, distribution, ecdf, every
 from lab.report.page import figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis, number
+from lab.statistics import Interval
 
 _LOGGED = "as logged"
 _ESTIMATORS = {"ips": "IPS", "snips": "SNIPS", "dr": "DR"}

@@ -18,7 +18,7 @@ from lab.live.endpoints import live_endpoints
 from lab.live.run import failed, replayed
 from lab.live.session import LiveOptions, Outcome, Session
 from lab.options.slo import slo_bounds
-from lab.replay.comparison import Traits
+from lab.replay.comparison import Traits, intervals, ratios, reference_of
 from lab.replay.figures import figures_console, figures_tables
 from lab.replay.pace import paced
 from lab.replay.page import Rows, replay_page
@@ -80,14 +80,18 @@ def _rows(outcomes: Sequence[Outcome], warmup: int) -> Rows:
     results = {one.endpoint.name: replayed(one.records, warmup) for one in outcomes}
     trace = outcomes[0].trace
     unknown = math.nan
+    played = {name: result for name, (result, _) in results.items()}
+    served = {name: result for name, result in played.items() if len(result.e2e_s)}
+    traits = Traits(
+        [record.workload for record in trace],
+        np.array([unknown if record.temperature is None else record.temperature for record in trace]),
+        np.array([record.prompt_tokens for record in trace], np.int64),
+    )
     return Rows(
-        {name: result for name, (result, _) in results.items()},
+        played,
         {name: dict.fromkeys(backends) for name, (_, backends) in results.items()},
-        Traits(
-            [record.workload for record in trace],
-            np.array([unknown if record.temperature is None else record.temperature for record in trace]),
-            np.array([record.prompt_tokens for record in trace], np.int64),
-        ),
+        traits,
+        intervals(ratios(served, reference_of(list(served)), traits), ()) if len(served) > 1 else {},
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lab.evaluate.bootstrap import Interval
 from lab.plan.judge import Played, loss_of
 from lab.plan.mixes import Mix
 from lab.plan.result import Group, Objective, Reason, Shift, Turn
@@ -16,6 +15,7 @@ from lab.plan.runner import RunAll, Task
 from lab.plan.search import Split
 from lab.plan.traffic import Windows, group_of
 from lab.replay.simulate import Replayed
+from lab.statistics import Interval
 
 _FEWEST = 30
 """Requests that a group needs."""

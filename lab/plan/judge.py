@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.evaluate.bootstrap import Interval, interval
 from lab.plan.mixes import Mix
 from lab.plan.result import Floats, JudgedMix, Objective
 from lab.plan.runner import RunAll, Task
 from lab.plan.search import Found, Split
 from lab.replay.simulate import Replayed
 from lab.report.distributions import ecdf
+from lab.statistics import Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window and seed; the seeds of a window are neighbours."""
 
 _METRICS = ("e2e_s", "ttft_s", "tpot_s")
-_BLOCKS = 24
 
 
 def play(mixes: Sequence[Mix], split: Split, seeds: int, run_all: RunAll) -> Played:
@@ -76,27 +75,16 @@ def _mean_of(values: Floats) -> float:
 def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], seeds: int, objective: Objective) -> Interval | None:
     """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
 
-    The interval is a bootstrap over blocks of neighbouring requests, a window or a part of one. The seeds of a window
-    are averaged first, since the same requests with other draws are not independent requests.
+    The windows, which begin idle, are the independent units. The seeds of a window are averaged, since the same
+    requests with other draws are not independent of it.
     """
     if any(one.errors for one in (*own, *other)):
         return None
-    parts = max(1, -(-_BLOCKS * seeds // len(own)))
     mine, theirs = (
-        np.array(
-            [
-                block.sum()
-                for start in range(0, len(played), seeds)
-                for block in np.array_split(
-                    np.mean([objective.values(one) for one in played[start : start + seeds]], axis=0), parts
-                )
-            ]
-        )
+        np.add.reduceat([objective.values(one).sum() for one in played], np.arange(0, len(played), seeds))
         for played in (own, other)
     )
     if min(mine.sum(), theirs.sum()) <= 0:
         return None
-    ratio = interval([theirs], [mine])
-    if objective.slo:
-        return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
-    return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+    ratio = of_units([theirs], [mine])
+    return ratio.saved() if objective.slo else ratio.less_one()

@@ -79,9 +79,7 @@ def _drawn(plan: Plan) -> list[JudgedMix]:
 
 def _losses(plan: Plan, objective: Objective) -> str:
     bars = [
-        Bar(title(one.mix, plan.kinds), "var(--s1)", 100 * one.loss.value, 100 * one.loss.low, 100 * one.loss.high)
-        for one in plan.judged
-        if one.loss is not None
+        Bar.of(title(one.mix, plan.kinds), "var(--s1)", one.loss, 100) for one in plan.judged if one.loss is not None
     ]
     what = "requests that miss the SLO more" if objective.slo else "more time to finish"
     heading = f"Loss of other mixes against the plan: {what}, %"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from lab.evaluate.bootstrap import Interval
 from lab.plan.mixes import Kind, Mix
 from lab.replay.simulate import Replayed, slo_kept
+from lab.statistics import Interval
 
 Floats = npt.NDArray[np.float64]
 

@@ -26,7 +26,7 @@ WINDOWS = 19
 SHORTEST, PER_REPLICA = 500, 125
 """Requests in a window at least, and for each replica: enough for several generations of a full batch."""
 
-_FEWEST = 3
+_FEWEST = 7
 _PAUSE_S = 10.0
 _CODE = 0.3  # share of code from which the text of a request is called code
 

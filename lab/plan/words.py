@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.evaluate.bootstrap import Interval
 from lab.plan.mixes import Mix, title
 from lab.plan.result import Group, Objective, Plan, Reason, Turn
+from lab.statistics import Interval
 
 _MOST_KINDS = 3
 
@@ -112,7 +112,9 @@ def _loses(loss: Interval, objective: Objective) -> str:
 
 def shown(loss: Interval | None) -> str:
     """Return a loss with its interval; `unknown` for None."""
-    return "unknown" if loss is None else f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
+    if loss is None:
+        return "unknown"
+    return f"{loss.value:+.1%} " + (f"({loss.low:+.1%} to {loss.high:+.1%})" if loss.is_known else "(no interval)")
 
 
 def schedules(plan: Plan, kinds: Sequence[int] | Mix) -> list[str]:

@@ -21,9 +21,10 @@ from lab.replay.figures import figures_console, figures_of, figures_tables, mean
 from lab.replay.learned_file import read_learned, write_learned
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
-from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, play_all
+from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.replay.table import RequestTable, request_table
+from lab.statistics import REPLICATIONS
 from lab.trace import BrokenLines, read_trace
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 from policies.policy import Policy
@@ -51,6 +52,7 @@ class ReplayOptions:
     strict: bool = False
     json_file: Path | None = None
     report: Path | None = None
+    replications: int = REPLICATIONS
 
 
 def run_replay(options: ReplayOptions) -> int:
@@ -62,6 +64,8 @@ def run_replay(options: ReplayOptions) -> int:
         Exit status: 0 for success, 2 if the input is wrong.
     """
     try:
+        if options.replications == 1:
+            raise UsageError("--replications 1: an interval takes at least 2; 0 makes none")
         slo = slo_bounds(options.slo)
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
@@ -71,6 +75,8 @@ def run_replay(options: ReplayOptions) -> int:
             runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
             played, learned = play_all(runner, policies | ({ORACLE: None} if options.regret else {}))
             traits = requests.traits
+            shown = {title: played[title] for title in policies}
+            compared = compare(runner, shown, options.replications) if options.report is not None else {}
         if options.state is not None:
             write_learned(options.state, kept | learned)
         document = _document(name, options, pool, slo, played, policies)
@@ -78,8 +84,7 @@ def run_replay(options: ReplayOptions) -> int:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
             methods = {replica.name: replica.method.value for replica in pool}
-            shown = {title: played[title] for title in policies}
-            rows = Rows(shown, dict.fromkeys(shown, methods), traits)
+            rows = Rows(shown, dict.fromkeys(shown, methods), traits, compared)
             options.report.write_text(replay_page(document, rows), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.replay.parts import Floats, Part, Truths, by_length, by_load, by_temperature, by_workload, distinguishing
 from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS
+from lab.statistics import Interval, of_replications
 
 Numbers = npt.NDArray[np.int64]
 
@@ -38,38 +38,51 @@ def reference_of(policies: Sequence[str]) -> str:
     return next((name for name in _PREFERRED if name in policies), policies[0])
 
 
-def ratio(one: Replayed, other: Replayed, metric: str, seed: int, inside: Truths | None = None) -> Interval | None:
+def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> float | None:
     """Return the mean of a time under one policy over that under another, on the requests that both have served.
-
-    Requests are compared in pairs: what they have in common, such as their length, does not widen the interval. It
-    comes from resampling blocks of consecutive requests (`lab.evaluate.bootstrap`), and says what other traffic like
-    this would give; how much the draws of the simulation matter, other seeds of the replay say.
 
     Parameters
     ----------
     metric
         `e2e_s`, `ttft_s` or `tpot_s`.
-    seed
-        Seed of the resampling.
     inside
         Which requests of `other` to use; None for all.
 
     Returns
     -------
-    Interval or None
-        None if the requests are too few for an interval.
+    float or None
+        None without a request that has the time under both.
     """
     numbers = other.number if inside is None else other.number[inside]
     _, mine, theirs = np.intersect1d(one.number, numbers, assume_unique=True, return_indices=True)
     up, down = getattr(one, metric)[mine], getattr(other, metric)
     down = (down if inside is None else down[inside])[theirs]
     known = ~(np.isnan(up) | np.isnan(down))
-    up, down = up[known], down[known]
-    length = block_length(len(up)) if len(up) else 1
-    try:
-        return interval([block_sums(up, length)], [block_sums(down, length)], seed) if len(up) else None
-    except ValueError:  # too few blocks
-        return None
+    total = float(down[known].sum())
+    return float(up[known].sum()) / total if total > 0 else None
+
+
+Key = tuple[str, ...]
+"""A time and a policy, or a part (`Part.key`) and a policy."""
+
+
+def ratios(played: Mapping[str, Replayed], reference: str, traits: Traits) -> dict[Key, float]:
+    """Return `ratio` of every policy but the reference, by time, and for the time to finish also by part."""
+    others = [name for name in played if name != reference]
+    found = {(metric, name): ratio(played[name], played[reference], metric) for metric in METRICS for name in others}
+    of_parts = {
+        (*part.key, name): ratio(played[name], played[reference], "e2e_s", part.inside)
+        for part in parts(played[reference], traits)
+        for name in others
+    }
+    return {key: value for key, value in (found | of_parts).items() if value}
+
+
+def intervals(ratios_: Mapping[Key, float], replications: Sequence[Mapping[Key, float]]) -> dict[Key, Interval]:
+    """Return the ratios with intervals from those of replications; without ends where too few have it."""
+    return {
+        key: of_replications(value, [one[key] for one in replications if key in one]) for key, value in ratios_.items()
+    }
 
 
 def parts(reference: Replayed, traits: Traits) -> list[Part]:
@@ -91,11 +104,3 @@ def in_flight(played: Replayed, at_s: Floats) -> Numbers:
     begun = np.searchsorted(np.sort(played.arrived_s), at_s, side="right")
     ended = np.searchsorted(np.sort(played.arrived_s + played.e2e_s), at_s, side="right")
     return begun - ended
-
-
-def ratios(played: Mapping[str, Replayed], reference: str, seed: int) -> dict[str, dict[str, Interval | None]]:
-    """Return `ratio` of every other policy by metric, and by policy."""
-    return {
-        metric: {name: ratio(one, played[reference], metric, seed) for name, one in played.items() if name != reference}
-        for metric in METRICS
-    }

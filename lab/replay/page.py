@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.replay.comparison import Traits, parts, ratio, ratios, reference_of
+from lab.replay.comparison import Key, Traits, parts, reference_of
 from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
 from lab.report.colors import backend_colors, series_colors
 from lab.report.differences import EXPLAINED, difference_chart, mark, shown
 from lab.report.distributions import METRICS, STATISTICS, Floats, distribution, ecdf, summary
 from lab.report.page import figures, folded, legend, listed, page, section, table
+from lab.statistics import Interval
 
 _SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
 _MOST_LOSSES = 4
@@ -30,11 +31,14 @@ class Rows:
         By policy or endpoint: method by backend, in the order of `Replayed.backend`; None for an unknown method.
     traits
         Of all requests of the trace.
+    compared
+        Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
     """
 
     played: Mapping[str, Replayed]
     backends: Mapping[str, Mapping[str, str | None]]
     traits: Traits
+    compared: Mapping[Key, Interval]
 
 
 def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
@@ -66,7 +70,6 @@ class _Page:
 
     def __init__(self, document: Mapping[str, Any], rows: Rows, names_of: str) -> None:
         self._figures: Mapping[str, Mapping[str, Any]] = document["policies"]
-        self._seed: int = document["seed"]
         self._rows, self._names_of = rows, names_of
         self._played = {name: one for name, one in rows.played.items() if len(one.e2e_s)}
         self._colors = series_colors(rows.played)
@@ -92,10 +95,12 @@ class _Page:
     def _side_by_side(self) -> str:
         if self._reference is None:
             return ""
-        found = ratios(self._played, self._reference, self._seed)
+        compared = self._rows.compared
+        others = [name for name in self._played if name != self._reference]
+        found = {metric: {name: compared.get((metric, name)) for name in others} for metric in METRICS}
         drawn = [difference_chart(METRICS[metric][0], found[metric], self._colors) for metric in METRICS]
         rows, marks = [], []
-        for name in (one for one in self._played if one != self._reference):
+        for name in others:
             own = [found[metric][name] for metric in METRICS]
             rows.append([name, *map(shown, own)])
             marks += [mark(one) for one in own]
@@ -107,9 +112,18 @@ class _Page:
                 f"Differences from {self._reference}, %", [f"difference in %, {self._names_of}", *titles], rows, marks
             ),
             note=f"Mean times against those of {self._reference}, on the requests that both served; less is faster. "
-            "The 95% intervals come from resampling blocks of consecutive requests, in pairs: they say what other "
-            "traffic like this would give, not what other draws would; replay with another --seed to see that. "
-            f"{EXPLAINED}",
+            f"{self._intervals()} {EXPLAINED}",
+        )
+
+    def _intervals(self) -> str:
+        if not any(one.is_known for one in self._rows.compared.values()):
+            return (
+                "There are no intervals: requests of one run share queues, so their spread does not say what another "
+                "run would give."
+            )
+        return (
+            "The 95% intervals come from replays of other traffic like this, drawn from the trace in blocks: they say "
+            "what another such trace would give, with other draws."
         )
 
     def _distribution(self, metric: str) -> str:
@@ -124,7 +138,7 @@ class _Page:
         rows, marks = [], []
         lost: dict[str, list[tuple[float, str]]] = {name: [] for name in others}
         for part in parts(reference, self._rows.traits):
-            found = [ratio(self._played[name], reference, "e2e_s", self._seed, part.inside) for name in others]
+            found = [self._rows.compared.get((*part.key, name)) for name in others]
             rows.append([f"{part.by}: {part.name}", f"{int(part.inside.sum()):,}", *map(shown, found)])
             marks += ["", *map(mark, found)]
             for name, one in zip(others, found, strict=True):
@@ -137,9 +151,8 @@ class _Page:
             f"Where it gains and loses against {self._reference}",
             table("Time to finish by part, difference in %", ["difference in %", "requests", *others], rows, marks),
             listed(worst or ["none beyond its interval"], "Where each is slowest"),
-            note="Mean time to finish against the same requests under the reference, by what the requests were like, "
-            "with 95% intervals; one in twenty is expected to miss. Parts of fewer than about a hundred requests have "
-            "none.",
+            note="Mean time to finish against the same requests under the reference, by what the requests were like. "
+            f"{self._intervals()} One in twenty is expected to miss.",
         )
 
     def _by_backend(self, name: str, *, is_open: bool) -> str:

@@ -19,11 +19,17 @@ _TEMPERATURES = ((0.0, "0"), (0.5, "above 0 to 0.5"), (1.0, "above 0.5 to 1"), (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the requests: by what they were chosen, its name, and which requests are in it."""
+    """A part of the requests: by what they were chosen, its name, which are in it, and what it is in other traffic."""
 
     by: str
     name: str
     inside: Truths
+    kind: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the same part of other traffic has, too."""
+        return self.by, self.kind or self.name
 
 
 def distinguishing(candidates: Iterable[Sequence[Part]]) -> list[Part]:
@@ -86,7 +92,7 @@ def by_load(by: str, load: npt.NDArray[np.int64] | Floats) -> list[Part]:
         return []
     low, high = np.nanquantile(load, (1 / 3, 2 / 3)).round()
     return [
-        Part(by, f"up to {low:.0f}", load <= low),
-        Part(by, f"{low + 1:.0f} to {high:.0f}", (load > low) & (load <= high)),
-        Part(by, f"more than {high:.0f}", load > high),
+        Part(by, f"up to {low:.0f}", load <= low, "low"),
+        Part(by, f"{low + 1:.0f} to {high:.0f}", (load > low) & (load <= high), "middle"),
+        Part(by, f"more than {high:.0f}", load > high, "high"),
     ]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gateway.config.settings import ModelSettings
 from lab.options.policy import named_policies
-from lab.parallel import all_cores, report_progress
+from lab.parallel import Result, Task, all_cores, report_progress
+from lab.replay.comparison import Key, intervals, ratios, reference_of
 from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
 from lab.replay.table import RequestTable
+from lab.statistics import Interval
 from policies.policy import Policy
 from policies.roles import Stateful
 from policies.statistics import Row
@@ -88,22 +90,54 @@ class PolicyRunner:
         return result, [] if policy is None else learned_rows(policy)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicationRunner:
+    """Replays other traffic like a trace with each of some policies; sent once to each process."""
+
+    of_trace: PolicyRunner
+    titles: tuple[str, ...]
+    reference: str
+
+    def __call__(self, number: int) -> dict[Key, float]:
+        """Return the ratios to the reference in one replication, 1 or more."""
+        runner = self.of_trace
+        requests, seed = runner.requests.resampled(number), runner.seed + number
+        runner = replace(runner, requests=requests, seed=seed)
+        return ratios({title: runner(title)[0] for title in self.titles}, self.reference, requests.traits)
+
+
 def play_all(
     runner: PolicyRunner, chosen: Mapping[str, Policy | None]
 ) -> tuple[dict[str, Replayed], dict[str, list[Row]]]:
     """Replay with each policy; return the results, and the learned statistics of policies that learn, by name."""
     # The slowest first, so that all processes end at about the same time.
     titles = sorted(chosen, key=lambda title: _slowness(chosen[title]), reverse=True)
-    total = len(titles) * len(runner.requests)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, left"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=total)
-        jobs = 1 if total <= _MIN_PARALLEL_REQUESTS or len(titles) == 1 else None
-        with all_cores(runner, jobs, lambda count: bar.advance(task, count)) as run_all:
-            answers = dict(zip(titles, run_all(titles), strict=True))
-        bar.update(task, completed=total)
+    answers = dict(zip(titles, _run(runner, titles, len(titles) * len(runner.requests)), strict=True))
     learned = {title: rows for title, (_, rows) in answers.items() if rows}
     return {title: answers[title][0] for title in chosen}, learned
+
+
+def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: int) -> dict[Key, Interval]:
+    """Return the ratios of policies to a reference with their intervals, as of `lab.replay.comparison.intervals`."""
+    served = {title: one for title, one in played.items() if len(one.e2e_s)}
+    if len(served) < 2:
+        return {}
+    reference = reference_of(list(served))
+    others = ReplicationRunner(runner, tuple(served), reference)
+    found = _run(others, range(1, replications + 1), replications * len(served) * len(runner.requests))
+    return intervals(ratios(served, reference, runner.requests.traits), found)
+
+
+def _run(work: Callable[[Task], Result], tasks: Sequence[Task], requests: int) -> list[Result]:
+    """Run tasks that play so many requests in all, with a bar on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=requests)
+        jobs = 1 if requests <= _MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
+        with all_cores(work, jobs, lambda count: bar.advance(task, count)) as run_all:
+            answers = run_all(tasks)
+        bar.update(task, completed=requests)
+    return answers
 
 
 def _slowness(policy: Policy | None) -> int:

@@ -54,6 +54,8 @@ _ROW_FEATURES = (
 _ROW_FEATURE_INDICES = [_NAMES.index(name) for name in _ROW_FEATURES]
 _WORKLOAD = _NAMES.index("workload")
 _ROWS_AT_ONCE = 4096
+_BLOCK = 32
+"""Requests that are drawn together, so that bursts stay bursts."""
 _BLOCK_BITS = 2**62 - 1
 _OF_COPY = 0x9E3779B97F4A7C15
 """Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
@@ -125,10 +127,7 @@ class RequestTable(Sequence[ReplayRequest]):
         rows["copy"] = np.repeat(np.arange(copies), len(self._rows))
         arrived_at = np.nan_to_num(rows["arrived_at"])
         played = RequestTable(rows, arrived_at, *self._shared)
-        numbers = np.array(played.order.sessions)
-        alone = numbers < 0
-        numbers[alone] = numbers.max(initial=0) + 1 + np.arange(np.count_nonzero(alone))
-        _, first, session = np.unique(numbers, return_index=True, return_inverse=True)
+        session, first = played._session_numbers()
         begun_at = np.full(len(first), np.inf)
         np.minimum.at(begun_at, session, arrived_at)
         if rate is None:
@@ -143,6 +142,46 @@ class RequestTable(Sequence[ReplayRequest]):
     def paced(self, arrived_s: Floats) -> RequestTable:
         """Return the same requests with other arrival times, ascending, shape (requests,)."""
         return RequestTable(self._rows, arrived_s, *self._shared)
+
+    def resampled(self, seed: int) -> RequestTable:
+        """Return other traffic like this: blocks of it, or whole sessions with think times, drawn with replacement.
+
+        Each is from the same part of the trace, an eighth of it to either side, so that a busy hour stays one. A block
+        keeps the order of its requests and the gaps between them.
+
+        References
+        ----------
+        Paparoditis and Politis, "Local Block Bootstrap", Comptes Rendus Mathematique 335(11), 2002.
+        """
+        rng = np.random.default_rng((seed, len(self)))
+        if self.order.is_open:
+            count = len(self)
+            length = min(_BLOCK, count)
+            starts = _drawn(np.arange(0, count, length), count - length + 1, count // 8, rng)
+            drawn = (starts[:, None] + np.arange(length)).ravel()[:count]
+            gaps_s = np.diff(self._arrived_s, prepend=self._arrived_s[0])
+            gaps_s[0] = gaps_s.mean()
+            return RequestTable(self._rows[drawn], np.cumsum(gaps_s[drawn]), *self._shared)
+        session, first = self._session_numbers()
+        by_time = np.argsort(self._arrived_s[first], kind="stable")
+        chosen = by_time[_drawn(np.arange(len(first)), len(first), len(first) // 8, rng)]
+        members = np.split(np.argsort(session, kind="stable"), np.cumsum(np.bincount(session))[:-1])
+        drawn = np.concatenate([members[one] for one in chosen])
+        sizes = [len(members[one]) for one in chosen]
+        rows = self._rows[drawn]
+        rows["copy"] = np.repeat(np.arange(len(chosen)), sizes)
+        moved_s = np.repeat(self._arrived_s[first[by_time]] - self._arrived_s[first[chosen]], sizes)
+        arrived_s = self._arrived_s[drawn] + moved_s
+        in_order = np.argsort(arrived_s, kind="stable")
+        return RequestTable(rows[in_order], arrived_s[in_order], *self._shared)
+
+    def _session_numbers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the session of each request, those without one alone, and the first request of each session."""
+        numbers = np.array(self.order.sessions)
+        alone = numbers < 0
+        numbers[alone] = numbers.max(initial=0) + 1 + np.arange(np.count_nonzero(alone))
+        _, first, session = np.unique(numbers, return_index=True, return_inverse=True)
+        return session, first
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -179,6 +218,12 @@ class RequestTable(Sequence[ReplayRequest]):
         features, think = RequestFeatures(*values), None if math.isnan(think_s) else think_s
         of = "" if session < 0 else f"{self._sessions[session]}#{copy}" if copy else self._sessions[session]
         return ReplayRequest(arrived_s, features, prompt or 1, output, acceptance, text, blocks, of, think)
+
+
+def _drawn(places: npt.NDArray[np.int64], count: int, reach: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return a number below `count` for each place, at most `reach` from it."""
+    low = np.clip(places - reach, 0, count - 1)
+    return rng.integers(low, np.clip(places + reach, 0, count - 1) + 1)
 
 
 @contextmanager

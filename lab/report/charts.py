@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from lab.report.scale import Axis, Scale, grid_x, grid_y, number, text
+from lab.statistics import Interval
 
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
@@ -24,6 +25,12 @@ class Bar:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def of(cls, label: str, color: str, one: Interval, factor: float = 1.0) -> Bar:
+        """Return the bar of an estimate, times a factor."""
+        low, high = (factor * end if one.is_known else None for end in (one.low, one.high))
+        return cls(label, color, factor * one.value, low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from backends.speculation import SpeculativeConfig
 from backends.validation import UsageError
 from gateway.advice.finding import LEAST_GAIN, flag_value
 from gateway.config.settings import ModelSettings
-from lab.evaluate.bootstrap import Interval
 from lab.options.policy import policy_reference
 from lab.parallel import all_cores
 from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
@@ -30,11 +29,11 @@ from lab.schedule.drafts import Drafts
 from lab.schedule.edit import with_speculation
 from lab.schedule.gains import LoadGain, Runner, capacity, gains
 from lab.schedule.replicas import Measured, ScheduledReplica, from_requests, schedule_replica
+from lab.statistics import REPLICATIONS
 
 _MOST_REQUESTS = 4000
 """Requests that are simulated at each load and with each seed."""
 _MIN_PARALLEL_REQUESTS = 1000  # fewer are simulated before other processes would have started
-_SEEDS = 2
 _WORTH = "The new values save time at {} of the capacity."
 _NOTHING = "They are worth nothing at {}: less than 1%, or it may be chance."
 _WORSE = "They lose at {}."
@@ -140,11 +139,10 @@ def _gains(
         return []
     reference = policy_reference(options.policy, served)
     pools = tuple(tuple(getattr(one, which) for one in replicas) for which in ("spec", "scheduled", "unscheduled"))
-    first = options.replay.seed
     runner = Runner(pools, requests, reference.name, reference.settings)
     jobs = 1 if runner.rounds * len(requests) <= _MIN_PARALLEL_REQUESTS else None
     with all_cores(runner, jobs) as play_all:
-        return gains(play_all, len(pools), len(requests), capacity(play_all), range(first, first + _SEEDS))
+        return gains(play_all, len(pools), capacity(play_all), options.replay.seed, REPLICATIONS)
 
 
 def _verdict(at_loads: Sequence[LoadGain]) -> str:
@@ -152,8 +150,8 @@ def _verdict(at_loads: Sequence[LoadGain]) -> str:
     loads: dict[str, list[str]] = {_WORTH: [], _NOTHING: [], _WORSE: []}
     for one in at_loads:
         gain = one.gains[0]
-        is_worth_it = gain is not None and gain.low > 0 and gain.value >= LEAST_GAIN
-        verdict = _WORTH if is_worth_it else _WORSE if gain is not None and gain.high < 0 else _NOTHING
+        is_worth_it = gain.low > 0 and gain.value >= LEAST_GAIN
+        verdict = _WORTH if is_worth_it else _WORSE if gain.high < 0 else _NOTHING
         loads[verdict].append(f"{one.load:.0%}")
     return " ".join(verdict.format(", ".join(at)) for verdict, at in loads.items() if at)
 
@@ -201,20 +199,15 @@ def _print(replicas: Sequence[ScheduledReplica], at_loads: Sequence[LoadGain]) -
         table.add_column(heading, justify="right")
     for each in at_loads:
         times = [f"{seconds:.3f}" for seconds in each.seconds[:2]]
-        saved, by_single = map(_saved, each.gains)
-        table.add_row(f"{each.load:.0%}", f"{each.rate:.2f}", *times, *saved, by_single[0])
+        saved, by_single = each.gains
+        interval = f"{saved.low:+.1%} to {saved.high:+.1%}"
+        gained = [f"{saved.value:+.1%}", interval, f"{by_single.value:+.1%}"]
+        table.add_row(f"{each.load:.0%}", f"{each.rate:.2f}", *times, *gained)
     console.print(table)
     console.print(_verdict(at_loads))
     console.print(
         "Under data parallelism vLLM ignores a schedule; its V1 model runner gives up full CUDA graphs for one."
     )
-
-
-def _saved(gain: Interval | None) -> tuple[str, str]:
-    """Return a gain and its interval in words."""
-    if gain is None:
-        return "-", "too few requests"
-    return f"{gain.value:+.1%}", f"{gain.low:+.1%} to {gain.high:+.1%}"
 
 
 def _by_batch(one: ScheduledReplica) -> str:

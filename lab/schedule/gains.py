@@ -9,11 +9,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.options.policy import policy_reference, with_seed
-from lab.replay.pace import arrivals
 from lab.replay.simulate import Floats, Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
+from lab.statistics import Interval, of_replications
 from policies.guarded.policy import build
 from policies.policy import PolicySettings
 
@@ -28,11 +27,15 @@ _AT_ONCE: Final = 0.9
 
 
 class Run(NamedTuple):
-    """One simulation: the index of a pool, requests per second (None: all at once), and a seed."""
+    """One simulation: the index of a pool, requests per second (None: all at once), a seed, and a replication.
+
+    Replication 0 is the requests as they are, others are traffic like them (`RequestTable.resampled`).
+    """
 
     pool: int
     rate: float | None
     seed: int
+    replication: int = 0
 
 
 PlayAll = Callable[[Sequence[Run]], Sequence[Replayed]]
@@ -55,20 +58,25 @@ class Runner:
 
     def __call__(self, run: Run) -> Replayed:
         """Simulate; with the same seed, every pool gets the same arrivals and draws."""
-        count = self.rounds * len(self.requests)
+        played = self.requests.resampled(run.replication) if run.replication else self.requests
+        count = self.rounds * len(played)
         if run.rate is None:
             policy, times_s = build("least_loaded", policy_reference("least_loaded", None).settings), np.zeros(count)
         else:
-            policy, times_s = build(self.policy, with_seed(self.settings, run.seed)), self._times_s(run.rate, run.seed)
-        repeated = list(self.requests) * self.rounds
-        requests = [replace(one, arrived_s=at_s) for one, at_s in zip(repeated, times_s.tolist(), strict=True)]
+            policy = build(self.policy, with_seed(self.settings, run.seed))
+            times_s = _at_rate(played.order.arrived_s, run.rate, self.rounds)
+        requests = [
+            replace(one, arrived_s=at_s) for one, at_s in zip(list(played) * self.rounds, times_s.tolist(), strict=True)
+        ]
         warmup = 0 if run.rate is None else int(_WARMUP * count)
         return replay(self.pools[run.pool], requests, policy, seed=run.seed, warmup=warmup)
 
-    def _times_s(self, rate: float, seed: int) -> Floats:
-        """Return the times of the trace, scaled to a rate and repeated."""
-        once_s = arrivals(self.requests.arrived_at, rate, 1.0, seed)
-        return np.concatenate([once_s + number * len(once_s) / rate for number in range(self.rounds)])
+
+def _at_rate(arrived_s: Floats, rate: float, rounds: int) -> Floats:
+    """Return times scaled to a rate of requests per second, and repeated."""
+    count, span_s = len(arrived_s), float(arrived_s[-1] - arrived_s[0])
+    once_s = (arrived_s - arrived_s[0]) * (count / rate / span_s if span_s > 0 else 0.0)
+    return np.concatenate([once_s + number * count / rate for number in range(rounds)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +92,13 @@ class LoadGain:
     seconds
         Mean time to finish in each pool.
     gains
-        Share of the first pool's time that each of the others saves, with its 95% interval over blocks of requests;
-        None with too few requests.
+        Share of the first pool's time that each of the others saves; that of the second with its 95% interval.
     """
 
     load: float
     rate: float
     seconds: tuple[float, ...]
-    gains: tuple[Interval | None, ...]
+    gains: tuple[Interval, ...]
 
 
 def capacity(play_all: PlayAll) -> float:
@@ -104,42 +111,28 @@ def capacity(play_all: PlayAll) -> float:
 
 
 def gains(
-    play_all: PlayAll, pools: int, requests: int, per_s: float, seeds: Sequence[int], loads: Sequence[float] = LOADS
+    play_all: PlayAll, pools: int, per_s: float, seed: int, replications: int, loads: Sequence[float] = LOADS
 ) -> list[LoadGain]:
     """Return the gains of the other pools over the first at each load.
 
     Parameters
     ----------
-    pools, requests
-        Number of pools, and of requests before they are repeated.
     per_s
         Capacity in requests per second.
-    seeds
-        Seeds of the draws; their results for a request are averaged.
+    replications
+        Number of replications for the interval of the second pool.
     """
-    runs = [Run(pool, load * per_s, seed) for load in loads for pool in range(pools) for seed in seeds]
-    played = iter(play_all(runs))
+    runs = {
+        (load, pool, number): Run(pool, load * per_s, seed + number, number)
+        for load in loads
+        for number in range(replications + 1)
+        for pool in range(pools if number == 0 else 2)
+    }
+    mean_s = {key: float(one.e2e_s.mean()) for key, one in zip(runs, play_all(list(runs.values())), strict=True)}
     result = []
     for load in loads:
-        means = np.stack([_by_request([next(played) for _ in seeds], requests) for _ in range(pools)])
-        means = means[:, ~np.isnan(means).any(axis=0)]
-        saved = tuple(_gain(other, means[0]) for other in means[1:])
-        result.append(LoadGain(load, load * per_s, tuple(means.mean(axis=1).tolist()), saved))
+        seconds = tuple(mean_s[load, pool, 0] for pool in range(pools))
+        others = [mean_s[load, 1, number] / mean_s[load, 0, number] for number in range(1, replications + 1)]
+        saved = [of_replications(each / seconds[0], others if at == 0 else ()) for at, each in enumerate(seconds[1:])]
+        result.append(LoadGain(load, load * per_s, seconds, tuple(one.saved() for one in saved)))
     return result
-
-
-def _by_request(played: Sequence[Replayed], requests: int) -> Floats:
-    """Return each request's mean time to finish over rounds and seeds, which are no independent requests."""
-    number = np.concatenate([one.number for one in played]) % requests
-    total_s = np.bincount(number, np.concatenate([one.e2e_s for one in played]), requests)
-    with np.errstate(invalid="ignore"):  # a request that was only played in the warm-up
-        return np.asarray(total_s / np.bincount(number, minlength=requests))
-
-
-def _gain(other: Floats, present: Floats) -> Interval | None:
-    length = block_length(len(present))
-    try:
-        ratio = interval([block_sums(other, length)], [block_sums(present, length)])
-    except ValueError:  # too few blocks
-        return None
-    return Interval(1.0 - ratio.value, 1.0 - ratio.high, 1.0 - ratio.low)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from lab.options.slo import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
 from lab.replay.figures import figures_of
-from lab.replay.simulate import Replayed
-from lab.tune.knobs import Goal, Scoring, mean_ratio
+from lab.statistics import REPLICATIONS, of_replications
+from lab.tune.knobs import Goal, Scoring
 from lab.tune.search import BUDGET, Search, SearchResult, Task, Window, WindowRunner
 from policies.rules.policy import ThresholdSettings
 
@@ -76,9 +76,16 @@ def run_tune(options: TuneOptions) -> int:
                     "least_loaded": Task("least_loaded", by_load, rest),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
+                others = [
+                    compared[name]._replace(window=rest._replace(replication=number))
+                    for number in range(1, REPLICATIONS + 1)
+                    for name in ("tuned", "present")
+                ]
+                replayed = [scoring([one]) for one in play_all(others)]
         scores = {name: scoring([one]) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
-        lines = [*_search_lines(result, rest), *_result_lines(goal, scores, played, given.seed)]
+        pairs = list(zip(replayed[::2], replayed[1::2], strict=True))
+        lines = [*_search_lines(result, rest), *_result_lines(goal, scores, pairs)]
         options.out.write_text(_rules_file(result.settings if better else present, lines), encoding="utf-8")
         backends = [one.name for one in pool]
         figures = {
@@ -157,22 +164,24 @@ def _search_lines(result: SearchResult, rest: Window) -> list[str]:
     ]
 
 
-def _result_lines(goal: Goal, scores: Mapping[str, float], played: Mapping[str, Replayed], seed: int) -> list[str]:
-    """Return lines that describe the result, for the terminal and the file."""
+def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
+    """Return lines that describe the result, for the terminal and the file.
+
+    Parameters
+    ----------
+    replayed
+        Scores of the tuned and of the present rules on replications of the held-out part.
+    """
     tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
     lines = [f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
         return [*lines, "No gain: these are the present rules, unchanged."]
-    if goal is Goal.MEAN:
-        ratio = mean_ratio(played["tuned"], played["present"], seed)
-        if ratio is None:
-            lines.append("Too few requests to say whether the gain is chance.")
-        else:
-            chance = " It may be chance." if ratio.high >= 1 else ""
-            lines.append(
-                f"That is {100 * (ratio.value - 1):+.1f}% (95% interval {100 * (ratio.low - 1):+.1f}% to "
-                f"{100 * (ratio.high - 1):+.1f}%).{chance}"
-            )
+    if min(tuned, *(score for pair in replayed for score in pair)) > 0:
+        change = of_replications(tuned / present, [mine / theirs for mine, theirs in replayed]).less_one()
+        chance = " It may be chance." if change.high >= 0 else ""
+        lines.append(f"That is {change.value:+.1%} (95% interval {change.low:+.1%} to {change.high:+.1%}).{chance}")
+    else:
+        lines.append("Too few requests to say whether the gain is chance.")
     if load < tuned:
         lines.append("The policy least_loaded does better than these rules.")
     return lines

@@ -9,7 +9,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from lab.evaluate.bootstrap import Interval, block_length, block_sums, interval
 from lab.replay.simulate import Replayed, slo_kept
 from policies.rules.conditions import Bounds
 from policies.rules.policy import ThresholdSettings
@@ -159,14 +158,3 @@ def rounded(value: float, knob: Knob) -> float:
     """
     short = float(f"{value:.{_DIGITS}g}")
     return float(round(short)) if knob.whole else short
-
-
-def mean_ratio(tuned: Replayed, present: Replayed, seed: int) -> Interval | None:
-    """Return the ratio of the mean times to finish on the same requests; None with too few requests."""
-    if len(tuned.e2e_s) != len(present.e2e_s):
-        return None
-    length = block_length(len(tuned.e2e_s))
-    try:
-        return interval([block_sums(tuned.e2e_s, length)], [block_sums(present.e2e_s, length)], seed)
-    except ValueError:
-        return None

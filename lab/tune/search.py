@@ -23,6 +23,7 @@ from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.replay.table import RequestTable
 from lab.tune.knobs import Knob, Scoring, knobs, rounded, with_values
 from policies.guarded.policy import build
 from policies.policy import PolicySettings
@@ -46,11 +47,15 @@ _CACHE_BYTES = 2**29
 
 
 class Window(NamedTuple):
-    """The requests from `start` to `stop`, of which the first `lead` are not counted."""
+    """The requests from `start` to `stop`, of which the first `lead` are not counted.
+
+    A replication above 0 is other traffic like them (`RequestTable.resampled`).
+    """
 
     start: int
     stop: int
     lead: int = 0
+    replication: int = 0
 
 
 class Task(NamedTuple):
@@ -79,13 +84,17 @@ class WindowRunner:
         if getattr(settings, "seed", 0) is None:
             settings = settings.model_copy(update={"seed": self._seed})
         policy = build(task.policy, settings)
-        return replay(self._pool, self._of(task.window), policy, seed=self._seed, warmup=task.window.lead)
+        seed, window = self._seed + task.window.replication, task.window
+        return replay(self._pool, self._of(window), policy, seed=seed, warmup=window.lead)
 
     def _of(self, window: Window) -> Sequence[ReplayRequest]:
         prepared = self._cached.get(window)
         if prepared is not None:
             return prepared
         requests = self._requests[window.start : window.stop]
+        if window.replication:
+            assert isinstance(requests, RequestTable)  # as of a trace
+            return requests.resampled(window.replication)
         speculating = [
             (one.method, draft_tokens(one.method, one.config), one.config)
             for one in self._pool

@@ -13,8 +13,8 @@ from backends.validation import UsageError
 from lab.autopilot.change import Floor
 from lab.autopilot.journal import Change, Journal, Speculation, Step, only_one
 from lab.autopilot.proposal import Proposal, Rule, assigned, methods_for
-from lab.evaluate.bootstrap import Interval
 from lab.plan.mixes import kinds, machine_of
+from lab.statistics import Interval
 
 BASELINE = Speculation(method=Method.BASELINE)
 SUFFIX = Speculation(method=Method.SUFFIX)

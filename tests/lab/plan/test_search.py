@@ -175,13 +175,13 @@ def test_a_learning_policy_observes_outcomes_during_the_replay() -> None:
 def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     known = _kinds()
     parts = tuple(
-        (*_requests(30, 0.5, seed=n), *_requests(1, 40.0, seed=n, baseline_only=("min_p",))) for n in range(2)
+        (*_requests(30, 0.5, seed=n), *_requests(1, 40.0, seed=n, baseline_only=("min_p",))) for n in range(5)
     )
     parts = tuple(tuple(sorted(part, key=lambda one: one.arrived_s)) for part in parts)
     entry = policies()["least_loaded"]
     runner = MixRunner(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
 
-    split = Split((), (0,), (1,))
+    split = Split((), (0,), (1, 2, 3, 4))
     found = find_mixes(known, [0, 6], 2, split, _each(runner), Objective(), present=(6, 6))
     played = play(found.finalists, split, 1, _each(runner))
     chosen = choose(found, played, 1, Objective())
@@ -242,20 +242,17 @@ def test_the_search_finds_the_best_mix_without_trying_all() -> None:
 
 
 def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -> None:
-    split, objective = Split((), (0,), (1, 2)), Objective()
     alike, mixed = (3, 3), (2, 3)
     found = Found((mixed, alike), alike, mixed, 2, 3)
     times = np.random.default_rng(0).lognormal(0, 0.2, 800)
 
     def chosen(worse: float) -> tuple[int, ...]:
         noise = np.random.default_rng(1).normal(1, 0.1, 800)
-        played: dict[tuple[int, ...], list[Replayed]] = {mixed: [_played(times[:400]), _played(times[400:])]}
-        others = worse * noise * times
-        played[alike] = [_played(others[:400]), _played(others[400:])]
+        both = {mixed: times, alike: worse * noise * times}
+        played = {mix: [_played(part) for part in np.split(each, 8)] for mix, each in both.items()}
         assert set(played) == set(found.finalists)
-        return choose(found, played, 1, objective)
+        return choose(found, played, 1, Objective())
 
-    assert split.judged == (1, 2)
     assert chosen(1.0) == alike
     assert chosen(1.03) == mixed
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.evaluate.bootstrap import Interval
-from lab.replay.comparison import Traits, in_flight, parts, ratio
+from lab.replay.comparison import Traits, in_flight, intervals, parts, ratio, ratios
 from lab.replay.parts import by_length
 from lab.replay.simulate import Replayed
 from lab.report.differences import mark, shown
+from lab.statistics import Interval
 
 
 def played(e2e_s: np.ndarray, number: np.ndarray | None = None, arrived_s: np.ndarray | None = None) -> Replayed:
@@ -21,30 +21,31 @@ def played(e2e_s: np.ndarray, number: np.ndarray | None = None, arrived_s: np.nd
     )  # fmt: skip
 
 
-def test_requests_are_compared_in_pairs() -> None:
-    rng = np.random.default_rng(5)
-    theirs = rng.lognormal(0, 1.5, 3000)
-    mine = theirs * rng.normal(0.95, 0.05, 3000)
-    found = ratio(played(mine), played(theirs), "e2e_s", seed=0)
-    assert found is not None
-    assert found.low < 0.95 < found.high
-    assert found.high - found.low < 0.02  # the lengths, which both share, do not widen it
-    assert ratio(played(mine), played(theirs), "tpot_s", seed=0) is None  # unknown for all
-    assert ratio(played(mine[:50]), played(theirs[:50]), "e2e_s", seed=0) is None  # too few
-
-
 def test_only_requests_that_both_served_are_compared() -> None:
     rng = np.random.default_rng(6)
     theirs = rng.lognormal(0, 1, 2000)
     kept = np.flatnonzero(np.arange(2000) % 3 > 0)
-    found = ratio(played(2 * theirs[kept], kept), played(theirs), "e2e_s", seed=0)
-    assert found is not None
-    assert found.value == pytest.approx(2.0)
-    assert found.low == pytest.approx(found.high)
+    assert ratio(played(2 * theirs[kept], kept), played(theirs), "e2e_s") == pytest.approx(2.0)
+    assert ratio(played(theirs), played(theirs), "tpot_s") is None  # unknown for all
     late = np.arange(2000) >= 1000
-    only = ratio(played(np.where(late, 3.0, 1.0) * theirs), played(theirs), "e2e_s", 0, late)
-    assert only is not None
-    assert only.value == pytest.approx(3.0)
+    only = ratio(played(np.where(late, 3.0, 1.0) * theirs), played(theirs), "e2e_s", late)
+    assert only == pytest.approx(3.0)
+
+
+def test_parts_of_other_traffic_are_found_again() -> None:
+    """Thirds by load have other bounds in other traffic."""
+    theirs, load_s = np.full(900, 10.0), np.cumsum(np.r_[np.full(300, 9.0), np.full(300, 3.0), np.full(300, 1.0)])
+    traits = Traits(["chat"] * 900, np.zeros(900), np.full(900, 100))
+    one, other = (
+        ratios({"a": played(2 * theirs, arrived_s=at_s), "b": played(theirs, arrived_s=at_s)}, "b", traits)
+        for at_s in (load_s, load_s / 2)
+    )
+    assert ("in flight on arrival", "high", "a") in one
+    assert one.keys() == other.keys()
+    found = intervals(one, [other, other])
+    assert found["e2e_s", "a"] == Interval(2.0, 2.0, 2.0)
+    assert found["in flight on arrival", "low", "a"].is_known
+    assert intervals(one, [])["e2e_s", "a"] == Interval(2.0)
 
 
 def test_parts_are_by_what_distinguishes_the_requests() -> None:
@@ -74,5 +75,6 @@ def test_differences_are_marked_beyond_their_interval() -> None:
     slower, faster, unsure = Interval(1.069, 1.041, 1.097), Interval(0.9, 0.85, 0.99), Interval(1.01, 0.99, 1.03)
     assert [shown(one)[0] for one in (slower, faster, unsure)] == ["▲", "▼", "+"]
     assert shown(slower) == "▲ +6.9 (+4.1 to +9.7)"
-    assert [mark(one) for one in (slower, faster, unsure, None)] == ["bad", "good", "", "few"]
+    assert [mark(one) for one in (slower, faster, unsure, None, Interval(2.0))] == ["bad", "good", "", "few", "few"]
+    assert shown(Interval(2.0)) == "+100.0"
     assert mark(slower, less_is_better=False) == "good"

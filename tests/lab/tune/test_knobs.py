@@ -13,7 +13,7 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.trace import TraceRecord
-from lab.tune.knobs import Goal, Scoring, knobs, mean_ratio, with_values
+from lab.tune.knobs import Goal, Scoring, knobs, with_values
 from lab.tune.search import BUDGET, PlayAll, Schedule, Search, Task, Window, WindowRunner
 from policies.balancing.load_policy import LoadSettings
 from policies.rules.policy import ThresholdSettings
@@ -115,10 +115,6 @@ def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     rest = requests(120, seed=9)
     after, before = rules(rest, found.settings), rules(rest, RULES)
     assert MEAN([after]) < 0.95 * MEAN([before])
-    ratio = mean_ratio(after, before, 0)
-    assert ratio is not None
-    assert ratio.value == pytest.approx(MEAN([after]) / MEAN([before]))
-    assert ratio.high < 1
     assert Search(play_all(made), MEAN, len(made), 25, 1).run(RULES) == found  # the same seed
 
 
