@@ -196,8 +196,8 @@ class Metrics:
         self.policy_errors = counter(
             "gateway_policy_errors",
             "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
-            "(reason `policy_failed`), `observe`, `observe_shadow`, "
-            "`maintenance`, or `assess` (for the dashboard)",
+            "(reason `policy_failed`); `observe`, `observe_shadow`, `maintenance`, `assess` (for the dashboard), "
+            "`forget`, `engine_changed`, `take_over` or `warm_up`, which are left out",
             ("model", "call"),
         )
         self.retries = counter(

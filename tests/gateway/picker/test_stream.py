@@ -172,6 +172,15 @@ async def test_the_gateways_own_paths_are_not_served_through_the_proxy(path: str
     assert stream.error == (404, "not_found")
 
 
+async def test_a_path_of_the_gateway_that_cannot_be_answered_leaves_no_proxy_waiting() -> None:
+    stream = PlayedProxy().stream()  # whose client for the gateway's own paths has nobody to ask
+    stream.request(path="/v1/models", method="GET", is_last=True)
+    await eventually(lambda: stream.wire.has_ended)
+    (answer,) = stream.wire.sent
+    assert answer.immediate_response.status.code == 500
+    assert json.loads(answer.immediate_response.body)["error"]["code"] == "gateway_failed"
+
+
 async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> None:
     proxy = PlayedProxy({"server": {"max_body_mib": 0.001}})
     announced = proxy.stream()
