@@ -198,3 +198,32 @@ def test_a_client_s_kinds_are_bounded() -> None:
     for number in range(1000):
         guardrail.observe(START_S, 1.0, 100.0, f"kind {number}")
     assert len(guardrail._paces) <= 65
+
+
+def test_a_frozen_policy_that_is_not_better_stays_frozen() -> None:
+    for seed in range(3):
+        guardrail = Guardrail(HALF)
+        guardrail.frozen = True
+        Pool(guardrail, seed).run(40, 1.0)
+        assert guardrail.frozen
+
+
+def test_a_frozen_policy_that_seems_better_gets_every_second_block_until_it_is_certain() -> None:
+    guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
+    guardrail.frozen = True
+    pool = Pool(guardrail, 3, per_s=2)
+    assert pool.run(100, 0.9, lambda: guardrail.share() == 0.5) is not None
+    assert guardrail.frozen
+    assert pool.run(50, 0.9, lambda: not guardrail.frozen) is not None
+
+
+def test_a_block_that_another_began_is_not_compared() -> None:
+    counts = []
+    for missed in (0.0, 0.6):
+        guardrail = Guardrail(HALF)
+        pool = Pool(guardrail)
+        pool.now_s += missed * BLOCK_S
+        pool.run(14.5 - missed, 1.0)
+        found = guardrail.comparison(0.95)
+        counts.append(found.own + found.control)
+    assert counts[1] == counts[0] - 1
