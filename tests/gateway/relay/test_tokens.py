@@ -253,7 +253,7 @@ async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: st
         name: SteppingEngine(per_step, 0.012, reports=reports) for name, per_step in (("b", 1), ("n", 2), ("e", 3))
     }
     methods = {"b": "baseline", "n": "ngram", "e": "ngram"}
-    async with start_gateway(methods, {"name": "learned"}) as running:
+    async with start_gateway(methods, {"name": "learned", "guardrail": {"share": 0}}) as running:
         for name, engine in engines.items():
             running.upstreams[name].behaviour = engine
         body = body_of(api, "plain", stream=True, asks=asks)

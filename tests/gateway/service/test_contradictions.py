@@ -23,7 +23,7 @@ from tests.support.upstream import Upstream, Wire, answer
 from tests.support.waiting import TIMEOUT_S
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-LEARNED = {"name": "learned", "seed": 0}
+LEARNED = {"name": "learned", "seed": 0, "guardrail": {"share": 0}}
 IDLE = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
 
 
