@@ -96,7 +96,8 @@ class TokenEngine:
             is_first = False
             if is_last:
                 choice["stop_reason"] = found
-            yield _event(head | {"choices": [choice]})
+            version = {"system_fingerprint": "v1"} if is_last and not options.get("include_usage") else {}
+            yield _event(head | {"choices": [choice]} | version)
             if is_last:
                 break
         if options.get("include_usage"):

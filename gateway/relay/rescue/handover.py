@@ -190,7 +190,7 @@ class Handover:
         self.leave_place()
         if self._events is not None:
             self._events.rest()  # part of an event, which the client does not get
-            self._events.watcher = self._events.hidden = None
+            self._events.watcher = None
 
     def on_rescue_error(self, error: UpstreamError) -> None:
         """Try another backend, or end with an error."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backends.backend import State
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
 from policies.policy import Outcome
@@ -151,6 +152,20 @@ async def test_the_usage_of_an_engine_that_always_tells_it_passes() -> None:
         assert (ends.last.output_tokens, ends.last.is_estimated) == (TOKENS, False)
 
 
+async def test_an_engine_that_was_down_may_come_back_as_another_one() -> None:
+    async with start_gateway({"a": "ngram"}, behaviour=SteppingEngine(PER_STEP)) as running:
+        upstream, other = running.upstreams["a"], SteppingEngine(PER_STEP, forces=True)
+        for _ in range(2):
+            assert b'"usage"' not in (await running.chat(stream=True)).content
+        await upstream.die()
+        await running.until(lambda: running.backend("a").state is State.DOWN)
+        upstream.behaviour = other
+        await upstream.come_back()
+        await running.until_up()
+        assert (await running.chat(stream=True)).content == other.streamed
+        assert other.asked == 0
+
+
 async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
     engine = SteppingEngine(PER_STEP)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
@@ -176,13 +191,17 @@ async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
 async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
     engine = SteppingEngine(PER_STEP)
 
-    async def refuse(wire: Wire) -> None:
-        await wire.json({"error": {"message": "`stream_options` is fine, but you are not", "code": 400}}, 400)
-
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
         await running.chat(stream=True)
-        running.upstreams["a"].behaviour = refuse
-        assert (await running.chat(stream=True)).status_code == 400
+        for text, sent in (("`stream_options` is fine, but you are not", 2), ("you are not fine", 1)):
+            seen = len(running.upstreams["a"].seen)
+
+            async def refuse(wire: Wire, text: str = text) -> None:
+                await wire.json({"error": {"message": text, "code": 400}}, 400)
+
+            running.upstreams["a"].behaviour = refuse
+            assert (await running.chat(stream=True)).status_code == 400
+            assert len(running.upstreams["a"].seen) - seen == sent
         running.upstreams["a"].behaviour = engine
         await running.chat(stream=True)
         assert engine.asked == 1, "it is asked all the same"

@@ -94,6 +94,25 @@ async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, event
         assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
 
 
+@pytest.mark.parametrize("events", [2, 12, 18])
+async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(gateway_of: Start, events: int) -> None:
+    async with gateway_of(rescue=True) as running:
+        for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
+            running.upstreams[name].behaviour = engine()
+            await stream(running, stream_options=None)  # shows what the engine tells unasked
+            running.upstreams[name].behaviour = behaviour
+        answers = [await stream(running, stream_options=None) for _ in range(2)]
+        for response in answers:
+            text, reason, usage = answer_of(response.content)
+            assert (text, reason, usage) == (TEXT, "stop", None)
+        assert b'"system_fingerprint":"v1"' in answers[1].content, "the rest of the first is not what its engine shows"
+        assert any("stream_options" in seen.body.decode() for seen in running.upstreams["a"].seen)
+        page = (await running.client.get("/metrics")).text
+        estimated = [line for line in page.splitlines() if line.startswith("gateway_estimated_output_tokens_total{")]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in estimated) == 2 * len(SCRIPT), "of the first two"
+        assert (await rescues(running)).get("a complete") == (1 if events < 17 else None), "only the end was missing"
+
+
 async def end_with_error(wire: Wire) -> None:
     await wire.chunk(b'data: {"error": {"message": "EngineCore died", "type": "x", "param": null, "code": 500}}\n\n')
     await wire.chunk(b"data: [DONE]\n\n")
