@@ -181,7 +181,7 @@ def with_speedups(measured: Sequence[MeasuredRun], settings: BenchSettings) -> t
         if base is None or base is own or own.sample is None or base.sample is None:
             runs.append(own.run)
             continue
-        throughput, tpot = compare(own.sample, base.sample, settings.seed)
+        throughput, tpot = compare(own.sample, base.sample)
         runs.append(replace(own.run, speedup=Speedup(base.run.target, throughput, tpot)))
     return tuple(runs)
 

@@ -13,10 +13,10 @@ from lab.replay.parts import Part, by_length, by_load, by_temperature, distingui
 from lab.report.charts import Area, area_chart
 from lab.report.colors import backend_colors, series_colors
 from lab.report.differences import EXPLAINED, difference_chart, mark, shown
-from lab.report.distributions import METRICS, Floats, distribution, ecdf, every
+from lab.report.distributions import METRICS, distribution, ecdf, every
 from lab.report.page import figure, figures, legend, listed, page, section, table
 from lab.report.scale import Axis, number
-from lab.statistics import Interval
+from lab.statistics import Floats, Interval
 
 _LOGGED = "as logged"
 _ESTIMATORS = {"ips": "IPS", "snips": "SNIPS", "dr": "DR"}

@@ -9,7 +9,7 @@ from lab.plan.mixes import title
 from lab.plan.output import Served, serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import JudgedMix, Objective, Plan, Reason
-from lab.plan.words import schedules, shown, verdict, why
+from lab.plan.words import LEFT_OUT, schedules, shown, verdict, why
 from lab.report.charts import Bar, Line, bar_chart
 from lab.report.colors import series_colors
 from lab.report.distributions import METRICS, distribution, line_figure
@@ -56,8 +56,7 @@ def _sections(planned: Planned, objective: Objective, *, several: bool) -> Itera
             _mixes(plan, objective, on),
             listed(schedules(plan, [index for one in plan.judged for index in one.mix]), "k by batch size"),
             note=f"The best of {plan.tried:,} mixes tried of {plan.possible:,}, on windows that the search "
-            "has not seen. The 95% intervals come from resampling blocks of its requests, after averaging over the "
-            "seeds of the simulation.",
+            f"has not seen, which are the units of the 95% intervals. {LEFT_OUT}",
         )
         if plan.reason is not None and plan.reason.groups:
             yield section(f"Traffic{on}", _groups(plan, plan.reason, on), note=_ABOUT_GROUPS)

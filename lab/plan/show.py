@@ -16,7 +16,7 @@ from lab.plan.output import Served, serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan, Reason
 from lab.plan.runner import RunAll, Task
-from lab.plan.words import schedules, shown, verdict, why
+from lab.plan.words import LEFT_OUT, schedules, shown, verdict, why
 from lab.replay.simulate import Replayed
 
 
@@ -38,6 +38,7 @@ def show(console: Console, planned: Planned, objective: Objective, replicas: int
             f"\nBest of {plan.tried:,} mixes tried (of {plan.possible:,}), routed by {served.policy['name']}:"
         )
         console.print(_mixes(plan, objective))
+        console.print(LEFT_OUT, soft_wrap=True)
         if plan.reason is not None and plan.reason.groups:
             console.print("\nBy traffic; tokens per step with all replicas of that kind:")
             console.print(_groups(plan, plan.reason))
@@ -119,6 +120,7 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
         "chosen": title(plan.chosen, known),
         "verdict": verdict(plan, objective),
         "why": why(plan, objective),
+        "intervals": LEFT_OUT,
         "tried": plan.tried,
         "possible": plan.possible,
         "mixes": [

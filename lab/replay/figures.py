@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.replay.simulate import Replayed, slo_kept
+from lab.statistics import STATISTICS, summary
 
-_STATISTICS = ("mean", "p50", "p90", "p99")
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
 
 
@@ -37,9 +37,9 @@ def figures_of(
     return {
         "requests": len(result.e2e_s),
         "errors": result.errors,
-        "e2e_s": _summary(result.e2e_s),
-        "ttft_s": _summary(result.ttft_s),
-        "tpot_s": _summary(result.tpot_s[~np.isnan(result.tpot_s)]),
+        "e2e_s": summary(result.e2e_s),
+        "ttft_s": summary(result.ttft_s),
+        "tpot_s": summary(result.tpot_s),
         "output_tokens_per_s": float(result.output_tokens.sum() / duration_s) if duration_s else 0.0,
         "shares": {name: float(share) for name, share in zip(backends, shares, strict=True)},
         "goodput": float(good.sum() / duration_s) if duration_s else 0.0,
@@ -57,13 +57,6 @@ def mean_of(values: npt.NDArray[np.float64]) -> float | None:
     (2.0, None)
     """
     return float(values.mean()) if len(values) else None
-
-
-def _summary(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
-    if not len(values):
-        return dict.fromkeys(_STATISTICS)
-    p50, p90, p99 = np.percentile(values, (50, 90, 99))
-    return {"mean": float(values.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
 
 
 def figures_tables(
@@ -98,7 +91,7 @@ def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], 
 
 
 def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
-    table = _table(["time", names_of, *_STATISTICS], left=2)
+    table = _table(["time", names_of, *STATISTICS], left=2)
     for name, title, factor in _TIMES:
         for index, (policy, row) in enumerate(figures.items()):
             times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]

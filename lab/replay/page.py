@@ -11,9 +11,9 @@ from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
 from lab.report.colors import backend_colors, series_colors
 from lab.report.differences import EXPLAINED, difference_chart, mark, shown
-from lab.report.distributions import METRICS, STATISTICS, Floats, distribution, ecdf, summary
+from lab.report.distributions import METRICS, distribution, ecdf, summary_cells
 from lab.report.page import figures, folded, legend, listed, page, section, table
-from lab.statistics import Interval
+from lab.statistics import STATISTICS, Floats, Interval
 
 _SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
 _MOST_LOSSES = 4
@@ -204,7 +204,7 @@ def _distribution(
     metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
 ) -> str:
     factor = METRICS[metric][2]
-    rows = [[name, f"{len(one):,}", *summary(one, factor)] for name, one in values.items()]
+    rows = [[name, f"{len(one):,}", *summary_cells(one, factor)] for name, one in values.items()]
     points = {name: ecdf(one) for name, one in values.items()}
     return distribution(metric, points, colors, dashes, ([names_of, "requests", *STATISTICS], rows))
 

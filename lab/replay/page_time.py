@@ -10,9 +10,10 @@ from lab.replay.comparison import in_flight
 from lab.replay.simulate import Replayed
 from lab.report.charts import Area, Line, area_chart
 from lab.report.colors import backend_colors
-from lab.report.distributions import Floats, every, line_figure, time_axis, time_edges
+from lab.report.distributions import every, line_figure, time_axis, time_edges
 from lab.report.page import figure, figures, legend, section, table
 from lab.report.scale import Axis, number
+from lab.statistics import Floats
 
 
 def load_over_time(played: Mapping[str, Replayed], colors: Mapping[str, str], dashes: Mapping[str, int]) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from lab.report.charts import Line, line_chart
 from lab.report.page import figure, table
 from lab.report.scale import Axis, number
-
-Floats = npt.NDArray[np.float64]
+from lab.statistics import Floats, summary
 
 METRICS = {
     "e2e_s": ("Time to finish", "seconds", 1.0),
@@ -23,7 +21,6 @@ METRICS = {
 SHARES = (*range(1, 100), 99.5, 99.9)
 """Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
 
-STATISTICS = ("mean", "p50", "p90", "p99")
 PERCENT = Axis("% at or below", at=(0, 25, 50, 75, 100), span=(0, 100))
 """The axis of the percentages of a distribution."""
 
@@ -55,18 +52,15 @@ def ecdf(values: Floats) -> list[tuple[float, float]]:
     return list(zip(at.tolist(), shares, strict=True))
 
 
-def summary(values: Floats, factor: float = 1.0) -> list[str]:
+def summary_cells(values: Floats, factor: float = 1.0) -> list[str]:
     """Return mean, median, 90th and 99th percentile as text; dashes without values.
 
     Examples
     --------
-    >>> summary(np.array([1.0, 2.0, 3.0]))
+    >>> summary_cells(np.array([1.0, 2.0, 3.0]))
     ['2.000', '2.000', '2.800', '2.980']
     """
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return ["-"] * len(STATISTICS)
-    return [f"{factor * value:.3f}" for value in (values.mean(), *np.percentile(values, (50, 90, 99)))]
+    return ["-" if value is None else f"{factor * value:.3f}" for value in summary(values).values()]
 
 
 def time_edges(begin_s: float, end_s: float) -> Floats:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.plan.words import LEFT_OUT
 from scripts.reference.figures import FigureError, filled, read_figures, run_command
 from tests.support.paths import ROOT
 
@@ -75,3 +76,9 @@ def test_the_same_figure_is_not_typed_twice() -> None:
     for line in (ROOT / "docs/when-it-pays.md").read_text("utf-8").splitlines():
         if line.startswith("|") and "0." in line:
             assert line.count("0.") == line.count("<!--"), line
+
+
+def test_the_error_of_the_simulator_that_plans_state_is_the_measured_one() -> None:
+    figures = read_figures(ROOT)
+    for name, words in (("tokens", "{}% in the median"), ("tokens.most", "{}% at most"), ("crossing", "factor of {}")):
+        assert words.format(figures[f"simulator.{name}"]) in LEFT_OUT

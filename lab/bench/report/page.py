@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from lab.bench.report.results import Distribution, Interval, Report, Run
+from lab.bench.report.results import Distribution, Report, Run
 from lab.bench.report.sweeps import sweep_sections
 from lab.bench.report.table import cell_title, cells, interval, milliseconds, remarks
 from lab.report.charts import Bar, Line, bar_chart, line_chart
@@ -79,7 +79,7 @@ def _losses(runs: Sequence[Run]) -> str:
             if ratio is not None and ratio.high < 1:
                 lost.append(
                     (
-                        ratio.ratio,
+                        ratio.value,
                         f"{run.target} at {cell_title(run)}: {name} {interval(ratio)} of {run.speedup.baseline}",
                     )
                 )
@@ -92,9 +92,10 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
     compared = [run for run in runs if run.speedup is not None]
     if compared:
         name = compared[0].speedup.baseline if compared[0].speedup else ""
-        throughput = [_bar(run, colors, run.speedup.output_tokens_per_s) for run in compared if run.speedup]
+        speedups = [(run.target, colors[run.target], run.speedup) for run in compared if run.speedup]
+        throughput = [Bar.of(target, color, one.output_tokens_per_s) for target, color, one in speedups]
         drawn.append(_bars(f"Output tokens/s over {name}", throughput))
-        tpot = [_bar(run, colors, run.speedup.tpot_p50) for run in compared if run.speedup and run.speedup.tpot_p50]
+        tpot = [Bar.of(target, color, one.tpot_p50) for target, color, one in speedups if one.tpot_p50]
         drawn.append(_bars(f"Median TPOT of {name} over its own", tpot))
     else:
         bars = [Bar(run.target, colors[run.target], run.output_tokens_per_s) for run in runs if run.completed]
@@ -106,11 +107,6 @@ def _cell(runs: Sequence[Run], colors: dict[str, str]) -> str:
 
 def _bars(title: str, bars: Sequence[Bar], reference: float | None = 1.0) -> str:
     return figure(title, bar_chart(title, bars, reference)) if bars else ""
-
-
-def _bar(run: Run, colors: dict[str, str], ratio: Interval | None) -> Bar:
-    assert ratio is not None
-    return Bar(run.target, colors[run.target], ratio.ratio, ratio.low, ratio.high)
 
 
 def _distributions(runs: Sequence[Run], colors: dict[str, str]) -> Iterator[str]:

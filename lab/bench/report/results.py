@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lab.bench.workload import Load
+from lab.statistics import Interval
 
 SCHEMA = "speculation-gateway.bench/1"
 
@@ -93,15 +94,6 @@ class Timeline:
     in_flight: tuple[int, ...]
     sent_per_s: tuple[float, ...]
     output_tokens_per_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A ratio with its 95 % bootstrap interval over requests."""
-
-    ratio: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,11 @@ import numpy.typing as npt
 
 from backends.engine_metrics import EngineMetrics
 from lab.bench.record import Drafting, Record
-from lab.bench.report.results import Acceptance, Distribution, Failures, Interval, Timeline
+from lab.bench.report.results import Acceptance, Distribution, Failures, Timeline
+from lab.statistics import Floats, Interval, of_parts
 
-Floats = npt.NDArray[np.float64]
-
-_RESAMPLES = 2000
+_PARTS = 8  # of a run
 _INTERVALS = 30  # of a timeline
-_LEVELS = (2.5, 97.5)
 
 
 def distribution(seconds: Sequence[float] | Floats) -> Distribution | None:
@@ -155,6 +153,8 @@ class Sample:
         Output tokens.
     tpot_s
         Seconds per output token after the first; NaN for an answer of one token.
+    parts
+        Parts one after another, 1 to 8, each at least as long as the longest request.
     output_tokens_per_s
         Throughput of the whole run.
     closed
@@ -165,6 +165,7 @@ class Sample:
     tokens: Floats
     e2e_s: Floats
     tpot_s: Floats
+    parts: int
     output_tokens_per_s: float
     closed: bool
 
@@ -172,11 +173,14 @@ class Sample:
     def of(cls, completed: Sequence[Record], output_tokens_per_s: float, *, closed: bool) -> Sample:
         """Return the sample of completed records."""
         ordered = sorted(completed, key=lambda record: record.index)
+        span_s = max(record.ended_s for record in ordered) - min(record.sent_s for record in ordered)
+        longest_s = max(record.ended_s - record.sent_s for record in ordered)
         return cls(
             np.array([record.index for record in ordered], dtype=np.int64),
             np.array([record.output_tokens for record in ordered], dtype=np.float64),
             np.array([record.e2e_s for record in ordered]),
             np.array([np.nan if record.tpot_s is None else record.tpot_s for record in ordered]),
+            max(1, min(_PARTS, int(span_s / longest_s))),
             output_tokens_per_s,
             closed,
         )
@@ -195,35 +199,28 @@ class Sample:
         return float(self.output_tokens_per_s * share / (self.tokens.sum() / self.e2e_s.sum()))
 
 
-def compare(run: Sample, baseline: Sample, seed: int) -> tuple[Interval, Interval | None]:
+def compare(run: Sample, baseline: Sample) -> tuple[Interval, Interval | None]:
     """Return the speedups in output tokens per second and in median TPOT.
 
     Notes
     -----
-    The intervals are bootstrap percentile intervals over requests (Efron and Tibshirani, 1993, chapter 13) with 2,000
-    resamples. If both runs answered the same prompts, they are resampled in pairs, which removes the variation between
-    prompts.
+    Requests share batches, so the units are up to eight parts of the runs one after another, each at least as long as
+    the longest request, over which the intervals are a jackknife. Runs that are too short for two parts have none.
     """
-    random = np.random.default_rng(seed)
-    paired = np.array_equal(run.index, baseline.index)
-    throughput, tpot = np.empty(_RESAMPLES), np.empty(_RESAMPLES)
     has_tpot = not (np.isnan(run.tpot_s).all() or np.isnan(baseline.tpot_s).all())
-    for resample in range(_RESAMPLES):
-        rows = random.integers(0, len(run.index), len(run.index))
-        baseline_rows = rows if paired else random.integers(0, len(baseline.index), len(baseline.index))
-        throughput[resample] = run.throughput(rows) / baseline.throughput(baseline_rows)
+    of_tpot, throughputs, tpots = None, [], []
+    parts = min(run.parts, baseline.parts)
+    for part in range(parts if parts > 1 else 0):
+        rows, baseline_rows = (
+            np.flatnonzero(np.arange(len(one.index)) * parts // len(one.index) != part) for one in (run, baseline)
+        )
+        throughputs.append(run.throughput(rows) / baseline.throughput(baseline_rows))
         if has_tpot:
-            tpot[resample] = _median(baseline.tpot_s[baseline_rows]) / _median(run.tpot_s[rows])
-    ratio = run.output_tokens_per_s / baseline.output_tokens_per_s
-    of_tpot = _interval(_median(baseline.tpot_s) / _median(run.tpot_s), tpot) if has_tpot else None
-    return _interval(ratio, throughput), of_tpot
+            tpots.append(_median(baseline.tpot_s[baseline_rows]) / _median(run.tpot_s[rows]))
+    if has_tpot:
+        of_tpot = of_parts(_median(baseline.tpot_s) / _median(run.tpot_s), tpots)
+    return of_parts(run.output_tokens_per_s / baseline.output_tokens_per_s, throughputs), of_tpot
 
 
 def _median(values: Floats) -> float:
-    values = values[~np.isnan(values)]
-    return float(np.median(values)) if len(values) else float("nan")
-
-
-def _interval(ratio: float, resampled: Floats) -> Interval:
-    low, high = np.nanpercentile(resampled, _LEVELS)
-    return Interval(float(ratio), float(low), float(high))
+    return float(np.nanmedian(values))

@@ -20,7 +20,7 @@ def sweep_sections(runs: Sequence[Run], colors: Mapping[str, str]) -> Iterator[s
     ttft: tuple[str, Value] = ("TTFT, 95th percentile, ms", lambda run: run.ttft.p95 if run.ttft else None)
     gain: tuple[str, Value] = (
         "Median TPOT, speedup over the baseline",
-        lambda run: run.speedup.tpot_p50.ratio if run.speedup and run.speedup.tpot_p50 else None,
+        lambda run: run.speedup.tpot_p50.value if run.speedup and run.speedup.tpot_p50 else None,
     )
     rate: tuple[str, Value] = ("Acceptance rate", lambda run: run.acceptance.rate if run.acceptance else None)
     length: tuple[str, Value] = (

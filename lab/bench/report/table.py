@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.bench.report.results import Acceptance, Distribution, Interval, Report, Run
+from lab.bench.report.results import Acceptance, Distribution, Report, Run
+from lab.statistics import Interval
 
 _STATISTICS = ("mean", "p50", "p95", "p99")
 _SOURCES = {
@@ -141,11 +142,13 @@ def milliseconds(value: float) -> str:
 
 
 def interval(ratio: Interval | None) -> str:
-    """Return a ratio with its interval.
+    """Return a ratio with its interval, if it has one.
 
     Examples
     --------
-    >>> interval(Interval(1.5, 1.4, 1.6))
-    '1.50 (1.40-1.60)'
+    >>> interval(Interval(1.5, 1.4, 1.6)), interval(Interval(1.5))
+    ('1.50 (1.40-1.60)', '1.50')
     """
-    return "" if ratio is None else f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    if ratio is None:
+        return ""
+    return f"{ratio.value:.2f}" + (f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.is_known else "")

@@ -136,8 +136,8 @@ async def test_the_replicas_of_a_pool_are_compared_with_its_baseline(tmp_path: P
         assert run["acceptance"]["tokens_per_step"] == pytest.approx(run["tokens_per_chunk"], rel=0.15)
         gain = run["speedup"]["output_tokens_per_s"]
         assert run["speedup"]["baseline"] == "plain"
-        assert gain["ratio"] == pytest.approx(run["output_tokens_per_s"] / runs["plain"]["output_tokens_per_s"])
-        assert gain["low"] <= gain["ratio"] <= gain["high"]
+        assert gain["value"] == pytest.approx(run["output_tokens_per_s"] / runs["plain"]["output_tokens_per_s"])
+        assert gain["low"] is None or gain["low"] <= gain["value"] <= gain["high"]
     assert "Simulated" in out
     page = ReportPage((tmp_path / "r.html").read_text())
     assert [row[0] for row in page.tables["Throughput; speedups with 95% intervals"][1:]] == list(runs)
@@ -152,7 +152,7 @@ async def test_endpoints_are_compared_by_name() -> None:
             *("--url", f"baseline={one.url}", "--url", f"mine={other.url}", "--concurrency", "2", "--num-requests", "6")
         )
     assert status == 0
-    assert re.search(r"mine .*\d\.\d\d \(\d\.\d\d-\d\.\d\d\)", out)
+    assert re.search(r"mine .*\d\.\d\d( \(\d\.\d\d-\d\.\d\d\))?", out)
     asked = [[seen.json["messages"] for seen in server.seen] for server in (one, other)]
     assert sorted(map(str, asked[0])) == sorted(map(str, asked[1]))  # the same prompts
 

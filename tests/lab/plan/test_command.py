@@ -73,6 +73,7 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     assert present["worse_in"] == 1.0
     assert plan["verdict"].startswith("Run 2x eagle3 k=3: ")
     assert plan["verdict"] in printed
+    assert "They leave out its own error" in printed
     draft = next(kind for kind in plan["kinds"] if kind["method"] == "eagle3")
     assert draft["fit"]["fits"]
     assert draft["fit"]["tokens"] > 400_000
