@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.reload.messages import FailureCounted
 from gateway.service.worker_messages import (
     Channel,
     Drained,
@@ -21,6 +22,8 @@ from gateway.service.worker_messages import (
     WorkerMessage,
     WorkerMessages,
 )
+from gateway.service.worker_reload import WorkerReload
+from gateway.telemetry.metrics import Metrics
 from tests.support.peer_process import PeerProcess
 from tests.support.waiting import eventually
 
@@ -124,3 +127,11 @@ async def test_a_message_that_cannot_be_handled_is_not_the_last() -> None:
         for number in (0, 2):
             here.channel.send(WorkerDied(number))
         await eventually(lambda: there.received == [WorkerDied(2)])
+
+
+def test_a_worker_counts_what_fails_in_the_main_process() -> None:
+    gateway: Any = SimpleNamespace(metrics=Metrics(), reload=None)
+    WorkerReload(0, gateway, lambda message: None).receive(FailureCounted("reloads"))
+    gateway.metrics.flush()
+    counted = gateway.metrics.registry.get_sample_value("gateway_background_failures_total", {"work": "reloads"})
+    assert counted == 1.0
