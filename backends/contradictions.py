@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Final
 
+from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
 from backends.speculation import Method
@@ -72,6 +73,15 @@ def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -
         return Speculation(Method.BASELINE, DraftSchedule(0))
     method = Method.CUSTOM_CLASS if "speculation" in kinds or "every_step" in kinds else said.method
     return Speculation(method, _schedule(said, engine))
+
+
+def compare(backend: Backend, engine: EngineMetrics) -> bool:
+    """Set in what an engine contradicts the pool file, and how it speculates; return whether that is new."""
+    found = contradictions(backend.said, engine)
+    is_new = found != backend.contradictions
+    if is_new:
+        backend.observe(found, observed(backend.said, found, engine))
+    return is_new
 
 
 def _schedule(said: Speculation, engine: EngineMetrics) -> DraftSchedule:

@@ -21,7 +21,7 @@ from typing import TypeVarTuple
 
 from backends import background
 from backends.backend import Backend, EngineChange, EngineLoad, State
-from backends.contradictions import contradictions, observed
+from backends.contradictions import compare
 from backends.engine_metrics import EngineMetrics, change_between
 from backends.lateness import Lateness
 from backends.occupancy import Minute, Occupancy
@@ -524,12 +524,10 @@ class Pool:
 
     def _compare(self, backend: Backend, engine: EngineMetrics) -> None:
         """Compare how a replica was said to speculate with what its engine counts; from then on, that holds."""
-        found = contradictions(backend.said, engine)
-        if found == backend.contradictions:
-            return
         method, schedule = backend.method, backend.draft_schedule
-        backend.observe(found, observed(backend.said, found, engine))
-        if found:
+        if not compare(backend, engine):
+            return
+        if backend.contradictions:
             logger.warning("%s/%s: %s", backend.model, backend.name, backend.contradiction)
         else:
             logger.info("%s/%s speculates as the pool file says: %s", backend.model, backend.name, backend.said)

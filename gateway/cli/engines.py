@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from backends import contradictions
 from backends.backend import Backend
-from backends.contradictions import contradictions, observed
 from backends.probe import Probe, ProbeResult
 
 _TIMEOUT_S = 2.0
@@ -21,11 +21,8 @@ def compare(backends: Sequence[Backend]) -> tuple[str, list[str]]:
         name = f"{backend.model}/{backend.name}"
         if result.problem is not None and not result.refused:
             warnings.append(f"{name}: {result.problem}")
-        if result.engine is not None:
-            found = contradictions(backend.said, result.engine)
-            backend.observe(found, observed(backend.said, found, result.engine))
-            if found:
-                warnings.append(f"{name}: {backend.contradiction}")
+        if result.engine is not None and contradictions.compare(backend, result.engine):
+            warnings.append(f"{name}: {backend.contradiction}")
     compared = sum(result.engine is not None for result in results)
     return f"Compared with the metrics of {compared} of {len(backends)} engines.", warnings
 

@@ -20,7 +20,7 @@ class CandidateColumns:
     """
 
     def __init__(self) -> None:
-        self._names_by_model: dict[str, tuple[Sequence[Backend], dict[str, Any]]] = {}
+        self._names_by_model: dict[str, tuple[Sequence[Backend], list[str], dict[str, Any]]] = {}
         self._loads_by_model: dict[str, tuple[list[EngineLoad], dict[str, Any]]] = {}
 
     def columns(self, model: str, notes: RequestNotes, decision: Decision) -> dict[str, Any]:
@@ -43,12 +43,11 @@ class CandidateColumns:
         return columns
 
     def _names(self, model: str, candidates: Sequence[Backend]) -> dict[str, Any]:
-        cached = self._names_by_model.get(model)
-        if cached is not None and cached[0] == candidates:
-            return cached[1]
-        names = [backend.name for backend in candidates]
-        columns = _serialized(backend=names, method=[backend.method.value for backend in candidates])
-        self._names_by_model[model] = candidates, columns
+        cached, methods = self._names_by_model.get(model), [backend.method.value for backend in candidates]
+        if cached is not None and cached[0] == candidates and cached[1] == methods:
+            return cached[2]
+        columns = _serialized(backend=[backend.name for backend in candidates], method=methods)
+        self._names_by_model[model] = candidates, methods, columns
         return columns
 
     def _engines(self, model: str, loads: list[EngineLoad]) -> dict[str, Any]:
